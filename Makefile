@@ -1,0 +1,41 @@
+# Every target sets itself up: `make demo` and `make test` need Python 3.11+ and make, nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test check fix slow bench setup clean
+
+setup: .venv/ready
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/ready          ## train a small network four ways on digits and compare
+	OMP_NUM_THREADS=2 $(BIN)/python -m examples.demo
+
+test: check                ## the checks and the fast tests
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
+
+check: .venv/ready         ## style, types, import order, budgets
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/budgets.py
+
+fix: .venv/ready           ## format and repair what can be repaired
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+slow: .venv/ready          ## tests that train networks for minutes
+	$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+bench: .venv/ready         ## cost ratios against the plain network, as JSON
+	$(BIN)/python -m benchmarks.cost
+
+clean:
+	rm -rf .venv build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

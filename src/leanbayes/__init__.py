@@ -1,0 +1,27 @@
+"""leanbayes: honest uncertainty for any PyTorch network, at about the price of the network itself."""
+
+from leanbayes import layers as layers
+from leanbayes import metrics as metrics
+from leanbayes import models as models
+from leanbayes.checkpoint import load as load
+from leanbayes.checkpoint import save as save
+from leanbayes.convert import convert as convert
+from leanbayes.convert import draw as draw
+from leanbayes.convert import mean as mean
+from leanbayes.convert import stochastic_layers as stochastic_layers
+from leanbayes.likelihoods import Bernoulli as Bernoulli
+from leanbayes.likelihoods import Categorical as Categorical
+from leanbayes.likelihoods import Gaussian as Gaussian
+from leanbayes.methods.implicit import ImplicitNodes as ImplicitNodes
+from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
+from leanbayes.methods.rank1 import Rank1 as Rank1
+from leanbayes.norm import update_norm as update_norm
+from leanbayes.objective import elbo as elbo
+from leanbayes.objective import kl as kl
+from leanbayes.parameters import parameter_groups as parameter_groups
+from leanbayes.predict import predict as predict
+from leanbayes.prediction import Prediction as Prediction
+from leanbayes.sampling import draws as draws
+from leanbayes.summary import summary as summary
+
+__version__ = "0.1.0"

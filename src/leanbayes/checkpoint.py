@@ -1,0 +1,232 @@
+"""Save and load converted models: safetensors with a readable header, nothing pickled, nothing imported by name.
+
+The header `leanbayes` is JSON: format, method, fields, paths (and `chain` for further conversions), likelihood,
+versions, and `tied` (names that share a tensor with another name). Methods are found by name among those of the
+package; any other is used only if the caller passes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open, SafetensorError
+from safetensors.torch import save_file
+from torch import nn, Tensor
+
+from leanbayes.convert import convert, own_likelihood, stochastic_layers, unwrap
+from leanbayes.likelihoods import Likelihood, LIKELIHOODS
+from leanbayes.methods import all_methods
+from leanbayes.methods.base import Method
+
+FORMAT = 1
+HEADER = "leanbayes"
+PathLike = str | os.PathLike[str]
+
+
+def save(
+    model: nn.Module,
+    path: PathLike,
+    *,
+    only: Literal["all", "posterior"] = "all",
+    extra: Mapping[str, str] | None = None,
+) -> None:
+    """Write a converted model to `path`, whole or only its posterior (kilobytes, to go with a public checkpoint).
+
+    The file appears at once or not at all: it is written under a temporary name and renamed.
+
+    Args:
+        model: a converted model.
+        path: a `.safetensors` file; its folder is made if needed.
+        only: "posterior" leaves the shared weights out; `load` then takes them from the network it is given.
+        extra: further metadata, strings by name.
+    """
+    model = unwrap(model)
+    chain = _conversions(model)
+    if not chain:
+        raise ValueError("expected a converted model, got a plain one; save its state_dict() with safetensors instead")
+    if only not in ("all", "posterior"):
+        raise ValueError(f"expected only to be one of all, posterior, got {only!r}")
+    tensors, tied = _untied(_state(model, only))
+    header = {
+        "format": FORMAT,
+        **chain[0],
+        "chain": chain[1:],
+        "likelihood": _describe(own_likelihood(model)),
+        "only": only,
+        "tied": tied,
+        "versions": {"leanbayes": _version("leanbayes"), "torch": str(torch.__version__)},
+    }
+    _write(tensors, Path(path), {**(extra or {}), HEADER: json.dumps(header)})
+
+
+def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.Module:
+    """Read a converted model: `net` is converted as the file says, then its tensors are filled in.
+
+    Args:
+        path: a file that `save` wrote.
+        net: a network of the architecture that was converted; it stays as it is.
+        method: the method, where the file names one that is not part of leanbayes.
+
+    Raises:
+        ValueError: in one sentence, if the file is damaged, foreign, or does not fit the network.
+    """
+    header, tensors = _read(Path(path))
+    model = net
+    for step in (header, *header.get("chain", [])):
+        recipe = _method(step, method, path)
+        model = _convert_again(model, recipe, step, path)
+    likelihood = _likelihood(header, path)
+    if likelihood is not None:
+        model.add_module("_likelihood", likelihood)
+    _fill(model, tensors, header, path)
+    return model
+
+
+def header_of(path: PathLike) -> dict[str, Any]:
+    """Return what a checkpoint says of itself."""
+    return _read(Path(path), tensors=False)[0]
+
+
+def _conversions(model: nn.Module) -> list[dict[str, Any]]:
+    """Return method, fields and paths of every conversion, in the order of the layers."""
+    found: dict[Method, list[str]] = {}
+    for path, layer in stochastic_layers(model):
+        found.setdefault(layer.method, []).append(path)
+    return [{"method": m.name, "fields": m.fields(), "paths": paths} for m, paths in found.items()]
+
+
+def _state(model: nn.Module, only: str) -> dict[str, Tensor]:
+    state = model.state_dict()
+    if only == "all":
+        return state
+    prefixes = tuple(f"{path}.posterior." if path else "posterior." for path, _ in stochastic_layers(model))
+    return {name: tensor for name, tensor in state.items() if name.startswith((*prefixes, "_likelihood."))}
+
+
+def _untied(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Keep one of several names of the same tensor; safetensors refuses shared memory."""
+    first: dict[tuple[Any, ...], str] = {}
+    tensors: dict[str, Tensor] = {}
+    tied: dict[str, str] = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
+        if tensor.numel() and key in first:
+            tied[name] = first[key]
+        else:
+            first[key] = name
+            tensors[name] = tensor.detach().cpu().contiguous().clone()
+    return tensors, tied
+
+
+def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    os.close(handle)
+    try:
+        save_file(tensors, temporary, metadata)
+        with Path(temporary).open("rb") as written:
+            os.fsync(written.fileno())
+        Path(temporary).replace(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at '{path}'")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"'{path}' is damaged or not a safetensors file ({error})") from error
+    if HEADER not in metadata:
+        raise ValueError(
+            f"'{path}' was not written by leanbayes.save (no '{HEADER}' header); load a plain checkpoint into the "
+            "network with load_state_dict, then convert it"
+        )
+    try:
+        header = json.loads(metadata[HEADER])
+        if not isinstance(header, dict) or not isinstance(header.get("format"), int):
+            raise TypeError("no format")
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"the header of '{path}' is damaged ({error})") from error
+    if header["format"] > FORMAT:
+        raise ValueError(f"'{path}' has format {header['format']}, this leanbayes reads up to {FORMAT}: update it")
+    return header, state
+
+
+def _method(step: Mapping[str, Any], given: Method | None, path: PathLike) -> Method:
+    name = step.get("method")
+    if given is not None and given.name == name:
+        return given
+    kind = all_methods().get(str(name))
+    if kind is None:
+        raise ValueError(
+            f"'{path}' was made by the method {name!r}, which is not part of leanbayes "
+            f"({', '.join(all_methods())}); pass it as method="
+        )
+    try:
+        return kind(**step["fields"])
+    except (TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"'{path}' has fields that {kind.__name__} does not take ({error})") from error
+
+
+def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], path: PathLike) -> nn.Module:
+    paths = step.get("paths")
+    if not (isinstance(paths, list) and all(isinstance(p, str) for p in paths)):
+        raise ValueError(f"the header of '{path}' is damaged (no paths)")
+    wanted = set(paths)
+    model = convert(model, method, where=lambda name, layer: name in wanted)
+    missing = wanted - {name for name, _ in stochastic_layers(model)}
+    if missing:
+        raise ValueError(f"'{path}' has a layer '{min(missing)}' that this network does not have; is it another one?")
+    return model
+
+
+def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:
+    described = header.get("likelihood")
+    if described is None:
+        return None
+    kind = LIKELIHOODS.get(str(described.get("name")))
+    if kind is None:
+        raise ValueError(f"'{path}' names the likelihood {described.get('name')!r}, which is not part of leanbayes")
+    return kind(**described.get("options", {}))
+
+
+def _describe(likelihood: Likelihood | None) -> dict[str, Any] | None:
+    """Name a likelihood of the package with its options; one of the user's own is the user's to attach again."""
+    if likelihood is None or type(likelihood).__name__ not in LIKELIHOODS:
+        return None
+    return {"name": type(likelihood).__name__, "options": likelihood.options}
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], header: Mapping[str, Any], path: PathLike) -> None:
+    tensors = tensors | {name: tensors[other] for name, other in header.get("tied", {}).items() if other in tensors}
+    expected = _state(model, header.get("only", "all"))
+    for name in (*expected, *tensors):
+        there, wanted = tensors.get(name), expected.get(name)
+        if there is None or wanted is None or there.shape != wanted.shape:
+            raise ValueError(
+                f"'{path}' does not fit this network: '{name}' is {_shape(there)} in the file and {_shape(wanted)} in "
+                "the network"
+            )
+    model.load_state_dict(tensors, strict=False)
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

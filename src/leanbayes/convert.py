@@ -1,0 +1,223 @@
+"""From a plain model to a stochastic one (`convert`), and back to plain ones (`draw`, `mean`, `strip`)."""
+
+from __future__ import annotations
+
+import copy as copying
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanbayes.layers.family import OPAQUE, refusal
+from leanbayes.layers.select import choose, Where
+from leanbayes.likelihoods import Likelihood
+from leanbayes.methods.base import copy_hooks, Method, StochasticLayer
+from leanbayes.sampling import Draws, draws, draws_of
+
+LIKELIHOOD = "_likelihood"
+"""Name under which a model keeps the likelihood that `convert` was given."""
+
+
+def convert(
+    model: nn.Module,
+    method: Method,
+    *,
+    where: Where | None = None,
+    likelihood: Likelihood | None = None,
+    copy: bool = True,
+) -> nn.Module:
+    """Return `model` with the layers that `method` targets made stochastic.
+
+    The result is an object of the same class with the same function on average; `model` itself stays as it is. A
+    root that is itself a target becomes a `StochasticLayer`. Conversions may be chained, no layer is wrapped twice.
+
+    Args:
+        model: any module, trained or not.
+        method: what noise goes in.
+        where: which layers: globs on dotted paths, a predicate `(path, layer) -> bool`, or a `Selector`; default all.
+        likelihood: kept with the model and used by `elbo` and `predict` when they are given none.
+        copy: work on a deep copy; False changes `model` in place (a root that is a target is still returned anew).
+
+    Raises:
+        ValueError: if nothing was converted, or `where` names a layer that cannot be.
+
+    Example:
+        >>> bnn = lb.convert(net, lb.Rank1(components=4), where="layer4.*")
+    """
+    if not isinstance(method, Method):
+        raise TypeError(f"expected a method such as lb.Rank1(components=4), got {method!r}")
+    if copy:
+        model = copying.deepcopy(model)
+    notice = method.notice()
+    if notice:
+        warnings.warn(notice, stacklevel=2)
+    candidates = [(path, layer) for path, layer in walk(model) if isinstance(layer, method.targets)]
+    refused = {path: reason for path, layer in candidates if (reason := refusal(layer)) is not None}
+    chosen = choose(candidates, where)
+    _complain(refused, chosen, explicit=where is not None)
+    new = {id(layer): (path, layer) for path, layer in candidates if path in chosen and path not in refused}
+    if not new:
+        raise ValueError(_nothing_found(model, method, candidates))
+    root = _replace(model, _wrap_all(model, method, new))
+    if likelihood is not None:
+        root.add_module(LIKELIHOOD, likelihood)
+    return root
+
+
+def stochastic_layers(model: nn.Module) -> Iterator[tuple[str, StochasticLayer]]:
+    """Yield every stochastic layer of a model once, with its path."""
+    for path, module in model.named_modules():
+        if isinstance(module, StochasticLayer):
+            yield path, module
+
+
+def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that may be converted, each once.
+
+    Left out: what is stochastic already, and what lies inside composites that read their children's weights.
+    """
+    seen: set[int] = set()
+    stack: list[tuple[str, nn.Module]] = [("", model)]
+    while stack:
+        path, module = stack.pop()
+        if id(module) in seen or isinstance(module, StochasticLayer):
+            continue
+        seen.add(id(module))
+        yield path, module
+        if not isinstance(module, OPAQUE):
+            children = [(f"{path}.{n}" if path else n, m) for n, m in module._modules.items() if m is not None]
+            stack.extend(reversed(children))
+
+
+def own_likelihood(model: nn.Module) -> Likelihood | None:
+    """Return the likelihood that `convert` attached to a model, if any."""
+    found = unwrap(model)._modules.get(LIKELIHOOD)
+    return found if isinstance(found, Likelihood) else None
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside `DistributedDataParallel` and `torch.compile` wrappers."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrap(model.module)
+    inner = getattr(model, "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
+
+
+def draw(
+    model: nn.Module,
+    *,
+    seed: int = 0,
+    index: int = 0,
+    component: int | None = None,
+    width: float | int | None = None,
+) -> nn.Module:
+    """Return one posterior draw as an ordinary network: the class of the original, nothing of leanbayes inside.
+
+    It equals sample `index` of `predict(model, x, seed=seed)` and shares no tensor with `model`.
+
+    Example:
+        >>> plain = lb.draw(bnn, seed=0)
+    """
+    with draws(model, seed=seed, index=index, component=component, width=width):
+        return _own(frozen(model))
+
+
+def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
+    """Return the network of posterior means, averaged over components or of one component.
+
+    Laws without a mean (Cauchy, half-Cauchy) give their median. After random-sign initialisation the average of the
+    components means little: name one.
+    """
+    with draws(model, mean=True, component=component):
+        return _own(frozen(model))
+
+
+def strip(model: nn.Module) -> nn.Module:
+    """Return the plain network of the shared weights, without any factor: what was converted, as trained since."""
+    bases: dict[int, nn.Module] = {}
+    for _, layer in stochastic_layers(model):
+        base = bases[id(layer)] = copying.copy(layer.base)
+        copy_hooks(layer, base)
+    return _own(substitute(model, bases))
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    """Return a plain twin of the model under the current draw; tensors that no draw touches are shared with it."""
+    with torch.no_grad():
+        layers = {id(layer): layer.freeze() for _, layer in stochastic_layers(model)}
+    return substitute(model, layers)
+
+
+def substitute(model: nn.Module, layers: dict[int, nn.Module]) -> nn.Module:
+    """Copy the structure of a model, not its tensors, with stochastic layers replaced wherever they are referred to."""
+    model = unwrap(model)
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo.update(layers)
+    twin: nn.Module = copying.deepcopy(model, memo)
+    for module in (*twin.modules(), *layers.values()):
+        _unhook(module)
+    twin._modules.pop(LIKELIHOOD, None)
+    return twin
+
+
+def _own(twin: nn.Module) -> nn.Module:
+    return copying.deepcopy(twin)
+
+
+def _wrap_all(model: nn.Module, method: Method, layers: dict[int, tuple[str, nn.Module]]) -> dict[int, StochasticLayer]:
+    """Wrap every chosen layer once and give all the model's `Draws`, the existing one where there is one."""
+    existing = draws_of(model)
+    state = existing[0][0] if existing else Draws()
+    wrapped: dict[int, StochasticLayer] = {}
+    for key, (path, layer) in layers.items():
+        wrapped[key] = method.wrap(layer)
+        wrapped[key].draws, wrapped[key].path = state, path
+    state.components = math.lcm(state.components, *(layer.components for layer in wrapped.values()))
+    return wrapped
+
+
+def _replace(model: nn.Module, wrapped: dict[int, StochasticLayer]) -> nn.Module:
+    """Put wrapped layers wherever the originals are registered, repeats included, and return the (new) root."""
+    already = any(isinstance(module, StochasticLayer) for module in model.modules())
+    root = wrapped.get(id(model), model)
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if id(child) in wrapped and not isinstance(module, StochasticLayer):
+                module._modules[name] = wrapped[id(child)]
+    if not already:
+        next(iter(wrapped.values())).draws.attach(root)
+    return root
+
+
+def _unhook(module: nn.Module) -> None:
+    """Remove the hooks by which `Draws` watched this module."""
+    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        for key, hook in list(hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), Draws):
+                del hooks[key]
+                module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+def _complain(refused: dict[str, str], chosen: set[str], *, explicit: bool) -> None:
+    """Refuse layers that were asked for by name; warn of those that were merely found."""
+    for path in sorted(chosen & set(refused)):
+        message = f"layer '{path}' cannot be converted: {refused[path]}"
+        if explicit or "not initialised" in refused[path]:
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=3)
+
+
+def _nothing_found(model: nn.Module, method: Method, candidates: list[Any]) -> str:
+    kinds = ", ".join(kind.__name__ for kind in method.targets)
+    if candidates:
+        return f"{type(method).__name__}: `where` chose none of {', '.join(path for path, _ in candidates)}"
+    there = sorted({type(m).__name__ for _, m in walk(model) if not any(True for _ in m.children())})
+    stochastic = sum(1 for _ in stochastic_layers(model))
+    also = f" and {stochastic} layers that are stochastic already" if stochastic else ""
+    return (
+        f"{type(method).__name__} found no layer to convert: it handles {kinds}; "
+        f"the model has {', '.join(there) or 'nothing'}{also}"
+    )

@@ -1,0 +1,1 @@
+"""Mathematics only: laws of factors, their divergences, mixtures, assignments."""

@@ -1,0 +1,75 @@
+"""A mixture of K laws over n factors, with its parameters: the primitive under rank-1 factors and node posteriors."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn, Tensor
+from torch.distributions import Distribution
+
+from leanbayes.distributions.law import law, LawName
+from leanbayes.distributions.positive import inverse_softplus, softplus
+
+
+class Factor(nn.Module):
+    """K laws over n factors, z_k ~ law(loc_k, softplus(rho_k)); shapes (K, n)."""
+
+    def __init__(self, name: LawName, centres: Tensor, stds: Tensor) -> None:
+        """Start from component centres and scales, both (K, n)."""
+        super().__init__()
+        self.law = law(name)
+        if not self.law.has_loc:  # the only parameter is the scale, and it is the centre
+            stds = centres
+        if self.law.positive and bool((centres <= 0).any()):
+            raise ValueError(
+                f"a {name} factor is positive, but its component centres start at {centres.min().item():.3g}; "
+                "take a smaller init_spread or init='around_one'"
+            )
+        if self.law.has_loc:
+            self.loc = nn.Parameter(self.law.locate(centres, stds))
+        if self.law.has_scale:
+            self.rho = nn.Parameter(inverse_softplus(stds))
+
+    def parameters_of(self, component: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return location and scale of the given components (R, n), or of all (K, n); zeros for what is not there."""
+        known: Tensor = self.loc if self.law.has_loc else self.rho
+        loc = self.loc if self.law.has_loc else torch.zeros_like(known)
+        scale = softplus(self.rho) if self.law.has_scale else torch.zeros_like(known)
+        if component is None:
+            return loc, scale
+        return loc[component], scale[component]
+
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> Tensor:
+        """Draw the standard noise of `rows` rows (rows, n); nothing (rows, 0) for a point."""
+        known: Tensor = self.loc if self.law.has_loc else self.rho
+        size = known.shape[1] if self.law.has_scale else 0
+        return self.law.noise((rows, size), known.device, generator)
+
+    def sample(self, component: Tensor, noise: Tensor) -> Tensor:
+        """Return the factors (R, n) of components (R,) under the given noise (R, n)."""
+        return self.law.sample(*self.parameters_of(component), noise)
+
+    def centre(self, component: Tensor | None = None) -> Tensor:
+        """Return the centres of the given components (R, n), or their average over all components (1, n)."""
+        centre = self.law.centre(*self.parameters_of(component))
+        return centre.mean(0, keepdim=True) if component is None else centre
+
+    def distribution(self) -> Distribution:
+        """Return the component laws, float32, shape (K, n)."""
+        loc, scale = self.parameters_of(None)
+        return self.law.distribution(loc.float(), scale.float())
+
+
+def spread_around(
+    around: float, spread: float, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Draw component centres Normal(around, spread), then centre them: their average is `around` exactly.
+
+    The average network is then the network that was converted.
+    """
+    centres = torch.randn(shape, device=device, dtype=dtype) * spread
+    return centres - centres.mean(0, keepdim=True) + around
+
+
+def random_signs(probability: float, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Draw +1 with the given probability, else -1: the components start as different functions."""
+    return torch.where(torch.rand(shape, device=device) < probability, 1.0, -1.0).to(dtype)

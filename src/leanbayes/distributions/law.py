@@ -1,0 +1,175 @@
+"""Laws of one multiplicative factor, written as a transform of standard noise.
+
+A factor is `z = sample(loc, scale, noise)`, where `noise` has no parameters. Whoever holds the noise holds the
+draw: it can be made before the forward pass, kept, repeated, and moved between devices.
+
+| law         | z                       | centre        | noise    |
+|-------------|-------------------------|---------------|----------|
+| normal      | loc + scale * n         | mean          | Normal   |
+| cauchy      | loc + scale * c         | median        | Cauchy   |
+| log_normal  | exp(loc + scale * n)    | mean          | Normal   |
+| half_cauchy | scale * abs(c)          | median        | Cauchy   |
+| point       | loc                     | loc           | none     |
+
+The centre is the mean where there is one and the median where there is none.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import ClassVar, get_args, Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import Cauchy, Distribution, HalfCauchy, LogNormal, Normal
+from typing_extensions import override
+
+from leanbayes.distributions.point import PointMass
+
+LawName = Literal["normal", "cauchy", "log_normal", "half_cauchy", "point"]
+
+LIMIT = 10.0
+"""Heavy-tailed draws are clipped to [-10, 10], as in the rank-1 paper's code: one wild factor ruins a batch."""
+
+
+class Law(abc.ABC):
+    """One row of the table above; stateless."""
+
+    has_loc: ClassVar[bool] = True
+    has_scale: ClassVar[bool] = True
+    positive: ClassVar[bool] = False
+
+    def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
+        """Draw standard noise in float32; a generator lives on the CPU, whatever `device` is."""
+        if generator is None:
+            return torch.randn(shape, device=device)
+        return torch.randn(shape, generator=generator).to(device)
+
+    @abc.abstractmethod
+    def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+        """Turn noise into factors; differentiable in `loc` and `scale`."""
+
+    @abc.abstractmethod
+    def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
+        """Return the law as a `torch.distributions` object."""
+
+    def centre(self, loc: Tensor, scale: Tensor) -> Tensor:
+        """Return the mean, or the median where there is no mean."""
+        return loc
+
+    def locate(self, centre: Tensor, scale: Tensor) -> Tensor:
+        """Return the `loc` whose centre is `centre`."""
+        return centre
+
+    def prior(self, around: float, std: float) -> Distribution:
+        """Return the prior of this law with scale `std` and, where it has a location, centred at `around`."""
+        scale = torch.tensor(std)
+        return self.distribution(self.locate(torch.tensor(around), scale), scale)
+
+
+class NormalLaw(Law):
+    """z = loc + scale * n."""
+
+    @override
+    def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+        return torch.addcmul(loc, scale, noise.to(loc.dtype))
+
+    @override
+    def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
+        return Normal(loc, scale, validate_args=False)
+
+
+class CauchyLaw(Law):
+    """z = loc + scale * tan(pi (u - 1/2)), clipped."""
+
+    @override
+    def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
+        if generator is None:
+            uniform = torch.rand(shape, device=device)
+        else:
+            uniform = torch.rand(shape, generator=generator).to(device)
+        return torch.tan(math.pi * (uniform - 0.5))
+
+    @override
+    def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+        return torch.addcmul(loc, scale, noise.to(loc.dtype)).clamp(-LIMIT, LIMIT)
+
+    @override
+    def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
+        return Cauchy(loc, scale, validate_args=False)
+
+
+class LogNormalLaw(Law):
+    """z = exp(loc + scale * n); its mean is exp(loc + scale^2 / 2)."""
+
+    positive = True
+
+    @override
+    def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+        return torch.addcmul(loc, scale, noise.to(loc.dtype)).exp().clamp(max=LIMIT)
+
+    @override
+    def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
+        return LogNormal(loc, scale, validate_args=False)
+
+    @override
+    def centre(self, loc: Tensor, scale: Tensor) -> Tensor:
+        return (loc + scale.square() / 2).exp()
+
+    @override
+    def locate(self, centre: Tensor, scale: Tensor) -> Tensor:
+        return centre.log() - scale.square() / 2
+
+
+class HalfCauchyLaw(Law):
+    """z = scale * abs(tan(pi (u - 1/2))), clipped; its median is the scale, it has no mean."""
+
+    has_loc = False
+    positive = True
+
+    @override
+    def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
+        return CauchyLaw().noise(shape, device, generator).abs()
+
+    @override
+    def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+        return (scale * noise.to(scale.dtype)).clamp(max=LIMIT)
+
+    @override
+    def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
+        return HalfCauchy(scale, validate_args=False)
+
+    @override
+    def centre(self, loc: Tensor, scale: Tensor) -> Tensor:
+        return scale
+
+
+class PointLaw(Law):
+    """z = loc, always."""
+
+    has_scale = False
+
+    @override
+    def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+        return loc
+
+    @override
+    def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
+        return PointMass(loc)
+
+
+LAWS: dict[str, Law] = {
+    "normal": NormalLaw(),
+    "cauchy": CauchyLaw(),
+    "log_normal": LogNormalLaw(),
+    "half_cauchy": HalfCauchyLaw(),
+    "point": PointLaw(),
+}
+
+
+def law(name: str) -> Law:
+    """Look a law up by its name."""
+    if name not in LAWS:
+        raise ValueError(f"expected a law out of {', '.join(get_args(LawName))}, got {name!r}")
+    return LAWS[name]

@@ -1,0 +1,28 @@
+"""Positive numbers stored as real ones, so that configurations can speak in standard deviations."""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor
+
+SMALLEST = 1e-7
+"""Added after the softplus: a scale never reaches zero, its logarithm stays finite."""
+
+
+def softplus(raw: Tensor) -> Tensor:
+    """Map a real tensor to a positive one: `log(1 + exp(raw)) + 1e-7`."""
+    return F.softplus(raw) + SMALLEST
+
+
+def inverse_softplus(value: Tensor) -> Tensor:
+    """Return `raw` such that `softplus(raw)` equals `value` (which must exceed 1e-7)."""
+    shifted = value - SMALLEST
+    return shifted + (-(-shifted).expm1()).log()
+
+
+def inverse_softplus_number(value: float) -> float:
+    """Scalar twin of `inverse_softplus`."""
+    shifted = value - SMALLEST
+    return shifted + math.log(-math.expm1(-shifted))

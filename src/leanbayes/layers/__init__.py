@@ -1,0 +1,10 @@
+"""Where the channels of a layer are, and which layers are meant."""
+
+from leanbayes.layers.family import Family as Family
+from leanbayes.layers.family import family_of as family_of
+from leanbayes.layers.select import first as first
+from leanbayes.layers.select import last as last
+from leanbayes.layers.select import Selector as Selector
+from leanbayes.layers.select import Where as Where
+
+__all__ = ["Family", "Selector", "Where", "family_of", "first", "last"]

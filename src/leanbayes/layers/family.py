@@ -1,0 +1,228 @@
+"""Where each kind of layer keeps its channels: the one table that methods read.
+
+A method speaks of input channels, output channels and a linear map. A `Family` record says what these are for a
+Linear, a convolution, a transposed convolution or a norm, so that no method knows a layer type.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import nn, Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """Where one kind of layer keeps its channels, and how to apply its linear map.
+
+    Attributes:
+        kind: the layer type that this record describes.
+        inputs: number of input channels of a layer.
+        outputs: number of output channels of a layer.
+        axis: the channel axis of inputs and outputs, counted from the right (from the left for batch-like norms).
+        linear: `(layer, x, weight, *args) -> y`, the map with that weight and without bias; None for norms.
+        scale: `(layer, weight, s, r) -> weight'` such that `linear(x, weight') == linear(x * s, weight) * r`.
+        pool: `(layer, x, *args) -> t`, the sum of the input channels under the kernel, one output per group.
+    """
+
+    kind: type[nn.Module]
+    inputs: Callable[[Any], int]
+    outputs: Callable[[Any], int]
+    axis: int
+    linear: Callable[..., Tensor] | None = None
+    scale: Callable[[Any, Tensor, Tensor, Tensor], Tensor] | None = None
+    pool: Callable[..., Tensor] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle a record by the layer type it describes."""
+        return _TABLE.__getitem__, (self.kind,)
+
+
+def family_of(layer: nn.Module) -> Family | None:
+    """Return the family of a layer, or None where there is none.
+
+    A subclass counts as its parent only if it computes what its parent computes: one that overrides `forward`
+    (a LoRA layer, a fake-quantised layer) is somebody else's map. Parametrised layers do not override it.
+    """
+    for kind, family in _TABLE.items():
+        if isinstance(layer, kind) and _same_map(type(layer), kind):
+            return family
+    return None
+
+
+def refusal(layer: nn.Module) -> str | None:
+    """Say why a layer that looks like a member of a family is not treated as one; None where all is well."""
+    kind = next((kind for kind in _TABLE if isinstance(layer, kind)), None)
+    if kind is None:
+        return None
+    if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
+        return f"its parameters are not initialised yet ({type(layer).__name__}): run one batch through the network"
+    if not _same_map(type(layer), kind):
+        return f"{type(layer).__name__} is a {kind.__name__} with a forward of its own"
+    if "weight" not in layer._parameters and not nn.utils.parametrize.is_parametrized(layer, "weight"):
+        if kind in NORMS:
+            return "it has no scale"
+        return "a hook computes its weight; use torch.nn.utils.parametrizations instead (weight_norm, spectral_norm)"
+    if layer._parameters.get("weight", layer.weight) is None:
+        return "it has no scale"
+    return None
+
+
+def spread(factor: Tensor, x: Tensor, axis: int, where: str) -> Tensor:
+    """Shape factors (R, n) so that they multiply the channels of x, in the dtype of x.
+
+    R is one (the same for all rows) or the number of rows of the caller's batch. A layer that sees m * R rows
+    reads them as a row-major repeat, as `(B, T, d) -> (B * T, d)` makes them.
+
+    Raises:
+        ValueError: naming the layer, if the rows of x are no multiple of R, or x has no batch axis.
+    """
+    channels = axis % x.dim()
+    rows = factor.shape[0]
+    if rows != 1 and (channels == 0 or x.shape[0] != rows):
+        factor = _repeat_rows(factor, x, channels, where)
+    shape = [1] * x.dim()
+    shape[channels] = factor.shape[1]
+    if channels:
+        shape[0] = factor.shape[0]
+    return factor.to(x.dtype).view(shape)
+
+
+def _repeat_rows(factor: Tensor, x: Tensor, channels: int, where: str) -> Tensor:
+    rows = factor.shape[0]
+    if channels == 0:
+        raise ValueError(
+            f"layer '{where}' got an input of shape {tuple(x.shape)} without a batch axis while noise is drawn per "
+            "row; add one (x[None]), or use `with draws(model)` for one function"
+        )
+    if x.shape[0] % rows:
+        raise ValueError(
+            f"layer '{where}' expected a multiple of the {rows} rows of the batch, got an input of shape "
+            f"{tuple(x.shape)}; keep rows on the first axis, or use `with draws(model)` for one function"
+        )
+    return factor.repeat_interleave(x.shape[0] // rows, 0)
+
+
+def _same_map(kind: type, parent: type) -> bool:
+    names = ("forward", "_conv_forward")
+    return all(getattr(kind, name, None) is getattr(parent, name, None) for name in names)
+
+
+def _column(factor: Tensor, like: Tensor) -> Tensor:
+    """Shape (n,) as (n, 1, 1, ...) to multiply the first axis of a weight."""
+    return factor.reshape(-1, *[1] * (like.dim() - 1))
+
+
+def _grouped(factor: Tensor, groups: int, weight: Tensor) -> Tensor:
+    """Shape (groups * m,) as (first axis of the weight, m, 1, ...): every row of a group sees its group's m."""
+    own = factor.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
+    return own.reshape(weight.shape[0], -1, *[1] * (weight.dim() - 2))
+
+
+def _scale_linear(layer: nn.Linear, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    return weight * s * r[:, None]
+
+
+def _scale_conv(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    return weight * _grouped(s, layer.groups, weight) * _column(r, weight)
+
+
+def _scale_transpose(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    return weight * _column(s, weight) * _grouped(r, layer.groups, weight)
+
+
+def _pool_conv(layer: Any, x: Tensor) -> Tensor:
+    # One output channel a group: a kernel of ones whose first axis is the group.
+    return _conv(layer, x, layer.weight.new_ones(layer.groups, *layer.weight.shape[1:]))
+
+
+def _conv(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
+    y: Tensor = layer._conv_forward(x, weight, None)
+    return y
+
+
+def _convolution(kind: type[nn.Module], spatial: int) -> Family:
+    return Family(
+        kind=kind,
+        inputs=lambda layer: layer.in_channels,
+        outputs=lambda layer: layer.out_channels,
+        axis=-1 - spatial,
+        linear=_conv,
+        scale=_scale_conv,
+        pool=_pool_conv,
+    )
+
+
+def _transposed(kind: type[nn.Module], spatial: int, function: Callable[..., Tensor]) -> Family:
+    def linear(layer: Any, x: Tensor, weight: Tensor, output_size: list[int] | None = None) -> Tensor:
+        extra = layer._output_padding(
+            x, output_size, layer.stride, layer.padding, layer.kernel_size, spatial, layer.dilation
+        )
+        return function(x, weight, None, layer.stride, layer.padding, extra, layer.groups, layer.dilation)
+
+    def pool(layer: Any, x: Tensor, output_size: list[int] | None = None) -> Tensor:
+        ones = layer.weight.new_ones(layer.weight.shape[0], 1, *layer.weight.shape[2:])
+        return linear(layer, x, ones, output_size)
+
+    return Family(
+        kind=kind,
+        inputs=lambda layer: layer.in_channels,
+        outputs=lambda layer: layer.out_channels,
+        axis=-1 - spatial,
+        linear=linear,
+        scale=_scale_transpose,
+        pool=pool,
+    )
+
+
+def _norm(kind: type[nn.Module], features: Callable[[Any], int], axis: int) -> Family:
+    return Family(kind=kind, inputs=features, outputs=features, axis=axis)
+
+
+_LINEAR = Family(
+    kind=nn.Linear,
+    inputs=lambda layer: layer.in_features,
+    outputs=lambda layer: layer.out_features,
+    axis=-1,
+    linear=lambda layer, x, weight: F.linear(x, weight),
+    scale=_scale_linear,
+    pool=lambda layer, x: x.sum(-1, keepdim=True),
+)
+
+_BATCH_LIKE = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
+_FAMILIES = (
+    _LINEAR,
+    _convolution(nn.Conv1d, 1),
+    _convolution(nn.Conv2d, 2),
+    _convolution(nn.Conv3d, 3),
+    _transposed(nn.ConvTranspose1d, 1, F.conv_transpose1d),
+    _transposed(nn.ConvTranspose2d, 2, F.conv_transpose2d),
+    _transposed(nn.ConvTranspose3d, 3, F.conv_transpose3d),
+    *(_norm(kind, lambda layer: layer.num_features, 1) for kind in _BATCH_LIKE),
+    _norm(nn.GroupNorm, lambda layer: layer.num_channels, 1),
+    *(_norm(kind, lambda layer: math.prod(layer.normalized_shape), -1) for kind in (nn.LayerNorm, nn.RMSNorm)),
+)
+
+_TABLE: dict[type[nn.Module], Family] = {family.kind: family for family in _FAMILIES}
+
+LINEAR_MAPS: tuple[type[nn.Module], ...] = tuple(family.kind for family in _FAMILIES if family.linear)
+"""The layers with a linear map between channels: what factor methods target."""
+
+NORMS: tuple[type[nn.Module], ...] = tuple(family.kind for family in _FAMILIES if not family.linear)
+"""The layers that scale and shift channels."""
+
+OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Composites that read the weights of their children instead of calling them: nothing inside them is converted."""

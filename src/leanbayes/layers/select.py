@@ -1,0 +1,65 @@
+"""Which layers: globs on dotted paths, predicates, and roles such as "the last three convolutions"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Selector:
+    """The first or last few layers of some types, in the order of registration.
+
+    Example:
+        >>> last(nn.Conv2d, 3)
+        Selector(kinds=(<class 'torch.nn.modules.conv.Conv2d'>,), count=3, from_end=True)
+    """
+
+    kinds: tuple[type[nn.Module], ...]
+    count: int = 1
+    from_end: bool = False
+
+    def pick(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
+        """Return the paths of the chosen layers."""
+        paths = [path for path, layer in layers if isinstance(layer, self.kinds)]
+        return set(paths[-self.count :] if self.from_end else paths[: self.count])
+
+
+Where = str | Sequence[str] | Callable[[str, nn.Module], bool] | Selector
+
+
+def first(kind: type[nn.Module], count: int = 1) -> Selector:
+    """Select the first `count` layers of a type."""
+    return Selector((kind,), count)
+
+
+def last(kind: type[nn.Module], count: int = 1) -> Selector:
+    """Select the last `count` layers of a type."""
+    return Selector((kind,), count, from_end=True)
+
+
+def choose(layers: Sequence[tuple[str, nn.Module]], where: Where | None) -> set[str]:
+    """Return the paths of the layers that `where` picks; all of them for None.
+
+    Raises:
+        ValueError: if a name or glob matches nothing; a misspelt layer must not pass unnoticed.
+    """
+    paths = [path for path, _ in layers]
+    if where is None:
+        return set(paths)
+    if isinstance(where, Selector):
+        return where.pick(layers)
+    if isinstance(where, str):
+        where = (where,)
+    if not isinstance(where, Sequence):
+        return {path for path, layer in layers if where(path, layer)}
+    chosen: set[str] = set()
+    for pattern in where:
+        matched = {path for path in paths if fnmatchcase(path, pattern)}
+        if not matched:
+            raise ValueError(f"where={pattern!r} matches no layer; there are {', '.join(paths) or 'none'}")
+        chosen |= matched
+    return chosen

@@ -1,0 +1,234 @@
+"""Likelihoods: how outputs of a network become probabilities of targets. Task knowledge lives here and nowhere else."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn, Tensor
+
+Measure = Literal["entropy", "variance"]
+
+
+class Likelihood(nn.Module, abc.ABC):
+    """What a network's output says about a target.
+
+    Attributes:
+        measure: how uncertainty is counted: entropies in nats, or variances.
+        options: constructor arguments, as checkpoints store them.
+    """
+
+    measure: ClassVar[Measure]
+
+    def __init__(self, **options: Any) -> None:
+        """Remember the constructor's arguments."""
+        super().__init__()
+        self.options = options
+
+    @abc.abstractmethod
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return log p(y | outputs) for every target, in float32."""
+
+    @abc.abstractmethod
+    def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what one draw predicts (probabilities or means) and its own uncertainty (entropy or variance)."""
+
+    @abc.abstractmethod
+    def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
+        """Return log mean_s p(y | draw s) from the mean and the samples of `predictive`."""
+
+    def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
+        """Average log-probabilities over the targets that count."""
+        return log_prob.mean()
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of -log p(y | outputs), the training loss."""
+        return -self.average(self.log_prob(outputs, y), y)
+
+    def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return `nll(outputs, y)`: a likelihood can be used like any torch loss."""
+        return self.nll(outputs, y)
+
+
+class Categorical(Likelihood):
+    """Classes, from logits on one axis: (B, C) with targets (B,), or dense (B, C, ...) with targets (B, ...).
+
+    Args:
+        axis: the class axis of the outputs.
+        ignore_index: targets with this value count for nothing.
+        class_weight: weight of each class in the training loss.
+        label_smoothing: of the training loss, as in `torch.nn.CrossEntropyLoss`.
+    """
+
+    measure = "entropy"
+    class_weight: Tensor | None
+
+    def __init__(
+        self,
+        axis: int = 1,
+        ignore_index: int = -100,
+        class_weight: Tensor | list[float] | None = None,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        """Keep the options of the cross-entropy."""
+        weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
+        super().__init__(
+            axis=axis,
+            ignore_index=ignore_index,
+            class_weight=None if weight is None else weight.tolist(),
+            label_smoothing=label_smoothing,
+        )
+        self.axis, self.ignore_index, self.label_smoothing = axis, ignore_index, label_smoothing
+        self.register_buffer("class_weight", weight, persistent=False)
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probability of each target class; zero where it is ignored."""
+        return -F.cross_entropy(self._logits(outputs), y, ignore_index=self.ignore_index, reduction="none")
+
+    def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
+        """Average over the targets that are not ignored."""
+        return log_prob.sum() / (y != self.ignore_index).sum()
+
+    def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return torch's cross-entropy with the options given."""
+        return F.cross_entropy(
+            self._logits(outputs),
+            y,
+            weight=self.class_weight,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return class probabilities (B, C, ...) and their entropy (B, ...)."""
+        probabilities = self._logits(outputs).softmax(1)
+        return probabilities, entropy(probabilities)
+
+    def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
+        """Return the log of the mean probability of each target class; zero where it is ignored."""
+        ignored = y == self.ignore_index
+        picked = mean.gather(1, y.masked_fill(ignored, 0).unsqueeze(1)).squeeze(1)
+        return picked.log().masked_fill(ignored, 0.0)
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        """Return float32 logits with classes on axis 1."""
+        if outputs.dim() < 2 or outputs.shape[self.axis] < 2:
+            raise ValueError(
+                f"Categorical expected at least two classes on axis {self.axis}, got outputs of shape "
+                f"{tuple(outputs.shape)}; for regression use lb.Gaussian(), for one logit lb.Bernoulli()"
+            )
+        return outputs.movedim(self.axis, 1).float()
+
+
+class Bernoulli(Likelihood):
+    """Yes or no, from one logit each; targets have the shape of the outputs (a last axis of one may be left out)."""
+
+    measure = "entropy"
+
+    def __init__(self) -> None:
+        """Take no options."""
+        super().__init__()
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the log-probability of each target."""
+        y = match_shape(y, outputs, "Bernoulli")
+        return -F.binary_cross_entropy_with_logits(outputs.float(), y.float(), reduction="none")
+
+    def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return probabilities of yes and their entropies, both in the shape of the outputs."""
+        probability = outputs.float().sigmoid()
+        return probability, binary_entropy(probability)
+
+    def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
+        """Return the log of the mean probability of each target."""
+        y = match_shape(y, mean, "Bernoulli").float()
+        return torch.xlogy(y, mean) + torch.xlogy(1 - y, 1 - mean)
+
+
+class Gaussian(Likelihood):
+    """Real targets (B, D) with Gaussian noise: fixed, learned (one for all), or predicted for each input.
+
+    Args:
+        std: standard deviation of the noise; the starting value if it is learned.
+        learn: learn the standard deviation with the network.
+        heteroscedastic: the network predicts it: outputs are (B, 2 D), means first, then raw values whose softplus
+            is the variance.
+    """
+
+    measure = "variance"
+
+    def __init__(self, std: float = 1.0, learn: bool = False, heteroscedastic: bool = False) -> None:
+        """Keep the noise, as a parameter if it is learned."""
+        super().__init__(std=std, learn=learn, heteroscedastic=heteroscedastic)
+        if not (isinstance(std, (int, float)) and 0 < std < math.inf):
+            raise ValueError(f"expected std to be a positive number, got {std!r}")
+        if learn and heteroscedastic:
+            raise ValueError("expected one source of noise, got learn=True and heteroscedastic=True; choose one")
+        self.heteroscedastic = heteroscedastic
+        log_std = torch.tensor(math.log(std))
+        if learn:
+            self.log_std = nn.Parameter(log_std)
+        else:
+            self.register_buffer("log_std", log_std, persistent=False)
+
+    def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return log Normal(y | mean, variance), summed over all axes but the first."""
+        mean, variance = self.predictive(outputs)
+        return _normal_log_prob(match_shape(y, mean, "Gaussian"), mean, variance).flatten(1).sum(1)
+
+    def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return means and variances (B, D)."""
+        outputs = outputs.float()
+        if outputs.dim() == 1:
+            outputs = outputs[:, None]
+        if not self.heteroscedastic:
+            return outputs, (2 * self.log_std).exp().expand_as(outputs)
+        if outputs.shape[-1] % 2:
+            raise ValueError(
+                f"a heteroscedastic Gaussian expected means and variances, an even last axis, got outputs of shape "
+                f"{tuple(outputs.shape)}"
+            )
+        mean, raw = outputs.chunk(2, -1)
+        return mean, F.softplus(raw) + 1e-6
+
+    def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
+        """Return the log of the mean density over draws, jointly over all axes but the first."""
+        if samples is None or noise is None:
+            raise ValueError("the density of a mixture needs its draws; call predict with keep_samples=True")
+        each = _normal_log_prob(match_shape(y, mean, "Gaussian"), samples, noise).flatten(2).sum(2)
+        return each.logsumexp(0) - math.log(samples.shape[0])
+
+
+LIKELIHOODS: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Categorical, Gaussian, Bernoulli)}
+"""What a checkpoint may name."""
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Return the entropy in nats over axis 1; 0 log 0 is 0."""
+    each: Tensor = torch.special.entr(probabilities)
+    return each.sum(1)
+
+
+def binary_entropy(probability: Tensor) -> Tensor:
+    """Return the entropy in nats of a yes with the given probability."""
+    both: Tensor = torch.special.entr(torch.stack((probability, 1 - probability)))
+    return both.sum(0)
+
+
+def match_shape(y: Tensor, like: Tensor, name: str) -> Tensor:
+    """Return targets in the shape of predictions; only a last axis of one may be missing.
+
+    Broadcasting (B,) against (B, 1) would compare every target with every prediction.
+    """
+    if y.shape == like.shape:
+        return y
+    if y.shape == like.shape[:-1] and like.shape[-1] == 1:
+        return y.unsqueeze(-1)
+    raise ValueError(f"{name} expected targets of shape {tuple(like.shape)}, got {tuple(y.shape)}")
+
+
+def _normal_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
+    return -0.5 * ((y - mean).square() / variance + variance.log() + math.log(2 * math.pi))

@@ -1,0 +1,172 @@
+"""The contract of a method: `Method` says what noise goes into a layer, `StochasticLayer` is the layer with it."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.layers.family import Family, family_of
+from leanbayes.sampling import Draws
+
+HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+
+
+class StochasticLayer(nn.Module, abc.ABC):
+    """A layer with noise around `base`, which is kept and used; it stands in for `base` wherever sizes are read.
+
+    Subclasses put their parameters under `posterior`, so that state-dict keys are `<path>.base.*` (the plain
+    network) and `<path>.posterior.*`.
+
+    Attributes:
+        base: the original layer.
+        posterior: a module with the method's parameters.
+        family: where the channels of `base` are.
+        components: how many components the posterior mixes.
+        nodes: number of random variables of one draw.
+        draws: the meaning of the current pass, shared by all layers of a model.
+        path: dotted path at conversion; names the layer in errors and seeds its noise.
+        row_noise: whether the first axis of the noise counts rows.
+    """
+
+    base: Any  # somebody's layer: a checker cannot know its attributes
+    posterior: Any
+    components: int = 1
+    nodes: int = 0
+    row_noise: bool = True
+
+    def __init__(self, base: nn.Module, method: Method) -> None:
+        """Take over `base`, its mode and its hooks: they see the inputs and outputs of the whole layer."""
+        super().__init__()
+        family = family_of(base)
+        assert family is not None, "convert offers only layers that have a family"
+        self.family: Family = family
+        self.method = method
+        self.draws = Draws()
+        self.path = ""
+        self.base = base
+        self.posterior = nn.Module()
+        self.training = base.training
+        move_hooks(base, self)
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """Compute the output of one draw per row, or of one draw for all, as `self.draws` says."""
+
+    @abc.abstractmethod
+    def kl(self) -> Tensor:
+        """Return the divergence to the prior in nats, a float32 scalar, from parameters alone."""
+
+    @abc.abstractmethod
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """Draw standard noise for `rows` rows; with a generator the noise must depend on it alone."""
+
+    @abc.abstractmethod
+    def fold(self) -> dict[str, Tensor]:
+        """Return the tensors of the plain layer that equals this one under the current draw, by name."""
+
+    def freeze(self) -> nn.Module:
+        """Return an ordinary layer with the current draw folded into its weights."""
+        plain = plain_copy(self.base, self.fold())
+        plain.train(self.training)
+        copy_hooks(self, plain)
+        return plain
+
+    @property
+    def device(self) -> torch.device:
+        """Where the layer's parameters are."""
+        return next(self.parameters()).device
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up what is not here (`weight`, `in_features`, `stride`, ...) in the original layer."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            base = self._modules.get("base")
+            if base is None or name.startswith("_"):
+                raise
+            return getattr(base, name)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Accept the keys of the plain network: `<path>.weight` is read as `<path>.base.weight`."""
+        for name in list(self.base.state_dict()):
+            if prefix + name in state_dict:
+                state_dict[f"{prefix}base.{name}"] = state_dict.pop(prefix + name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Show the method."""
+        return repr(self.method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(abc.ABC):
+    """A recipe that makes layers stochastic; its fields are hyper-parameters in natural units.
+
+    A method is one file with one frozen dataclass. `name` is what the command line, checkpoints and results call
+    it; `targets` are the layer types it can wrap.
+    """
+
+    name: ClassVar[str]
+    targets: ClassVar[tuple[type[nn.Module], ...]]
+
+    @abc.abstractmethod
+    def wrap(self, layer: nn.Module) -> StochasticLayer:
+        """Return the layer with noise around it."""
+
+    def notice(self) -> str | None:
+        """Return a sentence the user should read before converting with these fields, if there is one."""
+        return None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON can hold them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def copy_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Register the hooks of one module on another, too."""
+    for name in HOOKS:
+        setattr(target, name, copy.copy(getattr(source, name)))
+
+
+def move_hooks(source: nn.Module, target: nn.Module) -> None:
+    """Hand the hooks of one module to another, and leave it with none."""
+    for name in HOOKS:
+        own = getattr(source, name)
+        setattr(target, name, own)
+        setattr(source, name, type(own)())
+
+
+def plain_copy(layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return an ordinary twin of a layer with the given tensors as parameters; others are shared, not copied.
+
+    Parametrised layers (weight norm) lose the parametrisation: their weight is a number now.
+    """
+    kind: Any = nn.utils.parametrize.type_before_parametrizations(layer)
+    twin: nn.Module = kind.__new__(kind)
+    twin.__dict__.update(layer.__dict__)
+    own = layer._parameters
+    twin._parameters = {
+        name: nn.Parameter(tensors[name], requires_grad=_trainable(own.get(name))) if name in tensors else own[name]
+        for name in dict.fromkeys((*tensors, *own))
+    }
+    twin._buffers = dict(layer._buffers)
+    twin._modules = {n: m for n, m in layer._modules.items() if n != "parametrizations"}
+    return twin
+
+
+def _trainable(old: Tensor | None) -> bool:
+    return old is None or old.requires_grad

@@ -1,0 +1,38 @@
+"""Checks of a method's fields: what was expected, what came."""
+
+from __future__ import annotations
+
+import math
+
+
+def check_positive(**values: float) -> None:
+    """Raise unless every value is a finite number above zero."""
+    for name, value in values.items():
+        if not (isinstance(value, (int, float)) and 0 < value < math.inf):
+            raise ValueError(f"expected {name} to be a positive number, got {value!r}")
+
+
+def check_at_least_zero(**values: float) -> None:
+    """Raise unless every value is a finite number of at least zero."""
+    for name, value in values.items():
+        if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
+            raise ValueError(f"expected {name} to be a number of at least zero, got {value!r}")
+
+
+def check_share(**values: float) -> None:
+    """Raise unless every value lies between zero and one."""
+    for name, value in values.items():
+        if not (isinstance(value, (int, float)) and 0 <= value <= 1):
+            raise ValueError(f"expected {name} to lie between 0 and 1, got {value!r}")
+
+
+def check_components(components: int) -> None:
+    """Raise unless there is at least one component."""
+    if not (isinstance(components, int) and components >= 1):
+        raise ValueError(f"expected components to be a whole number of at least 1, got {components!r}")
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless `value` is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}")

@@ -1,0 +1,131 @@
+"""Implicit node posteriors (Trinh, Kaski, Heinonen, 2020): noise on the inputs of each layer instead of its weights.
+
+    y = W (x * z) + b,      z ~ (1/K) sum_k Normal(mu_k, sigma_k^2)          (eq. 1, 19; printed with a product)
+
+one z per input feature or channel. The KL is taken for the average of one draw per component (eq. 22-24),
+
+    z_hat ~ Normal(mean_k mu_k, (1/K^2) sum_k sigma_k^2),     KL(z_hat || Normal(1, s^2)),
+
+so nothing holds the component means together but their average: they may spread as far as the data like. It pulls
+each sigma_k towards s sqrt(K) (the paper says s).
+
+With `bias_node`, a constant input of one carries the bias and has a node of its own: b is multiplied by a scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn, Tensor
+from torch.distributions import Normal
+from typing_extensions import override
+
+from leanbayes.distributions.divergence import kl
+from leanbayes.distributions.factor import Factor, spread_around
+from leanbayes.layers.family import LINEAR_MAPS, spread
+from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.methods.checks import check_at_least_zero, check_components, check_positive
+
+SPREAD_OF_STD = 0.4
+"""Initial standard deviations are |Normal(init_std, 0.4 init_std)|: 0.05 and 0.02 in the paper."""
+
+
+class ImplicitLayer(StochasticLayer):
+    """A linear map whose input nodes are random variables."""
+
+    method: ImplicitNodes
+    posterior: Factor
+
+    def __init__(self, base: Any, method: ImplicitNodes) -> None:
+        """Draw the component means around one; their average is one exactly."""
+        super().__init__(base, method)
+        self.components = method.components
+        self.inputs = self.family.inputs(base)
+        self.bias_node = method.bias_node and base.bias is not None
+        self.nodes = self.inputs + self.bias_node
+        weight: Tensor = base.weight.detach()
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        shape = (method.components, self.nodes)
+        means = spread_around(1.0, method.init_spread, shape, device=weight.device, dtype=dtype)
+        stds = method.init_std * (1 + SPREAD_OF_STD * torch.randn_like(means)).abs().clamp(min=0.01)
+        self.posterior = Factor("normal", means, stds)
+
+    @override
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        z = self._read(x.shape[0])
+        axis, path = self.family.axis, self.path
+        x = x * spread(z[:, : self.inputs], x, axis, path)
+        if not self.bias_node:
+            y: Tensor = self.base(x, *args)
+            return y
+        assert self.family.linear is not None
+        y = self.family.linear(self.base, x, self.base.weight, *args)
+        return y + spread(z[:, self.inputs :] * self.base.bias, y, axis, path)
+
+    @override
+    def kl(self) -> Tensor:
+        components = self.posterior.distribution()
+        assert isinstance(components, Normal)
+        std = components.scale.square().sum(0).sqrt() / self.components
+        average = Normal(components.loc.mean(0), std, validate_args=False)
+        one = torch.ones((), device=std.device)
+        return kl(average, Normal(one, self.method.prior_std * one, validate_args=False)).sum()
+
+    @override
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        return (self.posterior.draw_noise(rows, generator),)
+
+    @override
+    def fold(self) -> dict[str, Tensor]:
+        z = self._read(1)[0]
+        weight: Tensor = self.base.weight
+        assert self.family.scale is not None
+        ones = weight.new_ones(self.family.outputs(self.base))
+        folded = {"weight": self.family.scale(self.base, weight, z[: self.inputs], ones).to(weight.dtype)}
+        if self.bias_node:
+            folded["bias"] = (self.base.bias * z[self.inputs]).to(weight.dtype)
+        return folded
+
+    def _read(self, rows: int) -> Tensor:
+        """Return the node variables of the current draw (R, nodes)."""
+        reading = self.draws.read(self, rows)
+        if reading.noise is None or reading.component is None:
+            return self.posterior.centre(reading.component)
+        return self.posterior.sample(reading.component, reading.noise[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImplicitNodes(Method):
+    """Random variables on the input nodes of each layer, in K Gaussian components.
+
+    Attributes:
+        components: K, the number of mixture components; each row of a batch uses one of them.
+        prior_std: s, the standard deviation of the prior around one (0.1 WRN, 0.3 VGG in the paper).
+        init_spread: standard deviation of the component means around one (0.5 WRN, 0.75 VGG).
+        init_std: initial standard deviation of each component.
+        bias_node: give the bias a node of its own, one scalar per component.
+
+    Example:
+        >>> bnn = lb.convert(net, lb.ImplicitNodes(components=4))
+    """
+
+    name: ClassVar[str] = "implicit"
+    targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+
+    components: int = 4
+    prior_std: float = 0.1
+    init_spread: float = 0.5
+    init_std: float = 0.05
+    bias_node: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field; a wrong one says what was expected."""
+        check_components(self.components)
+        check_positive(prior_std=self.prior_std, init_std=self.init_std)
+        check_at_least_zero(init_spread=self.init_spread)
+
+    @override
+    def wrap(self, layer: nn.Module) -> ImplicitLayer:
+        return ImplicitLayer(layer, self)

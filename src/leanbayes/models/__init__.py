@@ -1,0 +1,78 @@
+"""Plain reference networks that know nothing of Bayes; ``convert`` makes Bayesian ones of them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Protocol
+
+from torch import nn
+
+from leanbayes.models.lenet import LeNet, LeNet5
+from leanbayes.models.mlp import MLP
+from leanbayes.models.resnet import ResNet, resnet18, resnet50
+from leanbayes.models.small import SmallConvNet
+from leanbayes.models.vgg import VGG, vgg11, vgg16
+from leanbayes.models.wide_resnet import WideResNet
+
+__all__ = [
+    "MLP",
+    "VGG",
+    "LeNet",
+    "LeNet5",
+    "ResNet",
+    "SmallConvNet",
+    "WideResNet",
+    "build",
+    "names",
+    "resnet18",
+    "resnet50",
+    "vgg11",
+    "vgg16",
+]
+
+
+class _Maker(Protocol):
+    def __call__(self, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Module: ...
+
+
+def _mlp(*, num_outputs: int, input_shape: tuple[int, ...]) -> MLP:
+    return MLP(input_shape, num_outputs)
+
+
+_MAKERS: tuple[tuple[str, _Maker], ...] = (
+    ("mlp", _mlp),
+    ("small", SmallConvNet),
+    ("lenet", LeNet),
+    ("lenet5", LeNet5),
+    ("vgg11", vgg11),
+    ("vgg16", vgg16),
+    ("resnet18", resnet18),
+    ("resnet50", resnet50),
+    ("wrn-16-2", partial(WideResNet, 16, 2)),
+    ("wrn-16-4", partial(WideResNet, 16, 4)),
+    ("wrn-28-10", partial(WideResNet, 28, 10)),
+)
+
+
+def names() -> list[str]:
+    """Return the names that ``build`` knows, small networks first."""
+    return [name for name, _ in _MAKERS]
+
+
+def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Module:
+    """Make a reference network by name.
+
+    VGG and ResNet take their CIFAR form for images of at most 64 pixels, else the ImageNet form.
+
+    Args:
+        name: One of ``names()``.
+        num_outputs: Number of classes or regression outputs.
+        input_shape: Shape of one example, without the batch axis.
+
+    Raises:
+        ValueError: The name is unknown, or the network cannot take such inputs.
+    """
+    for known, make in _MAKERS:
+        if known == name:
+            return make(num_outputs=num_outputs, input_shape=input_shape)
+    raise ValueError(f"build expected one of {', '.join(names())}, got {name!r}. Pick one of them.")

@@ -1,0 +1,125 @@
+"""The evidence lower bound:   loss = nll + beta * KL / N,   per data point, so that batch size does not matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.convert import own_likelihood, stochastic_layers
+from leanbayes.inputs import call, Inputs, leading_rows, Output, repeat_rows
+from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.sampling import assigned, components_of, deal
+
+Aggregate = Literal["average", "mixture"]
+Loss = Likelihood | Callable[[Tensor, Tensor], Tensor]
+
+
+class ElboTerms(NamedTuple):
+    """The terms of the bound; `loss = nll + beta * kl / num_data` is what to minimise.
+
+    Attributes:
+        nll: mean negative log-likelihood of a target.
+        kl: divergence of the posterior from the prior, in nats, for the whole data set.
+        loss: the negative bound per data point.
+        outputs: what the network gave, repeats on the first axis.
+    """
+
+    nll: Tensor
+    kl: Tensor
+    loss: Tensor
+    outputs: Tensor
+
+
+def kl(model: nn.Module) -> Tensor:
+    """Return the divergence of all posteriors from their priors in nats: a float32 scalar, 0 for a plain model."""
+    terms = [layer.kl() for _, layer in stochastic_layers(model)]
+    if terms:
+        return torch.stack([term.float() for term in terms]).sum()
+    parameter = next(model.parameters(), None)
+    return torch.zeros((), device=None if parameter is None else parameter.device)
+
+
+def elbo(
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    likelihood: Loss | None = None,
+    *,
+    num_data: int,
+    beta: float = 1.0,
+    samples: int = 1,
+    tile: bool = False,
+    aggregate: Aggregate = "average",
+    output: Output | None = None,
+) -> ElboTerms:
+    """Run the model on a batch and return the terms of the evidence lower bound.
+
+    Args:
+        model: a converted model; with a plain one the loss is its negative log-likelihood.
+        x: inputs, called as model(x), model(*x) or model(**x).
+        y: targets.
+        likelihood: default the model's own, else `Categorical`; any callable `(outputs, y) -> loss` works too.
+        num_data: number of data points in the whole training set (of all processes), which the KL is spread over.
+        beta: weight of the KL; see `linear_beta` for annealing.
+        samples: draws for each row; they share its component.
+        tile: give every row to every component (K times the work) instead of dealing the rows out.
+        aggregate: "average" the log-likelihoods of the draws of a row, or take the log of their mean, a tighter
+            bound that trains worse (section 3.4 of the rank-1 paper).
+        output: picks the tensor out of what the model returns; default itself, `.logits`, or item 0.
+
+    Example:
+        >>> terms = lb.elbo(bnn, x, y, lb.Categorical(), num_data=50_000)
+        >>> terms.loss.backward()
+    """
+    _check(num_data, samples, aggregate)
+    likelihood = likelihood or own_likelihood(model) or Categorical()
+    rows, components = leading_rows(x), components_of(model)
+    repeats = samples * (components if tile else 1)
+    context: Any = nullcontext()
+    if rows is not None and repeats > 1:
+        every = torch.arange(components, device=y.device).repeat_interleave(rows)
+        index = every if tile else deal(rows, components, y.device)
+        context = assigned(model, index.repeat(samples))
+        x, y = repeat_rows(x, rows, repeats), repeat_rows(y, rows, repeats)
+    with context:
+        outputs = call(model, x, output)
+    nll = _nll(likelihood, outputs, y, repeats, aggregate)
+    divergence = kl(model)
+    return ElboTerms(nll, divergence, nll + beta * divergence / num_data, outputs)
+
+
+def linear_beta(progress: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:
+    """Return the weight of the KL at `progress`, rising linearly from `start` to `end` over `over`.
+
+    Count in steps or in epochs, as you like: `linear_beta(step, 10_000)`, `linear_beta(epoch, 200)`.
+    """
+    if over <= 0:
+        return end
+    return start + (end - start) * min(1.0, max(0.0, progress / over))
+
+
+def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: Aggregate) -> Tensor:
+    if aggregate == "average" or repeats == 1:
+        if not isinstance(likelihood, Likelihood):
+            return likelihood(outputs, y).mean()
+        return likelihood.nll(outputs, y)
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError("aggregate='mixture' needs a Likelihood, which knows log-probabilities, not a plain loss")
+    each = likelihood.log_prob(outputs, y)
+    each = each.view(repeats, -1, *each.shape[1:])
+    mixed = each.logsumexp(0) - math.log(repeats)
+    return -likelihood.average(mixed, y[: len(mixed)])
+
+
+def _check(num_data: int, samples: int, aggregate: str) -> None:
+    if not num_data > 0:
+        raise ValueError(f"expected num_data to be the size of the training set, got {num_data!r}")
+    if not samples >= 1:
+        raise ValueError(f"expected samples to be at least 1, got {samples!r}")
+    if aggregate not in ("average", "mixture"):
+        raise ValueError(f"expected aggregate to be one of average, mixture, got {aggregate!r}")

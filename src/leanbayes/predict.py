@@ -1,0 +1,252 @@
+"""Prediction with S draws, each an ordinary network with the draw folded into its weights.
+
+S frozen networks cost what S plain networks cost: no factor touches an activation. The weights of one plain twin
+are overwritten draw by draw; rows go through in chunks whose activations stay small; what runs before the first
+stochastic layer runs once for all draws.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import nn, Tensor
+from torch.utils.data import DataLoader
+
+from leanbayes.convert import own_likelihood, stochastic_layers, substitute, unwrap
+from leanbayes.inputs import call, Inputs, leading_rows, Output, slice_rows, to_device
+from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.prediction import concatenate, Prediction
+from leanbayes.replay import Prefix
+from leanbayes.sampling import draws
+from leanbayes.uncertainty import RunningUncertainty
+
+Noise = Literal["function", "activation"]
+
+LARGEST_ACTIVATION = {"cpu": 16 * 2**20, "cuda": 2**30}
+"""Bytes of the largest activation of an automatic chunk: on a CPU, larger ones are page-faulted at every call."""
+
+FIRST_CHUNK = {"cpu": 64, "cuda": 256}
+"""Rows of the first automatic chunk, on which the size of activations is measured."""
+
+
+def predict(
+    model: nn.Module,
+    x: Inputs | DataLoader[Any],
+    likelihood: Likelihood | None = None,
+    *,
+    samples: int = 16,
+    seed: int = 0,
+    chunk_size: int | None = None,
+    keep_samples: bool = True,
+    component: int | None = None,
+    width: float | int | None = None,
+    noise: Noise = "function",
+    output: Output | None = None,
+) -> Prediction:
+    """Predict with S posterior draws and split the uncertainty into aleatoric and epistemic.
+
+    The same seed gives the same prediction whatever the chunk size, the batches and the order of the rows. The
+    model is evaluated in eval mode and left as it was.
+
+    Args:
+        model: a converted model; a plain one predicts without epistemic uncertainty.
+        x: inputs, or a DataLoader that yields `(inputs, target)`.
+        likelihood: how to read outputs; default the model's own, else `Categorical`.
+        samples: S, the number of draws in all, spread evenly over the components.
+        seed: names the draws: sample i is `draw(model, seed=seed, index=i)`.
+        chunk_size: rows at a time; default as many as keep activations small.
+        keep_samples: keep what every draw predicted, in `p.samples`; without, memory does not grow with S.
+        component: use this component alone.
+        width: share or number of channel groups, for layers that order their channels.
+        noise: "function", one network for all rows per draw; "activation", fresh noise for every row.
+        output: picks the tensor out of what the model returns; default itself, `.logits`, or item 0.
+
+    Example:
+        >>> p = lb.predict(bnn, x, samples=16)
+        >>> p.mean, p.total, p.aleatoric, p.epistemic
+    """
+    _check(samples, chunk_size, noise)
+    likelihood = likelihood or own_likelihood(model) or Categorical()
+    model = unwrap(model)
+    source: Source = FrozenDraws(model) if noise == "function" else ActivationNoise(model)
+    runner = Runner(source, seed, component, width, chunk_size, output)
+    with torch.no_grad():
+        parts = [_predict_block(runner, block, likelihood, samples, keep_samples) for block in _blocks(x, model)]
+    if not parts:
+        raise ValueError("expected at least one batch of inputs, got an empty loader")
+    return concatenate(parts) if len(parts) > 1 else parts[0]
+
+
+class Source(Protocol):
+    """Where draws come from: select one, then run rows through it."""
+
+    network: nn.Module
+    stochastic: bool
+
+    def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
+        """Make the next runs those of this draw."""
+
+    def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
+        """Run the selected draw on the rows from `rows[0]` to `rows[1]`."""
+
+    def forget(self) -> None:
+        """Begin other data."""
+
+
+class FrozenDraws:
+    """One plain twin of a model, whose weights become those of draw after draw."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Build the twin once; it shares every tensor that no draw touches."""
+        self.model = model
+        layers = [layer for _, layer in stochastic_layers(model)]
+        with draws(model, mean=True):
+            plain = {id(layer): layer.freeze() for layer in layers}
+        self.network = substitute(model, dict(plain)).eval()
+        self.pairs = [(layer, plain[id(layer)]) for layer in layers]
+        self.stochastic = bool(layers)
+        self.prefix = Prefix(self.network, plain.values())
+        self.forget = self.prefix.forget
+
+    def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
+        """Fold the draw into the twin's weights."""
+        with draws(self.model, seed=seed, index=index, component=component, width=width):
+            for layer, plain in self.pairs:
+                for name, tensor in layer.fold().items():
+                    plain.get_parameter(name).data = tensor
+
+    def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
+        """Run the twin."""
+        self.prefix.start(rows)
+        return call(self.network, x, output)
+
+
+class ActivationNoise:
+    """The stochastic model itself in eval mode, with seeded noise per row."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Copy the model, not its tensors, so that the modes of the original stay."""
+        self.network: nn.Module = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+        self.network.eval()
+        self.stochastic = True
+
+    def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
+        """Remember which draw is wanted."""
+        self.wanted: dict[str, Any] = {"index": index, "component": component, "width": width}
+        self.seed = seed
+
+    def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
+        """Run the model with noise that differs from row to row and from chunk to chunk."""
+        with draws(self.network, seed=hash((self.seed, rows[0])), shared=False, **self.wanted):
+            return call(self.network, x, output)
+
+    def forget(self) -> None:
+        """Keep nothing, so forget nothing."""
+
+
+class Runner:
+    """Runs draws over blocks of rows in chunks."""
+
+    def __init__(
+        self,
+        source: Source,
+        seed: int,
+        component: int | None,
+        width: float | int | None,
+        chunk_size: int | None,
+        output: Output | None,
+    ) -> None:
+        """Take what stays the same for all draws and blocks."""
+        self.source = source
+        self.seed, self.component, self.width, self.output = seed, component, width, output
+        self.chunk_size = chunk_size
+        self.largest = 0.0
+
+    def run(self, x: Inputs, rows: int, index: int) -> Tensor:
+        """Return the outputs of draw `index` for all rows."""
+        self.source.select(self.seed, index, self.component, self.width)
+        outputs: list[Tensor] = []
+        start = 0
+        while start < rows:
+            stop = min(rows, start + self._rows(x))
+            chunk = slice_rows(x, rows, start, stop)
+            outputs.append(self._measured(chunk, (start, stop)))
+            start = stop
+        return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
+
+    def _rows(self, x: Inputs) -> int:
+        if self.chunk_size is None:
+            return FIRST_CHUNK.get(_device(self.source.network).type, FIRST_CHUNK["cpu"])
+        return self.chunk_size
+
+    def _measured(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
+        """Run one chunk; the first time, choose the size of the following ones from its largest activation."""
+        if self.chunk_size is not None:
+            return self.source.run(chunk, rows, self.output)
+        watched = [m for m in self.source.network.modules() if not any(True for _ in m.children())]
+        handles = [module.register_forward_hook(self._watch) for module in watched]
+        outputs = self.source.run(chunk, rows, self.output)
+        for handle in handles:
+            handle.remove()
+        limit = LARGEST_ACTIVATION.get(outputs.device.type, LARGEST_ACTIVATION["cuda"])
+        self.chunk_size = max(1, int(limit * (rows[1] - rows[0]) / max(self.largest, 1)))
+        return outputs
+
+    def _watch(self, module: nn.Module, args: Any, result: Any) -> None:
+        if isinstance(result, Tensor):
+            self.largest = max(self.largest, result.nbytes)
+
+
+def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: int, keep_samples: bool) -> Prediction:
+    """Predict for one block of rows."""
+    rows = leading_rows(x)
+    if not rows:
+        raise ValueError("expected inputs with rows on the first axis of their first tensor, got none")
+    runner.source.forget()
+    running = RunningUncertainty(likelihood.measure)
+    kept: list[tuple[Tensor, Tensor]] = []
+    for index in range(samples if runner.source.stochastic else 1):
+        mean, own = likelihood.predictive(runner.run(x, rows, index))
+        running.add(mean, own)
+        if keep_samples:
+            kept.append((mean, own))
+    if keep_samples and not runner.source.stochastic:
+        kept = kept * samples
+    result = running.result()
+    return Prediction(
+        mean=result.mean,
+        total=result.total,
+        aleatoric=result.aleatoric,
+        epistemic=result.epistemic,
+        samples=torch.stack([mean for mean, _ in kept]) if keep_samples else None,
+        noise=torch.stack([own for _, own in kept]) if keep_samples and likelihood.measure == "variance" else None,
+        likelihood=likelihood,
+    )
+
+
+def _blocks(x: Inputs | DataLoader[Any], model: nn.Module) -> Iterator[Inputs]:
+    """Yield inputs on the model's device: all at once, or batch by batch from a loader."""
+    device = _device(model)
+    if not isinstance(x, DataLoader):
+        yield to_device(x, device)
+        return
+    for batch in x:
+        inputs = batch if isinstance(batch, (Tensor, Mapping)) else batch[0]
+        yield to_device(inputs, device)
+
+
+def _device(model: nn.Module) -> torch.device:
+    tensor = next((*model.parameters(), *model.buffers()).__iter__(), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+def _check(samples: int, chunk_size: int | None, noise: str) -> None:
+    if not (isinstance(samples, int) and samples >= 1):
+        raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
+    if chunk_size is not None and not (isinstance(chunk_size, int) and chunk_size >= 1):
+        raise ValueError(f"expected chunk_size to be a whole number of at least 1 or None, got {chunk_size!r}")
+    if noise not in ("function", "activation"):
+        raise ValueError(f"expected noise to be one of function, activation, got {noise!r}")

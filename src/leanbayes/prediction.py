@@ -1,0 +1,109 @@
+"""`Prediction`: one record for every method and every task."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leanbayes.likelihoods import Gaussian, Likelihood
+
+# S draws, B rows, C classes, D targets
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model predicts, how unsure it is, and of what kind the uncertainty is.
+
+    Attributes:
+        mean: class probabilities (B, C, ...), probabilities of yes, or means of targets (B, D).
+        total: predictive entropy in nats (B, ...), or variance (B, D); aleatoric + epistemic.
+        aleatoric: what the data leave open: mean entropy (variance) of the draws.
+        epistemic: what the model does not know: mutual information, or variance between the draws.
+        samples: predictions of the draws (S, B, ...), None if they were not kept.
+        noise: variances of the draws (S, B, D), for Gaussian likelihoods.
+        likelihood: how outputs were read.
+    """
+
+    mean: Tensor
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    samples: Tensor | None
+    noise: Tensor | None
+    likelihood: Likelihood
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the prediction: of the target (regression), of each probability between draws."""
+        if isinstance(self.likelihood, Gaussian):
+            return self.total.sqrt()
+        return self._draws("the spread of probabilities").std(0, correction=0)
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return log p(y) = log mean_s p(y | draw s) for every target."""
+        return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.noise, y)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the central interval that holds a real target with probability `level`.
+
+        With samples: quantiles of the mixture of the draws' Gaussians. Without: of the Gaussian with the same mean
+        and variance.
+        """
+        if not isinstance(self.likelihood, Gaussian):
+            raise TypeError("an interval needs real targets (lb.Gaussian); this prediction is over classes")
+        if not 0 < level < 1:
+            raise ValueError(f"expected a level between 0 and 1, got {level!r}")
+        tails = ((1 - level) / 2, (1 + level) / 2)
+        low, high = (self._quantile(tail) for tail in tails)
+        return low, high
+
+    def reject(self, coverage: float) -> Tensor:
+        """Return which rows to hand to somebody else (B,): all but the `coverage` share that is least uncertain."""
+        if not 0 <= coverage <= 1:
+            raise ValueError(f"expected a coverage between 0 and 1, got {coverage!r}")
+        per_row = self.total.flatten(1).mean(1) if self.total.dim() > 1 else self.total
+        rejected = torch.ones_like(per_row, dtype=torch.bool)
+        rejected[per_row.argsort(stable=True)[: round(coverage * len(per_row))]] = False
+        return rejected
+
+    def to(self, device: torch.device | str) -> Prediction:
+        """Return the same prediction on another device."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
+
+    def _draws(self, what: str) -> Tensor:
+        if self.samples is None:
+            raise ValueError(f"{what} needs the draws; call predict with keep_samples=True")
+        return self.samples
+
+    def _quantile(self, level: float) -> Tensor:
+        """Find where the predictive distribution function is `level`, by bisection between the draws' quantiles."""
+        means = self.mean[None] if self.samples is None else self.samples
+        stds = self.total[None].sqrt() if self.noise is None else self.noise.sqrt()
+        z = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64)).item()
+        each = means + z * stds
+        low, high = each.amin(0), each.amax(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = torch.special.ndtr((middle - means) / stds).mean(0) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+
+def concatenate(parts: list[Prediction]) -> Prediction:
+    """Join predictions of consecutive rows into one."""
+    first = parts[0]
+    return Prediction(
+        mean=torch.cat([part.mean for part in parts]),
+        total=torch.cat([part.total for part in parts]),
+        aleatoric=torch.cat([part.aleatoric for part in parts]),
+        epistemic=torch.cat([part.epistemic for part in parts]),
+        samples=None if first.samples is None else torch.cat([part._draws("joining") for part in parts], 1),
+        noise=None if first.noise is None else torch.cat([p.noise for p in parts if p.noise is not None], 1),
+        likelihood=first.likelihood,
+    )

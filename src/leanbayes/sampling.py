@@ -1,0 +1,252 @@
+"""What the next forward pass means: the one stateful object, `Draws`, and the context manager `draws`.
+
+A converted model has one `Draws`, which all its stochastic layers share. A pass begins when the model is called
+(a hook on its root says so) and then means one of two things:
+
+* outside `draws`: every row of the batch has noise of its own from torch's global generator, and components are
+  dealt to the rows in balanced blocks;
+* inside `draws(model, seed=..., index=...)`: one function for all rows. Its noise depends on the seed, the index
+  and the layer's path alone, hence on no device, batch, chunk or order of rows.
+
+Noise is made before a layer uses it and layers only read tensors, so compiled graphs see no generator, and a
+layer that is called twice in a pass (tied layers, activation checkpointing) sees the same noise twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import distributed, nn, Tensor
+
+from leanbayes.distributions.assignment import blocks
+from leanbayes.inputs import leading_rows
+
+
+class Sampled(Protocol):
+    """What `Draws` needs to know of a stochastic layer."""
+
+    draws: Draws
+    path: str
+    components: int
+    row_noise: bool
+
+    @property
+    def device(self) -> torch.device:
+        """Where the layer's parameters are."""
+
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """Draw standard noise for `rows` rows, first axis first; the generator is on the CPU."""
+
+
+class Reading(NamedTuple):
+    """What a layer is told for one call.
+
+    Attributes:
+        component: index into the layer's components, (R,) with R = 1 or the number of rows; None: average them.
+        noise: the layer's noise; None: use centres instead of samples.
+        width: share of the channels to keep, for layers that order their channels; None: as the method draws it.
+    """
+
+    component: Tensor | None
+    noise: tuple[Tensor, ...] | None
+    width: float | int | None
+
+
+@dataclass
+class Draws:
+    """The meaning of the current pass. Layers ask `read`; nothing else in a converted model has state.
+
+    Attributes:
+        components: the least common multiple of the layers' component counts.
+        rows: rows of the caller's batch in the current pass, None where unknown.
+        component: component index by row (R,) for the current pass.
+        noise: noise of the current pass by layer path.
+        fixed: inside `draws`: passes reuse `component` and `noise` instead of renewing them.
+        mean: use the centres of the posteriors.
+        width: share of channels for layers that order theirs.
+        plan: components of the rows of coming passes, where the caller has decided them (`elbo` does).
+        key: seed, index and ordinal of seeded noise per row, which is drawn when a layer first asks.
+        live: a pass is under way.
+    """
+
+    components: int = 1
+    rows: int | None = None
+    component: Tensor | None = None
+    noise: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    fixed: bool = False
+    mean: bool = False
+    width: float | int | None = None
+    plan: Tensor | None = None
+    key: tuple[int, int, int] | None = None
+    live: bool = False
+
+    def attach(self, root: nn.Module) -> None:
+        """Watch the root of a model: its call begins a pass, its return ends it."""
+        root.register_forward_pre_hook(self.begin, with_kwargs=True)
+        root.register_forward_hook(self.end)
+
+    def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin a pass: outside `draws`, forget the last one."""
+        self.live = True
+        if not self.fixed:
+            self.component = self.plan
+        if not self.fixed or self.key is not None:
+            self.rows = leading_rows((args, kwargs))
+            self.noise = {}
+
+    def end(self, module: nn.Module, args: Any, output: Any) -> None:
+        """End a pass. What was drawn is kept: activation checkpointing will ask again during backward."""
+        self.live = False
+
+    def read(self, layer: Sampled, rows: int) -> Reading:
+        """Tell a layer its components and noise; `rows` is the number of rows that it sees itself."""
+        if self.mean:
+            return Reading(self.component, None, self.width)
+        if not (self.fixed or self.live or _in_backward()):
+            # A submodule called on its own: this call is the whole pass.
+            component = blocks(rows, self.components, device=layer.device)
+            return Reading(component % layer.components, layer.draw_noise(rows, None), self.width)
+        rows = rows if self.rows is None else self.rows
+        if self.component is None:
+            self.component = deal(rows, self.components, layer.device)
+        if layer.path not in self.noise:
+            self.noise[layer.path] = _fresh_noise(layer, rows)
+        return Reading(self.component % layer.components, self.noise[layer.path], self.width)
+
+
+@contextmanager
+def draws(
+    model: nn.Module,
+    *,
+    seed: int | None = None,
+    index: int = 0,
+    component: int | None = None,
+    width: float | int | None = None,
+    shared: bool = True,
+    mean: bool = False,
+) -> Iterator[nn.Module]:
+    """Fix what a forward pass of `model` means while the context is open.
+
+    Args:
+        model: a converted model; for a plain one the context does nothing.
+        seed: with `index`, names the draw; None takes a seed and a component from torch's global generator.
+        index: number of the draw; draw i uses component i mod K.
+        component: use this component instead.
+        width: share (float) or number (int) of channel groups to keep, for layers that order their channels.
+        shared: one function for all rows (the default), or noise per row.
+        mean: use the centres of the posteriors, of one component or averaged over all.
+
+    Example:
+        >>> with draws(bnn, seed=0, index=3):
+        ...     y = bnn(x)                      # the same function whenever it is called
+    """
+    owners = draws_of(model)
+    _check_component(component, owners)
+    if seed is None:
+        seed = int(torch.randint(2**62, ()))
+        index = seed if component is None else index
+    with ExitStack() as stack:
+        for ordinal, (state, layers) in enumerate(owners):
+            device = layers[0].device
+            chosen = None if mean and component is None else index if component is None else component
+            fixed = replace(
+                state,
+                fixed=True,
+                rows=1 if shared else None,
+                component=None if chosen is None else torch.tensor([chosen], device=device),
+                noise={},
+                key=None if shared else (seed, index, ordinal),
+                mean=mean,
+                width=width,
+            )
+            if shared and not mean:
+                fixed.noise = {
+                    layer.path: layer.draw_noise(1, _generator(seed, index, ordinal, layer.path)) for layer in layers
+                }
+            stack.enter_context(_as(state, fixed))
+        yield model
+
+
+@contextmanager
+def assigned(model: nn.Module, component: Tensor) -> Iterator[None]:
+    """Fix the component of every row of the coming passes; noise stays fresh per row."""
+    with ExitStack() as stack:
+        for state, _ in draws_of(model):
+            stack.enter_context(_as(state, replace(state, plan=component)))
+        yield
+
+
+def draws_of(model: nn.Module) -> list[tuple[Draws, list[Any]]]:
+    """Return every `Draws` in a model with its layers; more than one where converted models were put together."""
+    found: dict[int, tuple[Draws, list[Any]]] = {}
+    for module in model.modules():
+        state = getattr(module, "draws", None)
+        if isinstance(state, Draws):
+            found.setdefault(id(state), (state, []))[1].append(module)
+    return list(found.values())
+
+
+def components_of(model: nn.Module) -> int:
+    """Return how many components a model cycles through; 1 for a plain model."""
+    return math.lcm(1, *(state.components for state, _ in draws_of(model)))
+
+
+def deal(rows: int, components: int, device: torch.device) -> Tensor:
+    """Deal the components out to this process's rows of the global batch."""
+    rank, world = _rank_and_world()
+    return blocks(rows, components, rank=rank, world=world, device=device)
+
+
+@contextmanager
+def _as(state: Draws, other: Draws) -> Iterator[None]:
+    """Give `state` the contents of `other` for a while; layers keep pointing at the same object."""
+    saved = dict(state.__dict__)
+    state.__dict__.update(other.__dict__)
+    try:
+        yield
+    finally:
+        state.__dict__.update(saved)
+
+
+def _fresh_noise(layer: Sampled, rows: int) -> tuple[Tensor, ...]:
+    """Draw a layer's noise for this pass: seeded by row, or from torch's global generator."""
+    if layer.draws.key is not None:
+        return layer.draw_noise(rows, _generator(*layer.draws.key, layer.path))
+    rank, world = _rank_and_world()
+    if world == 1 or not layer.row_noise:
+        return layer.draw_noise(rows, None)
+    # Noise of the global batch, of which this process takes its rows: equal seeds on all ranks do not mean equal noise.
+    return tuple(noise[rank::world] for noise in layer.draw_noise(rows * world, None))
+
+
+def _generator(seed: int, index: int, ordinal: int, path: str) -> torch.Generator:
+    """Make a generator from the name of a draw and of a layer; a hash keeps neighbouring names independent."""
+    digest = hashlib.blake2b(f"{seed}/{index}/{ordinal}/{path}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _rank_and_world() -> tuple[int, int]:
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1
+
+
+def _in_backward() -> bool:
+    """Say whether autograd is running: activation checkpointing then repeats the last pass."""
+    if torch.compiler.is_compiling():
+        return False
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _check_component(component: int | None, owners: list[tuple[Draws, list[Any]]]) -> None:
+    if component is None:
+        return
+    count = max((layer.components for _, layers in owners for layer in layers), default=1)
+    if not 0 <= component < count:
+        raise ValueError(f"expected a component from 0 to {count - 1}, got {component}")

@@ -1,0 +1,111 @@
+"""What `convert` did: every converted and every skipped layer, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import nn
+
+from leanbayes.convert import LIKELIHOOD, stochastic_layers, unwrap
+from leanbayes.layers.family import OPAQUE, refusal
+from leanbayes.methods.base import StochasticLayer
+
+
+class Row(NamedTuple):
+    """One layer: its path and type, the method it carries or the reason why it carries none."""
+
+    path: str
+    kind: str
+    method: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The layers of a model and the cost of its posterior; `print` it.
+
+    Attributes:
+        rows: every layer, converted or not.
+        nodes: random variables of one draw; for implicit nodes the input nodes of the network.
+        parameters: parameters of the network without its posterior.
+        extra_parameters: parameters of the posterior.
+    """
+
+    rows: tuple[Row, ...]
+    nodes: int
+    parameters: int
+    extra_parameters: int
+
+    @property
+    def converted(self) -> int:
+        """Number of stochastic layers."""
+        return sum(row.method is not None for row in self.rows)
+
+    @property
+    def total(self) -> int:
+        """Number of layers."""
+        return len(self.rows)
+
+    @property
+    def extra_percent(self) -> float:
+        """Parameters of the posterior in percent of the network's."""
+        return 100 * self.extra_parameters / max(self.parameters, 1)
+
+    @property
+    def headline(self) -> str:
+        """The line to quote."""
+        names = sorted({row.method for row in self.rows if row.method}) or ["plain"]
+        return (
+            f"{' + '.join(names)}: {self.converted} of {self.total} layers, "
+            f"{self.extra_percent:.2f} % extra parameters ({self.extra_parameters:,} on {self.parameters:,}), "
+            f"{self.nodes:,} random nodes"
+        )
+
+    def __str__(self) -> str:
+        """Return a table with one line a layer and the headline below."""
+        cells = [(row.path or "(root)", row.kind, row.method or f"- {row.reason}") for row in self.rows]
+        wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(2)]
+        lines = [f"{path:<{wide[0]}}  {kind:<{wide[1]}}  {what}".rstrip() for path, kind, what in cells]
+        return "\n".join([*lines, self.headline])
+
+
+def summary(model: nn.Module) -> Summary:
+    """Summarise a model: which layers are stochastic, which are not and why, and what it costs.
+
+    Example:
+        >>> print(lb.summary(bnn).headline)
+        rank1: 21 of 52 layers, 0.73 % extra parameters (85,408 on 11,689,512), 9,475 random nodes
+    """
+    model = unwrap(model)
+    layers = list(stochastic_layers(model))
+    extra = sum(p.numel() for _, layer in layers for p in layer.posterior.parameters())
+    likelihood = sum(p.numel() for name, p in model.named_parameters() if name.startswith(LIKELIHOOD + "."))
+    return Summary(
+        rows=tuple(_rows("", model)),
+        nodes=sum(layer.nodes for _, layer in layers),
+        parameters=sum(p.numel() for p in model.parameters()) - extra - likelihood,
+        extra_parameters=extra,
+    )
+
+
+def _rows(path: str, module: nn.Module) -> list[Row]:
+    """List the layers below a module: a leaf, a stochastic layer or a composite that is not opened is one row."""
+    if isinstance(module, StochasticLayer):
+        return [Row(path, type(module.base).__name__, module.method.name, "")]
+    children = [(name, child) for name, child in module.named_children() if name != LIKELIHOOD]
+    inside = isinstance(module, OPAQUE) or nn.utils.parametrize.is_parametrized(module)
+    if inside or not children:
+        return [Row(path, type(module).__name__, None, _reason(module))]
+    rows = [row for name, child in children for row in _rows(f"{path}.{name}" if path else name, child)]
+    own = sum(p.numel() for p in module.parameters(recurse=False))
+    return rows if not own else [Row(path, type(module).__name__, None, "parameters of its own"), *rows]
+
+
+def _reason(module: nn.Module) -> str:
+    """Say why a layer carries no method."""
+    if isinstance(module, OPAQUE):
+        return "reads the weights of its children, which are left alone"
+    if not any(True for _ in module.parameters()):
+        return "no parameters"
+    return refusal(module) or "not chosen, or not a target of the method"
