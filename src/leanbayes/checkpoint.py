@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import warnings
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,7 +21,7 @@ from safetensors import safe_open, SafetensorError
 from safetensors.torch import save_file
 from torch import nn, Tensor
 
-from leanbayes.convert import convert, own_likelihood, stochastic_layers, unwrap
+from leanbayes.convert import convert, own_likelihood, stochastic_layers, unwrap, walk
 from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
@@ -184,11 +185,13 @@ def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], pa
     if not (isinstance(paths, list) and all(isinstance(p, str) for p in paths)):
         raise ValueError(f"the header of '{path}' is damaged (no paths)")
     wanted = set(paths)
-    model = convert(model, method, where=lambda name, layer: name in wanted)
-    missing = wanted - {name for name, _ in stochastic_layers(model)}
-    if missing:
-        raise ValueError(f"'{path}' has a layer '{min(missing)}' that this network does not have; is it another one?")
-    return model
+    missing = wanted - {name for name, layer in walk(model) if isinstance(layer, method.targets)}
+    if missing or not wanted:
+        name = min(missing, default="")
+        raise ValueError(f"'{path}' has a layer '{name}' that this network does not have; is it another one?")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what convert says of a fresh start does not concern a finished one
+        return convert(model, method, where=lambda name, layer: name in wanted)
 
 
 def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:

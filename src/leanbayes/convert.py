@@ -49,8 +49,6 @@ def convert(
     """
     if not isinstance(method, Method):
         raise TypeError(f"expected a method such as lb.Rank1(components=4), got {method!r}")
-    if copy:
-        model = copying.deepcopy(model)
     notice = method.notice()
     if notice:
         warnings.warn(notice, stacklevel=2)
@@ -58,10 +56,13 @@ def convert(
     refused = {path: reason for path, layer in candidates if (reason := refusal(layer)) is not None}
     chosen = choose(candidates, where)
     _complain(refused, chosen, explicit=where is not None)
-    new = {id(layer): (path, layer) for path, layer in candidates if path in chosen and path not in refused}
-    if not new:
+    chosen -= set(refused)
+    if not chosen:
         raise ValueError(_nothing_found(model, method, candidates))
-    root = _replace(model, _wrap_all(model, method, new))
+    if copy:
+        model = _copied(model)
+    layers = {id(layer): (path, layer) for path, layer in walk(model) if path in chosen}
+    root = _replace(model, _wrap_all(model, method, layers))
     if likelihood is not None:
         root.add_module(LIKELIHOOD, likelihood)
     return root
@@ -165,6 +166,16 @@ def substitute(model: nn.Module, layers: dict[int, nn.Module]) -> nn.Module:
 
 def _own(twin: nn.Module) -> nn.Module:
     return copying.deepcopy(twin)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copying.deepcopy(model)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the model cannot be copied ({str(error).splitlines()[0]}); give up hook-based weight_norm for "
+            "torch.nn.utils.parametrizations.weight_norm, or convert in place with copy=False"
+        ) from error
 
 
 def _wrap_all(model: nn.Module, method: Method, layers: dict[int, tuple[str, nn.Module]]) -> dict[int, StochasticLayer]:

@@ -94,8 +94,8 @@ def _rows(path: str, module: nn.Module) -> list[Row]:
     if isinstance(module, StochasticLayer):
         return [Row(path, type(module.base).__name__, module.method.name, "")]
     children = [(name, child) for name, child in module.named_children() if name != LIKELIHOOD]
-    inside = isinstance(module, OPAQUE) or nn.utils.parametrize.is_parametrized(module)
-    if inside or not children:
+    closed = isinstance(module, OPAQUE) or nn.utils.parametrize.is_parametrized(module) or _quantised(module)
+    if closed or not children:
         return [Row(path, type(module).__name__, None, _reason(module))]
     rows = [row for name, child in children for row in _rows(f"{path}.{name}" if path else name, child)]
     own = sum(p.numel() for p in module.parameters(recurse=False))
@@ -106,6 +106,12 @@ def _reason(module: nn.Module) -> str:
     """Say why a layer carries no method."""
     if isinstance(module, OPAQUE):
         return "reads the weights of its children, which are left alone"
+    if _quantised(module):
+        return "quantised"
     if not any(True for _ in module.parameters()):
         return "no parameters"
     return refusal(module) or "not chosen, or not a target of the method"
+
+
+def _quantised(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.ao.nn.")

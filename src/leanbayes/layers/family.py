@@ -39,7 +39,7 @@ class Family:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a record by the layer type it describes."""
-        return _TABLE.__getitem__, (self.kind,)
+        return _record, (self.kind,)
 
 
 def family_of(layer: nn.Module) -> Family | None:
@@ -52,6 +52,10 @@ def family_of(layer: nn.Module) -> Family | None:
         if isinstance(layer, kind) and _same_map(type(layer), kind):
             return family
     return None
+
+
+def _record(kind: type[nn.Module]) -> Family:
+    return _TABLE[kind]
 
 
 def refusal(layer: nn.Module) -> str | None:

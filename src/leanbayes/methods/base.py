@@ -127,6 +127,11 @@ class Method(abc.ABC):
     def wrap(self, layer: nn.Module) -> StochasticLayer:
         """Return the layer with noise around it."""
 
+    @classmethod
+    def examples(cls) -> dict[str, Method]:
+        """Return instances worth testing, by name: the defaults, and each option that changes the mathematics."""
+        return {"default": cls()}
+
     def notice(self) -> str | None:
         """Return a sentence the user should read before converting with these fields, if there is one."""
         return None

@@ -129,3 +129,8 @@ class ImplicitNodes(Method):
     @override
     def wrap(self, layer: nn.Module) -> ImplicitLayer:
         return ImplicitLayer(layer, self)
+
+    @override
+    @classmethod
+    def examples(cls) -> dict[str, Method]:
+        return {"default": cls(), "bias_node": cls(bias_node=True, components=3)}

@@ -137,7 +137,7 @@ class Rank1Layer(StochasticLayer):
         assert self.family.pool is not None
         pooled = self.family.pool(self.base, x if s is None else x * spread(s, x, axis, path), *args)
         # One value a group of output channels.
-        pooled = pooled.repeat_interleave(y.shape[axis] // pooled.shape[axis], axis)
+        pooled = pooled.to(y.dtype).repeat_interleave(y.shape[axis] // pooled.shape[axis], axis)
         gain = self.posterior.unit * (pooled.new_ones(1, y.shape[axis]) if r is None else r)
         y = torch.addcmul(y, pooled, spread(gain, y, axis, path))
         return y if bias is None else y + spread(bias, y, axis, path)
@@ -216,6 +216,18 @@ class Rank1(Method):
     @override
     def wrap(self, layer: nn.Module) -> Rank1Layer:
         return Rank1Layer(layer, self, self)
+
+    @override
+    @classmethod
+    def examples(cls) -> dict[str, Method]:
+        return {
+            "default": cls(),
+            "cauchy": cls(posterior="cauchy", prior="cauchy"),
+            "log_normal": cls(posterior="log_normal", prior="half_cauchy"),
+            "input": cls(factors="input", component_bias=False, kl_over="sum"),
+            "output": cls(factors="output", components=1),
+            "additive": cls(perturbation="additive", components=3),
+        }
 
     @override
     def notice(self) -> str | None:

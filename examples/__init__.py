@@ -1,0 +1,1 @@
+"""Short programs that show what leanbayes does; run one with `python -m examples.<name>`."""

@@ -1,0 +1,113 @@
+"""Implicit nodes on y = x^3 with 30 points: networks of 1 to 5 hidden layers of 256 ReLU units (figure 1 of the paper).
+
+You will see five panels with the data in red and the prediction in blue: its mean, +-2 standard deviations of what the
+model does not know (dark) and of that plus the noise (light). The deepest network fits as well as the shallowest and
+keeps its spread: small between the data, several times larger beyond them. Straight lines are how ReLU networks go on
+beyond the data, so the curve leaves the band there: more doubt does not make the extrapolation right.
+
+The data are the usual toy: x uniform on [-4, 4], noise of standard deviation 3, shown on [-6, 6]. About a minute:
+`python -m examples.x_cubed` writes x_cubed.png and x_cubed.json to runs/examples.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import nn, Tensor
+
+import leanbayes as lb
+
+NOISE, X_UNIT, Y_UNIT = 3.0, 4 / 3**0.5, 64 / 7**0.5  # units: standard deviations of x and of x^3 on [-4, 4]
+LIKELIHOOD = lb.Gaussian(std=NOISE / Y_UNIT)
+METHOD = lb.ImplicitNodes(components=8, prior_std=0.3, init_spread=0.75)
+
+
+def make_data(seed: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(seed)
+    x = torch.rand(30, 1) * 8 - 4
+    return x, x**3 + NOISE * torch.randn_like(x)
+
+
+def fit(depth: int, x: Tensor, y: Tensor, steps: int) -> nn.Module:
+    bnn = lb.convert(lb.models.MLP(1, 1, hidden=(256,) * depth), METHOD)
+    opt = torch.optim.Adam(lb.parameter_groups(bnn, lr=1e-3, posterior_lr=1e-2))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
+    for _ in range(steps):
+        terms = lb.elbo(bnn, x / X_UNIT, y / Y_UNIT, LIKELIHOOD, num_data=len(x), tile=True)
+        opt.zero_grad()
+        terms.loss.backward()
+        opt.step()
+        schedule.step()
+    return bnn
+
+
+def rms(values: Tensor) -> float:
+    return round(values.square().mean().sqrt().item(), 3)
+
+
+def predict(bnn: nn.Module, x: Tensor, samples: int) -> dict[str, Tensor]:
+    """Return mean and standard deviations in the units of y."""
+    p = lb.predict(bnn, x / X_UNIT, LIKELIHOOD, samples=samples)
+    return {"mean": p.mean * Y_UNIT, "epistemic": p.epistemic.sqrt() * Y_UNIT, "total": p.total.sqrt() * Y_UNIT}
+
+
+def draw_panels(x: Tensor, y: Tensor, grid: Tensor, bands: dict[int, dict[str, Tensor]], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, len(bands), figsize=(3.2 * len(bands), 6.4), sharey="row", squeeze=False)
+    for column, (depth, band) in enumerate(bands.items()):
+        for axis, power in zip(axes[:, column], (0, 3), strict=True):
+            curve, at_data = (grid**3, x**3) if power else (0 * grid, 0 * x)
+            for name, colour in (("total", "#cfe2f3"), ("epistemic", "#6fa8dc")):
+                low, high = ((band["mean"] + sign * band[name] - curve).flatten() for sign in (-2, 2))
+                axis.fill_between(grid.flatten(), low, high, color=colour, lw=0, label=f"±2 std, {name}")
+            axis.plot(grid, band["mean"] - curve, color="navy", label="mean")
+            axis.plot(grid, grid**3 - curve, "--", color="grey", lw=1, label="x³")
+            axis.plot(x, y - at_data, "o", color="red", ms=3, label="data")
+        axes[0, column].set(title=f"{depth} hidden layer{'s' * (depth > 1)}", xlim=(-6, 6), ylim=(-170, 170))
+        axes[1, column].set(xlabel="x", xlim=(-4.5, 4.5), ylim=(-15, 15))
+    axes[0, 0].set_ylabel("y")
+    axes[1, 0].set_ylabel("y - x³, among the data")
+    axes[0, 0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(
+    *,
+    depths: Sequence[int] = (1, 2, 3, 4, 5),
+    steps: int = 1200,
+    samples: int = 64,
+    seed: int = 0,
+    folder: Path = Path("runs/examples"),
+) -> list[dict[str, float]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    x, y = make_data(seed)
+    grid = torch.linspace(-6, 6, 241)[:, None]
+    inside, outside = grid.abs() <= 4, grid.abs() > 5
+    bands: dict[int, dict[str, Tensor]] = {}
+    rows: list[dict[str, float]] = []
+    for depth in depths:
+        bnn = fit(depth, x, y, steps)
+        band, at_data = predict(bnn, grid, samples), predict(bnn, x, samples)
+        bands[depth] = band
+        rows.append(
+            {
+                "depth": depth,
+                "rmse_data": rms(at_data["mean"] - y),
+                "rmse_curve": rms((band["mean"] - grid**3)[inside]),
+                "epistemic_inside": rms(band["epistemic"][inside]),
+                "epistemic_outside": rms(band["epistemic"][outside]),
+                "data_in_band": ((at_data["mean"] - y).abs() <= 2 * at_data["total"]).float().mean().item(),
+            }
+        )
+        print("  ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
+    draw_panels(x, y, grid, bands, folder / "x_cubed.png")
+    (folder / "x_cubed.json").write_text(json.dumps({"method": METHOD.fields(), "steps": steps, "rows": rows}, indent=1))
+    return rows
+
+
+if __name__ == "__main__":
+    main()

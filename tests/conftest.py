@@ -1,0 +1,28 @@
+"""Shared fixtures: one thread, a restored generator, and where the real data are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    """Start every test from the same state of torch's generator, and restore it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@pytest.fixture
+def data_root() -> Path:
+    """Return the folder with the real data sets, or skip."""
+    root = os.environ.get("LEANBAYES_DATA")
+    if not root or not Path(root).is_dir():
+        pytest.skip("needs the data folder: set LEANBAYES_DATA")
+    return Path(root)

@@ -1,0 +1,90 @@
+"""The two axes of the contract suite: every method with its examples, and every kind of layer with its options."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn, Tensor
+
+import leanbayes as lb
+from leanbayes.methods import all_methods
+from leanbayes.methods.base import Method
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer to convert, and the shape of one row of its input."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    row: tuple[int, ...]
+
+    def inputs(self, rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.randn(rows, *self.row, generator=torch.Generator().manual_seed(7)).to(dtype)
+
+
+LAYERS = [
+    Layer("linear", lambda: nn.Linear(5, 4), (5,)),
+    Layer("linear_tokens", lambda: nn.Linear(5, 4, bias=False), (3, 5)),
+    Layer("conv1d", lambda: nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2), (4, 9)),
+    Layer("conv2d", lambda: nn.Conv2d(3, 4, 3), (3, 6, 6)),
+    Layer("conv2d_options", lambda: nn.Conv2d(4, 6, (3, 2), 2, 2, 1, 2, False, padding_mode="reflect"), (4, 7, 6)),
+    Layer("conv2d_depthwise", lambda: nn.Conv2d(4, 4, 3, padding="same", groups=4, dilation=2), (4, 6, 6)),
+    Layer("conv3d", lambda: nn.Conv3d(2, 4, (1, 2, 3), padding=1, padding_mode="circular"), (2, 3, 4, 5)),
+    Layer("conv_transpose1d", lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1, groups=2), (4, 5)),
+    Layer("conv_transpose2d", lambda: nn.ConvTranspose2d(4, 6, (2, 3), stride=2, groups=2, bias=False), (4, 3, 4)),
+    Layer("conv_transpose3d", lambda: nn.ConvTranspose3d(2, 3, 2, stride=2, dilation=1), (2, 2, 3, 2)),
+    Layer("batch_norm", lambda: nn.BatchNorm2d(3), (3, 4, 4)),
+    Layer("layer_norm", lambda: nn.LayerNorm(5), (3, 5)),
+    Layer("group_norm", lambda: nn.GroupNorm(2, 4), (4, 3)),
+    Layer("instance_norm", lambda: nn.InstanceNorm1d(4, affine=True), (4, 6)),
+    Layer("rms_norm", lambda: nn.RMSNorm(5), (5,)),
+]
+
+
+def documented_method() -> type[Method]:
+    """Run the method that docs/new_method.md shows, as a module of its own."""
+    source = re.search(r"```python\n(.*?)```", (DOCS / "new_method.md").read_text(), re.DOTALL)
+    assert source is not None
+    module = sys.modules.setdefault("documented_method", types.ModuleType("documented_method"))
+    exec(source.group(1), module.__dict__)  # our own documentation
+    return module.__dict__["Damped"]
+
+
+METHODS: dict[str, Method] = {
+    f"{name}:{example}": method
+    for name, kind in (all_methods() | {"damped": documented_method()}).items()
+    for example, method in kind.examples().items()
+}
+
+
+def skips() -> list[tuple[str, str, str]]:
+    """Read the table of skips: method, check, layer (or `example:layer`)."""
+    rows = [line.split("|")[1:4] for line in (DOCS / "contract_skips.md").read_text().splitlines() if line[:1] == "|"]
+    return [tuple(cell.strip() for cell in row) for row in rows[2:]]
+
+
+def skip_if_listed(method: str, check: str, layer: Layer) -> None:
+    """Skip a pair that the documented table lists; every other pair must run."""
+    name, _, example = method.partition(":")
+    for m, c, where in skips():
+        full = where if ":" in where else f"*:{where}"
+        if fnmatchcase(name, m) and fnmatchcase(check, c) and fnmatchcase(f"{example}:{layer.name}", full):
+            pytest.skip(f"docs/contract_skips.md: {m} | {c} | {where}")
+
+
+def converted(method: str, layer: Layer, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, nn.Module]:
+    """Return a fresh layer, in a container, and its conversion."""
+    torch.manual_seed(0)
+    net = nn.Sequential(layer.make()).to(dtype)
+    return net, lb.convert(net, METHODS[method])

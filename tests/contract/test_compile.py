@@ -1,0 +1,51 @@
+"""`torch.compile(fullgraph=True)` with noise on: the eager numbers, and no recompilation when the draw changes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo as dynamo
+
+import leanbayes as lb
+
+from .cases import converted, LAYERS, METHODS, skip_if_listed
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    dynamo.reset()
+    yield
+    dynamo.reset()
+
+
+def check(bnn, x, backend):
+    compiled = torch.compile(bnn, fullgraph=True, backend=backend)
+    components = next(layer for _, layer in lb.stochastic_layers(bnn)).components
+    for index in range(12):
+        with lb.draws(bnn, seed=0, index=index), dynamo.config.patch(error_on_recompile=index > 0):
+            torch.testing.assert_close(compiled(x), bnn(x), atol=1e-5, rtol=1e-5)
+    for component in range(components):
+        with lb.draws(bnn, seed=1, component=component), dynamo.config.patch(error_on_recompile=True):
+            torch.testing.assert_close(compiled(x), bnn(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_compiled_draws_equal_eager_ones_without_recompiling(method, layer):
+    skip_if_listed(method, "compile", layer)
+    _, bnn = converted(method, layer)
+    check(bnn, layer.inputs(4), "aot_eager")
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name.endswith(":default")])
+def test_inductor_gives_the_eager_numbers_and_fresh_noise_per_row(method):
+    _, bnn = converted(method, LAYERS[3])
+    x = LAYERS[3].inputs(4)
+    check(bnn, x, "inductor")
+    compiled = torch.compile(bnn, fullgraph=True, backend="aot_eager")
+    x = x[:1].expand(7, -1, -1, -1)
+    first, second = compiled(x), compiled(x)
+    assert not torch.equal(first[0], first[6])
+    first.sum().backward()
+    assert all(p.grad is not None for p in bnn.parameters())
+    assert second.shape == first.shape

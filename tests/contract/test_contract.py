@@ -1,0 +1,174 @@
+"""Every method over every kind of layer: the contract of docs/design and of `methods/base.py`."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.methods.base import StochasticLayer
+
+from .cases import converted, LAYERS, METHODS, skip_if_listed
+
+# S draws, B rows, K components
+pairs = pytest.mark.parametrize(
+    ("method", "layer"),
+    [(method, layer) for method in METHODS for layer in LAYERS],
+    ids=[f"{method}-{layer.name}" for method in METHODS for layer in LAYERS],
+)
+methods = pytest.mark.parametrize("method", METHODS)
+LINEAR = LAYERS[0]
+
+
+@pairs
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_output_keeps_shape_and_dtype_for_any_batch(method, layer, dtype):
+    skip_if_listed(method, "shape", layer)
+    net, bnn = converted(method, layer, dtype)
+    plain = lb.draw(bnn)
+    for rows in (1, 2, 7):  # fewer rows than components, and numbers that they do not divide
+        x = layer.inputs(rows, dtype)
+        for y in (bnn(x), plain(x)):
+            assert y.shape == net(x).shape
+            assert y.dtype == dtype
+            assert y.isfinite().all()
+
+
+@pairs
+def test_bfloat16_autocast_keeps_activations_in_bfloat16(method, layer):
+    skip_if_listed(method, "autocast", layer)
+    _, bnn = converted(method, layer)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = bnn(layer.inputs(4))
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in bnn.parameters() if p.grad is not None)
+
+
+@pairs
+def test_kl_is_a_pure_finite_number_of_nats(method, layer):
+    skip_if_listed(method, "kl", layer)
+    _, bnn = converted(method, layer)
+    before = lb.kl(bnn)
+    bnn(layer.inputs(3))
+    assert before.dtype == torch.float32
+    assert before.shape == ()
+    assert before.isfinite()
+    assert before >= 0
+    assert torch.equal(before, lb.kl(bnn))
+
+
+@pairs
+def test_every_trainable_parameter_gets_a_gradient(method, layer):
+    skip_if_listed(method, "gradients", layer)
+    _, bnn = converted(method, layer)
+    (bnn(layer.inputs(8)).square().sum() + lb.kl(bnn)).backward()
+    missing = [n for n, p in bnn.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
+    assert not missing
+
+
+@pairs
+def test_frozen_draw_equals_the_stochastic_pass_of_that_draw(method, layer):
+    skip_if_listed(method, "freeze", layer)
+    _, bnn = converted(method, layer)
+    x = layer.inputs(5)
+    for index in range(3):
+        with lb.draws(bnn, seed=3, index=index):
+            stochastic = bnn(x)
+        plain = lb.draw(bnn, seed=3, index=index)
+        assert not any(isinstance(m, StochasticLayer) for m in plain.modules())
+        torch.testing.assert_close(plain(x), stochastic, atol=1e-5, rtol=1e-5)
+
+
+@pairs
+def test_mean_of_a_fresh_conversion_is_the_network_itself(method, layer):
+    skip_if_listed(method, "mean", layer)
+    net, bnn = converted(method, layer)
+    x = layer.inputs(5)
+    torch.testing.assert_close(lb.mean(bnn)(x), net(x), atol=1e-5, rtol=1e-5)
+    with lb.draws(bnn, mean=True):
+        torch.testing.assert_close(bnn(x), net(x), atol=1e-5, rtol=1e-5)
+
+
+@pairs
+def test_monte_carlo_moments_agree_with_the_mean_network_and_with_frozen_draws(method, layer):
+    skip_if_listed(method, "moments", layer)
+    _, bnn = converted(method, layer)
+    x, n = layer.inputs(1), 4000
+    with torch.no_grad(), lb.draws(bnn, seed=0, component=0, shared=False):
+        rows = bnn(x.expand(n, *x.shape[1:])).flatten(1).double()
+    expected = lb.mean(bnn, component=0)(x).flatten().double()
+    error = rows.std(0) / n**0.5
+    # a family of a few dozen outputs: five standard errors each
+    assert ((rows.mean(0) - expected).abs() <= 5 * error + 1e-5).all()
+    with torch.no_grad():
+        frozen = torch.stack([lb.draw(bnn, seed=1, index=i, component=0)(x).flatten() for i in range(400)]).double()
+    gap = rows.var(0) - frozen.var(0)
+    fourth = (rows - rows.mean(0)).pow(4).mean(0)
+    error = ((fourth - rows.var(0).square()).clamp(min=0) * (1 / n + 1 / 400)).sqrt()
+    assert (gap.abs() <= 5 * error + 1e-7).all()
+
+
+@pairs
+def test_round_trips_keep_every_draw(method, layer, tmp_path):
+    skip_if_listed(method, "round_trip", layer)
+    net, bnn = converted(method, layer)
+    x = layer.inputs(3)
+    expected = lb.draw(bnn, seed=2)(x)
+    fresh = lb.convert(net, METHODS[method])
+    fresh.load_state_dict(bnn.state_dict())
+    lb.save(bnn, tmp_path / "m.safetensors")
+    loaded = lb.load(tmp_path / "m.safetensors", net, method=METHODS[method])
+    for twin in (fresh, loaded, pickle.loads(pickle.dumps(bnn)), copy.deepcopy(bnn)):
+        torch.testing.assert_close(lb.draw(twin, seed=2)(x), expected, atol=0, rtol=0)
+
+
+@pairs
+def test_plain_checkpoint_loads_and_only_posterior_keys_are_missing(method, layer):
+    skip_if_listed(method, "plain_checkpoint", layer)
+    _, bnn = converted(method, layer)
+    other = nn.Sequential(layer.make())
+    result = bnn.load_state_dict(other.state_dict(), strict=False)
+    assert not result.unexpected_keys
+    assert all(".posterior." in key for key in result.missing_keys)
+    torch.testing.assert_close(lb.mean(bnn)(layer.inputs(2)), other(layer.inputs(2)), atol=1e-5, rtol=1e-5)
+
+
+@methods
+def test_a_layer_used_twice_has_one_posterior_one_kl_and_one_draw(method):
+    torch.manual_seed(0)
+    shared = nn.Linear(5, 5)
+    net = nn.Sequential(shared, nn.Tanh(), shared)
+    bnn = lb.convert(net, METHODS[method])
+    assert bnn[0] is bnn[2]
+    assert len(list(lb.stochastic_layers(bnn))) == 1
+    torch.testing.assert_close(lb.kl(bnn), bnn[0].kl())
+    x = torch.randn(4, 5)
+    seen = []
+    handle = bnn[0].register_forward_hook(lambda layer, args, y: seen.append(layer.draws.noise[layer.path]))
+    bnn(x)
+    handle.remove()
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+    plain = lb.draw(bnn)
+    assert plain[0] is plain[2]
+    with lb.draws(bnn, seed=0):
+        expected = bnn(x)
+    torch.testing.assert_close(lb.draw(bnn, seed=0)(x), expected, atol=1e-5, rtol=1e-5)
+
+
+@methods
+def test_sampling_is_independent_of_train_and_eval_mode(method):
+    _, bnn = converted(method, LINEAR)
+    x = LINEAR.inputs(6)
+    for mode in (True, False):
+        bnn.train(mode)
+        with lb.draws(bnn, seed=1, index=1):
+            first = bnn(x)
+        with lb.draws(bnn, seed=1, index=2):
+            assert not torch.equal(bnn(x), first)
+        with lb.draws(bnn, seed=1, index=1):
+            assert torch.equal(bnn(x), first)

@@ -1,0 +1,78 @@
+"""Components dealt to rows: balanced, contiguous, fair in the long run, alike on one process and on many."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leanbayes.distributions.assignment import blocks
+
+many = settings(deadline=None, derandomize=True, max_examples=150)
+rows_ = st.integers(1, 60)
+components_ = st.integers(1, 9)
+worlds = st.integers(1, 4)
+
+
+@many
+@given(rows=rows_, components=components_, seed=st.integers(0, 5))
+def test_blocks_are_balanced_within_one(rows, components, seed):
+    torch.manual_seed(seed)
+    sizes = torch.bincount(blocks(rows, components), minlength=components)
+    assert len(sizes) == components
+    assert sizes.sum() == rows
+    assert sizes.max() - sizes.min() <= 1
+
+
+@many
+@given(rows=rows_, components=components_, seed=st.integers(0, 5))
+def test_rows_of_a_component_are_neighbours(rows, components, seed):
+    torch.manual_seed(seed)
+    index = blocks(rows, components)
+    assert len(torch.unique_consecutive(index)) == len(index.unique())
+
+
+@many
+@given(each=st.integers(1, 9), components=components_)
+def test_a_batch_that_divides_is_dealt_in_order_without_randomness(each, components):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert torch.equal(blocks(each * components, components), torch.arange(components).repeat_interleave(each))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("rows", "components"), [(1, 4), (3, 5), (5, 4), (7, 3)])
+def test_no_component_is_favoured_in_the_long_run(rows, components):
+    torch.manual_seed(0)
+    batches = 2000
+    counts = torch.bincount(torch.cat([blocks(rows, components) for _ in range(batches)]), minlength=components)
+    # A batch gives a component its smaller or its larger share, by a fair turn of the wheel.
+    extra = rows % components / components
+    error = math.sqrt(batches * extra * (1 - extra))
+    assert (counts > 0).all()
+    assert ((counts - batches * rows / components).abs() < 4 * error).all()
+
+
+@many
+@given(rows=st.integers(1, 30), components=components_, world=worlds, seed=st.integers(0, 5))
+def test_processes_together_deal_as_one_process_deals_the_interleaved_batch(rows, components, world, seed):
+    torch.manual_seed(seed)
+    whole = blocks(rows * world, components)
+    parts = []
+    for rank in range(world):
+        torch.manual_seed(seed)
+        parts.append(blocks(rows, components, rank=rank, world=world))
+    assert all(len(part) == rows for part in parts)
+    assert torch.equal(torch.stack(parts, 1).flatten(), whole)
+
+
+@many
+@given(rows=st.integers(1, 30), components=components_, world=worlds)
+def test_every_process_with_enough_rows_sees_every_component(rows, components, world):
+    torch.manual_seed(0)
+    rows = max(rows, components)
+    for rank in range(world):
+        assert len(blocks(rows, components, rank=rank, world=world).unique()) == components

@@ -1,0 +1,166 @@
+"""A factor: K laws over n numbers, started where they should start."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from leanbayes.distributions.factor import Factor, random_signs, spread_around
+from leanbayes.distributions.law import LAWS, LIMIT
+
+CPU = torch.device("cpu")
+POSITIVE = ["log_normal", "half_cauchy"]
+few = settings(deadline=None, derandomize=True, max_examples=30)
+
+
+def make(name: str, components: int = 3, count: int = 4, *, dtype: torch.dtype = torch.float64) -> Factor:
+    torch.manual_seed(0)
+    centres = 0.5 + torch.rand(components, count, dtype=dtype)
+    return Factor(name, centres, 0.05 + 0.2 * torch.rand(components, count, dtype=dtype))
+
+
+def by_hand(factor: Factor, name: str, k: int, noise: torch.Tensor) -> torch.Tensor:
+    """Write out z for one component from the raw parameters."""
+    loc = factor.loc[k] if name != "half_cauchy" else None
+    if name == "point":
+        return loc
+    scale = factor.rho[k].exp().log1p() + 1e-7
+    return {
+        "normal": lambda: loc + scale * noise,
+        "cauchy": lambda: (loc + scale * noise).clip(-LIMIT, LIMIT),
+        "log_normal": lambda: (loc + scale * noise).exp().clip(max=LIMIT),
+        "half_cauchy": lambda: (scale * noise).clip(max=LIMIT),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", LAWS)
+@few
+@given(components=st.integers(1, 5), count=st.integers(1, 6), rows=st.integers(1, 7))
+def test_shapes_are_components_or_rows_by_factors(name, components, count, rows):
+    factor = make(name, components, count)
+    component = torch.arange(rows) % components
+    noise = factor.draw_noise(rows, None)
+    assert noise.shape == ((rows, 0) if name == "point" else (rows, count))
+    assert factor.sample(component, noise).shape == (rows, count)
+    assert factor.centre(component).shape == (rows, count)
+    assert factor.centre().shape == (1, count)
+    assert all(parameter.shape == (components, count) for parameter in factor.parameters_of(None))
+    assert all(parameter.shape == (rows, count) for parameter in factor.parameters_of(component))
+    assert factor.distribution().batch_shape == (components, count)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_each_row_samples_the_law_of_its_component(name):
+    factor = make(name)
+    component = torch.tensor([2, 0, 0, 1])
+    noise = factor.draw_noise(4, torch.Generator().manual_seed(1))
+    z = factor.sample(component, noise)
+    for row, k in enumerate(component.tolist()):
+        expected = by_hand(factor, name, k, noise[row].double())
+        torch.testing.assert_close(z[row], expected, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("normal", {"loc", "rho"}),
+        ("cauchy", {"loc", "rho"}),
+        ("log_normal", {"loc", "rho"}),
+        ("half_cauchy", {"rho"}),
+        ("point", {"loc"}),
+    ],
+)
+def test_a_law_keeps_only_the_parameters_it_has(name, kept):
+    assert {key for key, _ in make(name).named_parameters()} == kept
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_factor_starts_at_the_given_centres_and_scales(name):
+    torch.manual_seed(0)
+    centres, stds = 0.5 + torch.rand(3, 4, dtype=torch.float64), torch.full((3, 4), 0.2, dtype=torch.float64)
+    factor = Factor(name, centres, stds)
+    torch.testing.assert_close(factor.centre(torch.arange(3)), centres, rtol=1e-10, atol=0)
+    torch.testing.assert_close(factor.centre(), centres.mean(0, keepdim=True), rtol=1e-10, atol=0)
+    scale = {"half_cauchy": centres, "point": torch.zeros_like(stds)}.get(name, stds)
+    torch.testing.assert_close(factor.parameters_of(None)[1], scale, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_component_laws_are_float32_whatever_the_parameters(name):
+    law = make(name, dtype=torch.float64).distribution()
+    assert all(getattr(law, parameter).dtype == torch.float32 for parameter in law.arg_constraints)
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize("around", [0.5, 1.0])
+def test_average_centre_of_a_spread_factor_is_exactly_the_middle(name, around):
+    torch.manual_seed(0)
+    centres = spread_around(around, 0.05, (4, 50), device=CPU, dtype=torch.float64)
+    factor = Factor(name, centres, torch.full_like(centres, 0.03))
+    torch.testing.assert_close(factor.centre(), torch.full((1, 50), around).double(), rtol=1e-12, atol=1e-12)
+
+
+@few
+@given(components=st.integers(1, 8), count=st.integers(1, 9), around=st.floats(-2.0, 2.0), spread=st.floats(0.0, 3.0))
+def test_spread_centres_average_to_the_middle_in_float32(components, count, around, spread):
+    torch.manual_seed(0)
+    centres = spread_around(around, spread, (components, count), device=CPU, dtype=torch.float32)
+    assert centres.shape == (components, count)
+    assert centres.dtype == torch.float32
+    torch.testing.assert_close(centres.mean(0), torch.full((count,), around), rtol=0, atol=2e-6)
+
+
+def test_one_component_starts_exactly_in_the_middle():
+    torch.manual_seed(0)
+    assert torch.equal(spread_around(1.0, 0.5, (1, 20), device=CPU, dtype=torch.float32), torch.ones(1, 20))
+
+
+@pytest.mark.parametrize("components", [2, 4])
+def test_spread_centres_have_the_asked_standard_deviation(components):
+    # Centring removes one of K degrees of freedom: each column's sum of squares is spread^2 chi^2_{K-1}.
+    torch.manual_seed(0)
+    columns, spread = 20_000, 0.3
+    centres = spread_around(1.0, spread, (components, columns), device=CPU, dtype=torch.float64)
+    squares = (centres - 1).square().sum(0) / spread**2
+    freedom = components - 1
+    assert abs(squares.mean() - freedom) < 4 * math.sqrt(2 * freedom / columns)
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.75, 0.1])
+def test_random_signs_are_positive_with_the_asked_frequency(probability):
+    torch.manual_seed(0)
+    signs = random_signs(probability, (100, 400), device=CPU, dtype=torch.float64)
+    error = math.sqrt(probability * (1 - probability) / signs.numel())
+    assert torch.equal(signs.abs(), torch.ones(100, 400, dtype=torch.float64))
+    assert abs((signs > 0).double().mean() - probability) < 4 * error
+
+
+@pytest.mark.parametrize(("probability", "sign"), [(0.0, -1.0), (1.0, 1.0)])
+def test_certain_signs_are_all_alike(probability, sign):
+    assert torch.equal(random_signs(probability, (5, 6), device=CPU, dtype=torch.float32), torch.full((5, 6), sign))
+
+
+@pytest.mark.parametrize("smallest", [-0.25, 0.0])
+@pytest.mark.parametrize("name", POSITIVE)
+def test_positive_laws_refuse_centres_that_are_not(name, smallest):
+    centres = torch.tensor([[1.0, smallest], [1.0, 2.0]])
+    with pytest.raises(ValueError, match=f"a {name} factor is positive.*start at {smallest:.3g}.*init_spread"):
+        Factor(name, centres, torch.full_like(centres, 0.1))
+
+
+@pytest.mark.parametrize("name", ["normal", "cauchy", "point"])
+def test_real_laws_accept_centres_of_any_sign(name):
+    centres = torch.tensor([[1.0, -1.0]])
+    assert torch.equal(Factor(name, centres, torch.full_like(centres, 0.1)).centre(), centres)
+
+
+@pytest.mark.parametrize("name", ["normal", "cauchy", "log_normal", "half_cauchy"])
+def test_seeded_noise_repeats_and_unseeded_noise_does_not(name):
+    factor = make(name)
+    seeded = [factor.draw_noise(5, torch.Generator().manual_seed(2)) for _ in range(2)]
+    assert torch.equal(*seeded)
+    assert not torch.equal(factor.draw_noise(5, None), factor.draw_noise(5, None))

@@ -1,0 +1,188 @@
+"""Save and load: what comes back, what is refused, and that nothing is lost or imported."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.checkpoint import header_of
+
+from .networks import Nested, small_net
+
+X = torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def saved(tmp_path):
+    torch.manual_seed(1)
+    bnn = lb.convert(
+        small_net(), lb.Rank1(components=3, prior="cauchy"), likelihood=lb.Categorical(label_smoothing=0.1)
+    )
+    path = tmp_path / "deep" / "m.safetensors"
+    lb.save(bnn, path, extra={"note": "first"})
+    return bnn, path
+
+
+def test_load_gives_the_same_predictions_on_an_untrained_network(saved):
+    bnn, path = saved
+    loaded = lb.load(path, small_net())
+    assert torch.equal(lb.predict(loaded, X).samples, lb.predict(bnn, X).samples)
+    assert loaded[0].method == bnn[0].method
+    assert loaded._likelihood.label_smoothing == 0.1
+
+
+def test_the_header_can_be_read_by_people(saved):
+    _, path = saved
+    header = header_of(path)
+    assert header["method"] == "rank1"
+    assert header["fields"]["prior"] == "cauchy"
+    assert header["paths"] == ["0", "3", "7"]
+    assert header["format"] == 1
+    assert header["versions"]["torch"] == torch.__version__
+    assert header["likelihood"]["name"] == "Categorical"
+
+
+def test_chains_learned_likelihoods_and_tied_layers_come_back(tmp_path):
+    def make():
+        shared = nn.Linear(4, 4)
+        return nn.Sequential(shared, nn.Tanh(), shared, nn.Linear(4, 2))
+
+    bnn = lb.convert(make(), lb.Rank1(), where="0")
+    bnn = lb.convert(bnn, lb.ImplicitNodes(), likelihood=lb.Gaussian(0.3, learn=True))
+    lb.save(bnn, tmp_path / "m.safetensors")
+    loaded = lb.load(tmp_path / "m.safetensors", make())
+    assert loaded[0] is loaded[2]
+    x = torch.randn(3, 4)
+    assert torch.equal(lb.predict(loaded, x).mean, lb.predict(bnn, x).mean)
+    assert torch.equal(loaded._likelihood.log_std, bnn._likelihood.log_std)
+
+
+def test_weights_tied_to_an_embedding_are_saved(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens):
+            return self.head(self.embed(tokens).mean(1))
+
+    bnn = lb.convert(Tied(), lb.Rank1())
+    assert bnn.head.base.weight is bnn.embed.weight
+    lb.save(bnn, tmp_path / "m.safetensors")
+    loaded = lb.load(tmp_path / "m.safetensors", Tied())
+    tokens = torch.randint(7, (3, 5))
+    assert torch.equal(lb.predict(loaded, tokens).mean, lb.predict(bnn, tokens).mean)
+    plain = lb.draw(bnn)
+    assert plain.head.weight is not plain.embed.weight
+    assert torch.equal(plain.embed.weight, bnn.embed.weight)
+
+
+def test_only_the_posterior_is_small_and_goes_with_the_original_weights(tmp_path):
+    net = small_net()
+    bnn = lb.convert(net, lb.Rank1())
+    with torch.no_grad():
+        for _, layer in lb.stochastic_layers(bnn):
+            for parameter in layer.posterior.parameters():
+                parameter.add_(0.1)
+    path = tmp_path / "posterior.safetensors"
+    lb.save(bnn, path, only="posterior")
+    assert all(".posterior." in name for name in load_file(path))
+    assert torch.equal(lb.predict(lb.load(path, net), X).mean, lb.predict(bnn, X).mean)
+
+
+def test_a_root_layer_can_be_saved(tmp_path):
+    net = nn.Linear(3, 2)
+    bnn = lb.convert(net, lb.ImplicitNodes())
+    lb.save(bnn, tmp_path / "m.safetensors", only="posterior")
+    x = torch.randn(4, 3)
+    assert torch.equal(lb.draw(lb.load(tmp_path / "m.safetensors", net))(x), lb.draw(bnn)(x))
+
+
+def rewrite(path, change):
+    """Change the header of a checkpoint."""
+    header = header_of(path)
+    change(header)
+    save_file(load_file(path), path, {"leanbayes": json.dumps(header)})
+
+
+def test_a_damaged_file_is_refused(saved):
+    _, path = saved
+    content = path.read_bytes()
+    for broken in (content[: len(content) // 2], b"", b"not a checkpoint at all", content[:200] + b"\0" * 50):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match="is damaged or not a safetensors file"):
+            lb.load(path, small_net())
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path):
+    path = tmp_path / "plain.safetensors"
+    save_file(small_net().state_dict(), path)
+    with pytest.raises(ValueError, match=r"was not written by leanbayes.save .* then convert it"):
+        lb.load(path, small_net())
+
+
+def test_a_file_that_names_code_imports_nothing(saved):
+    _, path = saved
+    rewrite(path, lambda header: header.update(method="os:system"))
+    with pytest.raises(ValueError, match="made by the method 'os:system', which is not part of leanbayes"):
+        lb.load(path, small_net())
+    rewrite(path, lambda header: header.update(method="rank1", likelihood={"name": "os.system", "options": {}}))
+    with pytest.raises(ValueError, match=r"names the likelihood 'os.system', which is not part"):
+        lb.load(path, small_net())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h["fields"].update(nonsense=1), "has fields that Rank1 does not take"),
+        (lambda h: h["fields"].update(prior_std=-1), "expected prior_std to be a positive number, got -1"),
+        (lambda h: h.update(format=99), "has format 99, this leanbayes reads up to 1: update it"),
+        (lambda h: h.update(paths=None), r"the header of .* is damaged"),
+        (lambda h: h.update(format="x"), r"the header of .* is damaged"),
+    ],
+)
+def test_a_wrong_header_is_refused_with_a_sentence(saved, change, message):
+    _, path = saved
+    rewrite(path, change)
+    with pytest.raises(ValueError, match=message):
+        lb.load(path, small_net())
+
+
+def test_another_network_is_refused_with_the_layer_that_differs(saved):
+    _, path = saved
+    with pytest.raises(ValueError, match="has a layer '0' that this network does not have"):
+        lb.load(path, Nested())
+    wider = small_net()
+    wider[7] = nn.Linear(6, 9)
+    with pytest.raises(ValueError, match=r"does not fit this network: '7.base.weight' is of shape \(4, 6\)"):
+        lb.load(path, wider)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no checkpoint at"):
+        lb.load(tmp_path / "none.safetensors", small_net())
+
+
+def test_a_plain_model_is_not_saved(tmp_path):
+    with pytest.raises(ValueError, match="expected a converted model, got a plain one"):
+        lb.save(small_net(), tmp_path / "m.safetensors")
+
+
+def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
+    bnn, path = saved
+    before = path.read_bytes()
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("leanbayes.checkpoint.save_file", fail)
+    with pytest.raises(KeyboardInterrupt):
+        lb.save(bnn, path)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == ["m.safetensors"]

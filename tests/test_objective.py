@@ -1,0 +1,168 @@
+"""The bound: its terms, its scaling, tiling, samples, aggregation and wrong inputs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.objective import linear_beta
+
+from .networks import small_net, Tokens
+
+X = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 2, 3, 0, 1])
+
+
+def members(bnn, x):
+    """Outputs of every component's posterior means (K, B, C)."""
+    count = bnn[0].components
+    return torch.stack([lb.mean(bnn, component=k).eval()(x) for k in range(count)])
+
+
+@pytest.fixture
+def ensemble():
+    return lb.convert(small_net().eval(), lb.BatchEnsemble(components=3, init_spread=0.5)).eval()
+
+
+def test_loss_is_nll_plus_beta_kl_over_n():
+    bnn = lb.convert(small_net(), lb.Rank1())
+    terms = lb.elbo(bnn, X, Y, num_data=600, beta=0.3)
+    torch.testing.assert_close(terms.loss, terms.nll + 0.3 * lb.kl(bnn) / 600)
+    torch.testing.assert_close(terms.nll, F.cross_entropy(terms.outputs, Y))
+
+
+def test_a_plain_model_has_no_kl():
+    net = small_net().eval()
+    terms = lb.elbo(net, X, Y, num_data=6)
+    assert terms.kl == 0
+    torch.testing.assert_close(terms.loss, F.cross_entropy(net(X), Y))
+
+
+def test_tile_gives_every_row_to_every_component(ensemble):
+    terms = lb.elbo(ensemble, X, Y, num_data=6, tile=True)
+    expected = members(ensemble, X)
+    torch.testing.assert_close(terms.outputs.view(3, 6, 4), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(terms.nll, F.cross_entropy(expected.flatten(0, 1), Y.repeat(3)))
+
+
+def test_samples_of_a_row_share_its_component(ensemble):
+    terms = lb.elbo(ensemble, X, Y, num_data=6, samples=4)
+    outputs = terms.outputs.view(4, 6, 4)
+    torch.testing.assert_close(outputs, outputs[:1].expand_as(outputs))
+    noisy = lb.convert(small_net(), lb.ImplicitNodes(components=3)).eval()
+    outputs = lb.elbo(noisy, X, Y, num_data=6, samples=4).outputs.view(4, 6, 4)
+    assert not torch.allclose(outputs[0], outputs[1])
+
+
+def test_mixture_is_the_log_of_the_mean_likelihood_and_tighter(ensemble):
+    average = lb.elbo(ensemble, X, Y, num_data=6, tile=True)
+    mixture = lb.elbo(ensemble, X, Y, num_data=6, tile=True, aggregate="mixture")
+    log_p = members(ensemble, X).log_softmax(-1)[:, torch.arange(6), Y]
+    torch.testing.assert_close(mixture.nll, -(log_p.logsumexp(0) - math.log(3)).mean(), atol=1e-5, rtol=1e-5)
+    assert mixture.nll < average.nll
+
+
+def test_mixture_counts_only_targets_that_are_not_ignored(ensemble):
+    y = Y.clone()
+    y[:2] = -100
+    some = lb.elbo(ensemble, X, y, num_data=6, tile=True, aggregate="mixture")
+    rest = lb.elbo(ensemble, X[2:], Y[2:], num_data=6, tile=True, aggregate="mixture")
+    torch.testing.assert_close(some.nll, rest.nll, atol=1e-5, rtol=1e-5)
+
+
+def test_any_callable_loss_works_and_mixture_refuses_it(ensemble):
+    terms = lb.elbo(ensemble, X, Y, nn.CrossEntropyLoss(), num_data=6)
+    assert terms.nll.isfinite()
+    per_row = lb.elbo(ensemble, X, Y, lambda o, y: F.cross_entropy(o, y, reduction="none"), num_data=6)
+    assert per_row.loss.shape == ()
+    with pytest.raises(TypeError, match="needs a Likelihood"):
+        lb.elbo(ensemble, X, Y, nn.CrossEntropyLoss(), num_data=6, tile=True, aggregate="mixture")
+
+
+def test_the_models_own_likelihood_is_used_and_trained():
+    bnn = lb.convert(nn.Linear(3, 1), lb.Rank1(), likelihood=lb.Gaussian(std=2.0, learn=True))
+    x, y = torch.randn(8, 3), torch.randn(8, 1)
+    terms = lb.elbo(bnn, x, y, num_data=8)
+    terms.loss.backward()
+    assert all(p.grad is not None for p in bnn.parameters())
+    expected = torch.distributions.Normal(terms.outputs, 2.0).log_prob(y).sum(1).mean()
+    torch.testing.assert_close(terms.nll, -expected)
+    torch.testing.assert_close(lb.predict(bnn, x).aleatoric, torch.full((8, 1), 4.0))
+    assert "_likelihood" not in dict(lb.draw(bnn).named_modules())
+
+
+def test_components_are_balanced_in_training():
+    bnn = lb.convert(small_net(), lb.Rank1(components=3))
+    lb.elbo(bnn, X, Y, num_data=6)
+    assert bnn[0].draws.component.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_inputs_without_the_batch_on_their_first_axis_are_not_tiled():
+    bnn = lb.convert(Tokens(), lb.Rank1(components=2))
+    inputs = {"tokens": torch.randint(11, (5, 3)), "scale": torch.tensor(0.5)}
+    assert lb.elbo(bnn, inputs, torch.tensor([0, 1, 2, 3, 0]), num_data=5, tile=True).outputs.shape == (10, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_data": 0}, "expected num_data to be the size of the training set, got 0"),
+        ({"samples": 0}, "expected samples to be at least 1, got 0"),
+        ({"aggregate": "sum"}, "expected aggregate to be one of average, mixture, got 'sum'"),
+    ],
+)
+def test_wrong_arguments_give_one_clear_sentence(ensemble, change, message):
+    with pytest.raises(ValueError, match=message):
+        lb.elbo(ensemble, X, Y, **({"num_data": 6} | change))
+
+
+def test_num_data_must_be_given(ensemble):
+    with pytest.raises(TypeError, match="num_data"):
+        lb.elbo(ensemble, X, Y)
+
+
+def test_outputs_that_are_no_tensor_ask_for_output():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return {"y": self.layer(x)}
+
+    bnn = lb.convert(Odd(), lb.Rank1())
+    with pytest.raises(TypeError, match="pass output= to pick one"):
+        lb.elbo(bnn, torch.randn(3, 2), torch.tensor([0, 1, 0]), num_data=3)
+
+
+@settings(deadline=None, derandomize=True, max_examples=50)
+@given(over=st.floats(0.1, 1e4), progress=st.floats(0, 1e5), start=st.floats(0, 1), end=st.floats(0, 1))
+def test_linear_beta_rises_from_start_to_end_and_stays(over, progress, start, end):
+    beta = linear_beta(progress, over, start=start, end=end)
+    assert min(start, end) - 1e-9 <= beta <= max(start, end) + 1e-9
+    assert linear_beta(0, over, start=start, end=end) == start
+    assert linear_beta(over, over, start=start, end=end) == pytest.approx(end)
+
+
+def test_training_in_a_users_own_loop_lowers_the_loss():
+    torch.manual_seed(0)
+    x = torch.randn(64, 5)
+    y = (x[:, 0] > 0).long()
+    bnn = lb.convert(nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2)), lb.Rank1())
+    optimiser = torch.optim.SGD(lb.parameter_groups(bnn, lr=0.1, posterior_lr=0.1), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(60):
+        loss = F.cross_entropy(bnn(x), y) + lb.kl(bnn) / 10_000
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+    assert (lb.predict(bnn, x).mean.argmax(1) == y).float().mean() > 0.9

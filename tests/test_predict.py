@@ -1,0 +1,196 @@
+"""Prediction: the same numbers however the rows are cut, frozen draws, memory, and work done once."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import leanbayes as lb
+
+from .networks import Nested, small_net
+
+METHODS = [lb.Rank1(components=3), lb.BatchEnsemble(components=3), lb.ImplicitNodes(components=3)]
+each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
+X = torch.randn(11, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@each_method
+@pytest.mark.parametrize("chunk", [1, 7, 11, None])
+def test_chunks_do_not_change_the_prediction(method, chunk):
+    bnn = lb.convert(small_net(), method)
+    whole = lb.predict(bnn, X, samples=5, chunk_size=100)
+    other = lb.predict(bnn, X, samples=5, chunk_size=chunk)
+    torch.testing.assert_close(other.samples, whole.samples, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(other.total, whole.total, atol=1e-6, rtol=1e-5)
+
+
+@each_method
+def test_rows_may_be_permuted_cut_and_loaded(method):
+    bnn = lb.convert(small_net(), method)
+    whole = lb.predict(bnn, X, samples=4)
+    order = torch.randperm(len(X))
+    torch.testing.assert_close(lb.predict(bnn, X[order], samples=4).samples, whole.samples[:, order])
+    torch.testing.assert_close(lb.predict(bnn, X[:2], samples=4).mean, whole.mean[:2])  # fewer rows than components
+    loader = DataLoader(TensorDataset(X, torch.zeros(11)), batch_size=4)
+    torch.testing.assert_close(lb.predict(bnn, loader, samples=4).samples, whole.samples)
+
+
+@each_method
+def test_sample_i_is_draw_i(method):
+    bnn = lb.convert(small_net(), method)
+    p = lb.predict(bnn, X, samples=5, seed=3)
+    for index in range(5):
+        plain = lb.draw(bnn, seed=3, index=index).eval()
+        torch.testing.assert_close(p.samples[index], plain(X).softmax(1), atol=1e-6, rtol=1e-5)
+
+
+def test_modes_parameters_and_state_are_left_as_they_were():
+    bnn = lb.convert(small_net(), lb.Rank1())
+    bnn[1].eval()
+    modes = [module.training for module in bnn.modules()]
+    before = {name: tensor.clone() for name, tensor in bnn.state_dict().items()}
+    lb.predict(bnn, X)
+    assert [module.training for module in bnn.modules()] == modes
+    assert all(torch.equal(tensor, before[name]) for name, tensor in bnn.state_dict().items())
+    assert all(p.grad is None for p in bnn.parameters())
+    assert not bnn[0].draws.fixed
+
+
+def test_samples_are_spread_over_components_and_one_can_be_chosen():
+    bnn = lb.convert(small_net(), lb.BatchEnsemble(components=3, init_spread=0.5))
+    p = lb.predict(bnn, X, samples=6)
+    torch.testing.assert_close(p.samples[:3], p.samples[3:])
+    one = lb.predict(bnn, X, samples=2, component=1)
+    torch.testing.assert_close(one.samples, p.samples[1:2].expand(2, -1, -1))
+    assert one.epistemic.max() < 1e-6
+
+
+def test_dropping_the_samples_changes_nothing_else():
+    bnn = lb.convert(small_net(), lb.Rank1())
+    kept, dropped = lb.predict(bnn, X), lb.predict(bnn, X, keep_samples=False)
+    assert dropped.samples is None
+    for name in ("mean", "total", "aleatoric", "epistemic"):
+        assert torch.equal(getattr(kept, name), getattr(dropped, name))
+
+
+def test_a_plain_network_predicts_without_epistemic_uncertainty():
+    net = small_net().eval()
+    p = lb.predict(net, X, samples=4)
+    torch.testing.assert_close(p.mean, net(X).softmax(1))
+    assert p.samples.shape == (4, 11, 4)
+    assert p.epistemic.max() < 1e-6
+
+
+def test_activation_noise_differs_from_row_to_row():
+    bnn = lb.convert(small_net(), lb.ImplicitNodes())
+    x = X[:1].expand(70, -1, -1, -1)
+    function = lb.predict(bnn, x, samples=3)
+    fresh = lb.predict(bnn, x, samples=3, noise="activation", chunk_size=35)
+    torch.testing.assert_close(function.samples[0], function.samples[0, :1].expand(70, -1))
+    assert len({tuple(row.tolist()) for row in fresh.samples[0]}) == 70
+    assert torch.equal(fresh.samples, lb.predict(bnn, x, samples=3, noise="activation", chunk_size=35).samples)
+    assert bnn.training
+
+
+class Backbone(nn.Module):
+    """Counts its calls; the in-place activation changes what it returned."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x):
+        Backbone.calls += 1
+        return self.layer(x)
+
+
+class LastLayer(nn.Module):
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.backbone, self.act, self.head = Backbone(), nn.ReLU(inplace=in_place), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = self.act(self.backbone(x))
+        if self.act.inplace:
+            hidden += 1
+        return self.head(hidden) + self.head(self.backbone(x))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_precedes_the_first_stochastic_layer_runs_once(in_place):
+    bnn = lb.convert(LastLayer(in_place), lb.Rank1(), where="head")
+    x = torch.randn(5, 6)
+    Backbone.calls = 0
+    p = lb.predict(bnn, x, samples=8)
+    # the first call precedes the head and is kept, unless it was overwritten; the second follows it
+    assert Backbone.calls == (16 if in_place else 9)
+    for index in (0, 7):
+        torch.testing.assert_close(p.samples[index], lb.draw(bnn, index=index)(x).softmax(1), atol=1e-6, rtol=1e-5)
+
+
+def test_compiled_and_averaged_models_can_be_predicted_with():
+    bnn = lb.convert(Nested(), lb.Rank1())
+    x = torch.randn(4, 6)
+    compiled = torch.compile(bnn, backend="eager")
+    torch.testing.assert_close(lb.predict(compiled, x).mean, lb.predict(bnn, x).mean)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"samples": 0}, "expected samples to be a whole number of at least 1, got 0"),
+        ({"chunk_size": 0}, "expected chunk_size to be a whole number of at least 1 or None, got 0"),
+        ({"noise": "row"}, "expected noise to be one of function, activation, got 'row'"),
+        ({"component": 4}, "expected a component from 0 to 3, got 4"),
+    ],
+)
+def test_wrong_arguments_give_one_clear_sentence(change, message):
+    bnn = lb.convert(small_net(), lb.Rank1())
+    with pytest.raises(ValueError, match=message):
+        lb.predict(bnn, X, **change)
+
+
+def test_regression_outputs_need_a_gaussian():
+    bnn = lb.convert(nn.Linear(3, 1), lb.Rank1())
+    with pytest.raises(ValueError, match=r"at least two classes on axis 1, got outputs of shape \(4, 1\)"):
+        lb.predict(bnn, torch.randn(4, 3))
+    assert lb.predict(bnn, torch.randn(4, 3), lb.Gaussian(0.1)).total.shape == (4, 1)
+
+
+def test_dense_outputs_are_decomposed_per_pixel():
+    bnn = lb.convert(nn.Sequential(nn.Conv2d(1, 3, 3, padding=1)), lb.Rank1())
+    p = lb.predict(bnn, X)
+    assert p.mean.shape == (11, 3, 8, 8)
+    assert p.epistemic.shape == (11, 8, 8)
+    assert p.log_prob(torch.zeros(11, 8, 8, dtype=torch.long)).shape == (11, 8, 8)
+    assert p.reject(0.5).sum() == 5
+
+
+PEAK = """
+import resource, sys, torch, leanbayes as lb
+torch.set_num_threads(1)
+net = torch.nn.Sequential(torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(8 * 36, 200))
+bnn = lb.convert(net, lb.Rank1())
+x = torch.randn(2000, 1, 8, 8)
+lb.predict(bnn, x, samples=2, keep_samples=False)
+lb.predict(bnn, x, samples=int(sys.argv[1]), keep_samples=False)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.skipif(resource is None, reason="needs getrusage")
+def test_memory_does_not_grow_with_the_number_of_samples():
+    peaks = []
+    for samples in (16, 512):
+        run = subprocess.run([sys.executable, "-c", PEAK, str(samples)], capture_output=True, text=True, check=True)
+        peaks.append(int(run.stdout))
+    # keeping 496 more samples of (2000, 200) floats would take 790 MB
+    assert peaks[1] <= 1.1 * peaks[0]
