@@ -224,7 +224,7 @@ def test_a_prediction_cannot_be_changed():
 
 
 def test_spread_of_probabilities_without_draws_says_how_to_get_them():
-    with pytest.raises(ValueError, match="spread of probabilities needs the draws.*keep_samples=True"):
+    with pytest.raises(ValueError, match=r"spread of probabilities needs the draws.*keep_samples=True"):
         _ = over_classes(keep=False).std
 
 

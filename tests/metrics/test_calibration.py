@@ -46,15 +46,15 @@ def test_error_equals_the_loop_over_bins(rows, classes, bins, scale, seed):
 
 def test_fifteen_bins_are_the_default():
     generator = torch.Generator().manual_seed(0)
-    p, y = torch.randn(200, 3, generator=generator).softmax(1), torch.randint(3, (200,), generator=generator)
+    p, y = (5 * torch.randn(200, 3, generator=generator)).softmax(1), torch.randint(3, (200,), generator=generator)
     assert metrics.ece(p, y).item() == pytest.approx(by_loop(p.double().numpy(), y.numpy(), 15), abs=1e-6)
-    assert metrics.ece(p, y) != metrics.ece(p, y, bins=5)
+    assert metrics.ece(p, y).item() != pytest.approx(by_loop(p.double().numpy(), y.numpy(), 10), abs=1e-6)
 
 
 def test_right_as_often_as_it_says_is_no_error():
-    # Four confident at 0.75 and right three times, two at 0.5 and right once.
-    p = torch.tensor([[0.75, 0.25]] * 4 + [[0.5, 0.3, 0.2][:2] + [0.2]][:0] + [[0.25, 0.75]] * 4)
-    y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 0])
+    # Four answers at 0.75, three of them right; two at 0.5, one of them right.
+    p = torch.tensor([[0.75, 0.25, 0.0]] * 4 + [[0.25, 0.25, 0.5]] * 2)
+    y = torch.tensor([0, 0, 1, 0, 2, 0])
     assert metrics.ece(p, y) == 0
 
 
@@ -79,7 +79,7 @@ def test_errors_of_opposite_sign_cancel_within_a_bin_but_not_between_bins():
 
 
 def test_bins_are_closed_on_the_right():
-    # 0.5 and 0.75 share the bin (0.4, 0.8] of five, and are apart where 0.5 is the edge of two.
+    # Of two bins, 0.5 belongs to the lower one and 0.75 to the upper: nothing cancels.
     p = torch.tensor([[0.5, 0.5], [0.75, 0.25]], dtype=torch.float64)
     y = torch.tensor([0, 1])  # gaps +0.5 and -0.75
     assert metrics.ece(p, y, bins=2).item() == pytest.approx((0.5 + 0.75) / 2)

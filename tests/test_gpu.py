@@ -1,0 +1,53 @@
+"""On an accelerator: the same draws as on a CPU, mixed precision, compiled training steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import leanbayes as lb
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+METHODS = [lb.Rank1(), lb.BatchEnsemble(), lb.ImplicitNodes(), lb.Rank1(posterior="cauchy", prior="cauchy")]
+each_method = pytest.mark.parametrize("method", METHODS, ids=["rank1", "batch_ensemble", "implicit", "cauchy"])
+
+
+@each_method
+def test_a_draw_is_the_same_function_on_every_device(method):
+    bnn = lb.convert(lb.models.LeNet(), method)
+    x = torch.randn(8, 1, 28, 28)
+    here = lb.predict(bnn, x, samples=6)
+    there = lb.predict(bnn.cuda(), x, samples=6)
+    torch.testing.assert_close(there.to("cpu").samples, here.samples, atol=1e-4, rtol=1e-3)
+
+
+@each_method
+def test_a_compiled_bfloat16_training_step_runs_with_fresh_noise(method):
+    bnn = lb.convert(lb.models.WideResNet(depth=10, widen=1), method).cuda().to(memory_format=torch.channels_last)
+    x = torch.randn(8, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    y = torch.randint(10, (8,), device="cuda")
+    compiled = torch.compile(bnn, fullgraph=True)
+    for _ in range(3):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(compiled(x).float(), y) + lb.kl(bnn) / 1000
+        bnn.zero_grad()
+        loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in bnn.parameters())
+
+
+@each_method
+def test_activations_stay_in_bfloat16_and_channels_last(method):
+    bnn = lb.convert(lb.models.WideResNet(depth=10, widen=1), method).cuda().to(memory_format=torch.channels_last)
+    seen = []
+    for _, layer in lb.stochastic_layers(bnn):
+        if layer.family.axis == -3:
+            layer.register_forward_hook(
+                lambda m, a, out: seen.append((out.dtype, out.is_contiguous(memory_format=torch.channels_last)))
+            )
+    with torch.autocast("cuda", torch.bfloat16):
+        bnn(torch.randn(8, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last))
+    assert set(seen) == {(torch.bfloat16, True)}
