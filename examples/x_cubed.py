@@ -105,7 +105,9 @@ def main(
         )
         print("  ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
     draw_panels(x, y, grid, bands, folder / "x_cubed.png")
-    (folder / "x_cubed.json").write_text(json.dumps({"method": METHOD.fields(), "steps": steps, "rows": rows}, indent=1))
+    (folder / "x_cubed.json").write_text(
+        json.dumps({"method": METHOD.fields(), "steps": steps, "rows": rows}, indent=1)
+    )
     return rows
 
 

@@ -71,6 +71,22 @@ def test_samples_are_spread_over_components_and_one_can_be_chosen():
     assert one.epistemic.max() < 1e-6
 
 
+@each_method
+def test_autocast_does_not_confuse_the_weights_of_different_draws(method):
+    bnn = lb.convert(small_net(), method)
+    with torch.autocast("cpu", torch.bfloat16):
+        p = lb.predict(bnn, X, samples=5)
+    torch.testing.assert_close(p.samples, lb.predict(bnn, X, samples=5).samples, atol=0.02, rtol=0.05)
+    assert not torch.allclose(p.samples[0], p.samples[1], atol=1e-3)
+
+
+def test_many_draws_are_the_same_draws_in_any_number():
+    bnn = lb.convert(small_net(), lb.Rank1(components=3))
+    many = lb.predict(bnn, X, samples=35).samples
+    torch.testing.assert_close(lb.predict(bnn, X, samples=3).samples, many[:3])
+    torch.testing.assert_close(lb.draw(bnn, index=34).eval()(X).softmax(1), many[34])
+
+
 def test_dropping_the_samples_changes_nothing_else():
     bnn = lb.convert(small_net(), lb.Rank1())
     kept, dropped = lb.predict(bnn, X), lb.predict(bnn, X, keep_samples=False)

@@ -13,6 +13,7 @@ from torch import nn, Tensor
 from leanbayes.convert import own_likelihood, stochastic_layers
 from leanbayes.inputs import call, Inputs, leading_rows, Output, repeat_rows
 from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.sampling import assigned, components_of, deal
 
 Aggregate = Literal["average", "mixture"]
@@ -37,9 +38,11 @@ class ElboTerms(NamedTuple):
 
 def kl(model: nn.Module) -> Tensor:
     """Return the divergence of all posteriors from their priors in nats: a float32 scalar, 0 for a plain model."""
-    terms = [layer.kl() for _, layer in stochastic_layers(model)]
-    if terms:
-        return torch.stack([term.float() for term in terms]).sum()
+    groups: dict[tuple[type, Method], list[StochasticLayer]] = {}
+    for _, layer in stochastic_layers(model):
+        groups.setdefault((type(layer), layer.method), []).append(layer)
+    if groups:
+        return torch.stack([layers[0].kl_of(layers).float() for layers in groups.values()]).sum()
     parameter = next(model.parameters(), None)
     return torch.zeros((), device=None if parameter is None else parameter.device)
 

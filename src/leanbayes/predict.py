@@ -18,15 +18,19 @@ from torch.utils.data import DataLoader
 from leanbayes.convert import own_likelihood, stochastic_layers, substitute, unwrap
 from leanbayes.inputs import call, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.methods.base import one_draw
 from leanbayes.prediction import concatenate, Prediction
 from leanbayes.replay import Prefix
-from leanbayes.sampling import draws
+from leanbayes.sampling import draws, many_draws
 from leanbayes.uncertainty import RunningUncertainty
 
 Noise = Literal["function", "activation"]
 
 LARGEST_ACTIVATION = {"cpu": 16 * 2**20, "cuda": 2**30}
 """Bytes of the largest activation of an automatic chunk: on a CPU, larger ones are page-faulted at every call."""
+
+DRAWS_AT_ONCE = 16
+"""Draws whose random variables are sampled together: a few large operations instead of many small ones."""
 
 FIRST_CHUNK = {"cpu": 64, "cuda": 256}
 """Rows of the first automatic chunk, on which the size of activations is measured."""
@@ -110,13 +114,20 @@ class FrozenDraws:
         self.stochastic = bool(layers)
         self.prefix = Prefix(self.network, plain.values())
         self.forget = self.prefix.forget
+        self.sampled = range(0)
+        self.variables: list[dict[str, Tensor]] = []
 
     def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
-        """Fold the draw into the twin's weights."""
-        with draws(self.model, seed=seed, index=index, component=component, width=width):
-            for layer, plain in self.pairs:
-                for name, tensor in layer.fold().items():
-                    plain.get_parameter(name).data = tensor
+        """Fold the draw into the twin's weights; the variables of the next few draws are sampled together."""
+        if index not in self.sampled:
+            self.sampled = range(index, index + DRAWS_AT_ONCE)
+            with many_draws(self.model, seed, self.sampled, component=component, width=width):
+                self.variables = [layer.sample(1) for layer, _ in self.pairs]
+        row = self.sampled.index(index)
+        for (layer, plain), variables in zip(self.pairs, self.variables, strict=True):
+            for name, tensor in layer.fold(one_draw(variables, row)).items():
+                # A new parameter, not new data in the old one: autocast keeps its copy of weights by identity.
+                plain._parameters[name] = nn.Parameter(tensor, requires_grad=False)
 
     def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
         """Run the twin."""

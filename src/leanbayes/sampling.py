@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
@@ -41,7 +41,7 @@ class Sampled(Protocol):
         """Where the layer's parameters are."""
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw standard noise for `rows` rows, first axis first; the generator is on the CPU."""
+        """Draw standard noise for `rows` rows, first axis first; with a generator, on the CPU."""
 
 
 class Reading(NamedTuple):
@@ -146,31 +146,46 @@ def draws(
         >>> with draws(bnn, seed=0, index=3):
         ...     y = bnn(x)                      # the same function whenever it is called
     """
-    owners = draws_of(model)
-    _check_component(component, owners)
     if seed is None:
         seed = int(torch.randint(2**62, ()))
         index = seed if component is None else index
+    many = many_draws(model, seed, [index], component=component, width=width, shared=shared, mean=mean)
+    with many:
+        yield model
+
+
+@contextmanager
+def many_draws(
+    model: nn.Module,
+    seed: int,
+    indices: Sequence[int],
+    *,
+    component: int | None = None,
+    width: float | int | None = None,
+    shared: bool = True,
+    mean: bool = False,
+) -> Iterator[None]:
+    """Fix several draws at once: `sample` of a layer then has one row for each of them."""
+    owners = draws_of(model)
+    _check_component(component, owners)
     with ExitStack() as stack:
         for ordinal, (state, layers) in enumerate(owners):
             device = layers[0].device
-            chosen = None if mean and component is None else index if component is None else component
+            chosen = list(indices) if component is None else [component] * len(indices)
             fixed = replace(
                 state,
                 fixed=True,
-                rows=1 if shared else None,
-                component=None if chosen is None else torch.tensor([chosen], device=device),
+                rows=len(indices) if shared else None,
+                component=None if mean and component is None else torch.tensor(chosen, device=device),
                 noise={},
-                key=None if shared else (seed, index, ordinal),
+                key=None if shared else (seed, indices[0], ordinal),
                 mean=mean,
                 width=width,
             )
             if shared and not mean:
-                fixed.noise = {
-                    layer.path: layer.draw_noise(1, _generator(seed, index, ordinal, layer.path)) for layer in layers
-                }
+                fixed.noise = {layer.path: _named_noise(layer, seed, indices, ordinal) for layer in layers}
             stack.enter_context(_as(state, fixed))
-        yield model
+        yield
 
 
 @contextmanager
@@ -214,10 +229,17 @@ def _as(state: Draws, other: Draws) -> Iterator[None]:
         state.__dict__.update(saved)
 
 
+def _named_noise(layer: Sampled, seed: int, indices: Sequence[int], ordinal: int) -> tuple[Tensor, ...]:
+    """Return the noise of named draws, one row each."""
+    rows = [layer.draw_noise(1, _generator(seed, index, ordinal, layer.path)) for index in indices]
+    return tuple(torch.cat(parts).to(layer.device) for parts in zip(*rows, strict=True))
+
+
 def _fresh_noise(layer: Sampled, rows: int) -> tuple[Tensor, ...]:
     """Draw a layer's noise for this pass: seeded by row, or from torch's global generator."""
     if layer.draws.key is not None:
-        return layer.draw_noise(rows, _generator(*layer.draws.key, layer.path))
+        noise = layer.draw_noise(rows, _generator(*layer.draws.key, layer.path))
+        return tuple(part.to(layer.device) for part in noise)
     rank, world = _rank_and_world()
     if world == 1 or not layer.row_noise:
         return layer.draw_noise(rows, None)

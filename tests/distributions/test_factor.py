@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanbayes.distributions.factor import Factor, random_signs, spread_around
+from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, spread_around
 from leanbayes.distributions.law import LAWS, LIMIT
 
 CPU = torch.device("cpu")
@@ -45,9 +45,9 @@ def test_shapes_are_components_or_rows_by_factors(name, components, count, rows)
     component = torch.arange(rows) % components
     noise = factor.draw_noise(rows, None)
     assert noise.shape == ((rows, 0) if name == "point" else (rows, count))
-    assert factor.sample(component, noise).shape == (rows, count)
-    assert factor.centre(component).shape == (rows, count)
-    assert factor.centre().shape == (1, count)
+    assert factor(component, noise).shape == (rows, count)
+    assert factor(component, None).shape == (rows, count)
+    assert factor(None, None).shape == (1, count)
     assert all(parameter.shape == (components, count) for parameter in factor.parameters_of(None))
     assert all(parameter.shape == (rows, count) for parameter in factor.parameters_of(component))
     assert factor.distribution().batch_shape == (components, count)
@@ -58,7 +58,7 @@ def test_each_row_samples_the_law_of_its_component(name):
     factor = make(name)
     component = torch.tensor([2, 0, 0, 1])
     noise = factor.draw_noise(4, torch.Generator().manual_seed(1))
-    z = factor.sample(component, noise)
+    z = factor(component, noise)
     for row, k in enumerate(component.tolist()):
         expected = by_hand(factor, name, k, noise[row].double())
         torch.testing.assert_close(z[row], expected, rtol=1e-10, atol=0)
@@ -83,8 +83,8 @@ def test_factor_starts_at_the_given_centres_and_scales(name):
     torch.manual_seed(0)
     centres, stds = 0.5 + torch.rand(3, 4, dtype=torch.float64), torch.full((3, 4), 0.2, dtype=torch.float64)
     factor = Factor(name, centres, stds)
-    torch.testing.assert_close(factor.centre(torch.arange(3)), centres, rtol=1e-10, atol=0)
-    torch.testing.assert_close(factor.centre(), centres.mean(0, keepdim=True), rtol=1e-10, atol=0)
+    torch.testing.assert_close(factor(torch.arange(3), None), centres, rtol=1e-10, atol=0)
+    torch.testing.assert_close(factor(None, None), centres.mean(0, keepdim=True), rtol=1e-10, atol=0)
     scale = {"half_cauchy": centres, "point": torch.zeros_like(stds)}.get(name, stds)
     torch.testing.assert_close(factor.parameters_of(None)[1], scale, rtol=1e-10, atol=0)
 
@@ -96,12 +96,20 @@ def test_component_laws_are_float32_whatever_the_parameters(name):
 
 
 @pytest.mark.parametrize("name", LAWS)
+def test_joint_laws_stand_side_by_side(name):
+    factors = [make(name, 3, 4), make(name, 3, 1), make(name, 3, 2)]
+    joint, alone = joint_distribution(factors), [factor.distribution() for factor in factors]
+    for parameter in joint.arg_constraints:
+        assert torch.equal(getattr(joint, parameter), torch.cat([getattr(law, parameter) for law in alone], 1))
+
+
+@pytest.mark.parametrize("name", LAWS)
 @pytest.mark.parametrize("around", [0.5, 1.0])
 def test_average_centre_of_a_spread_factor_is_exactly_the_middle(name, around):
     torch.manual_seed(0)
     centres = spread_around(around, 0.05, (4, 50), device=CPU, dtype=torch.float64)
     factor = Factor(name, centres, torch.full_like(centres, 0.03))
-    torch.testing.assert_close(factor.centre(), torch.full((1, 50), around).double(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(factor(None, None), torch.full((1, 50), around).double(), rtol=1e-12, atol=1e-12)
 
 
 @few
@@ -155,7 +163,7 @@ def test_positive_laws_refuse_centres_that_are_not(name, smallest):
 @pytest.mark.parametrize("name", ["normal", "cauchy", "point"])
 def test_real_laws_accept_centres_of_any_sign(name):
     centres = torch.tensor([[1.0, -1.0]])
-    assert torch.equal(Factor(name, centres, torch.full_like(centres, 0.1)).centre(), centres)
+    assert torch.equal(Factor(name, centres, torch.full_like(centres, 0.1))(None, None), centres)
 
 
 @pytest.mark.parametrize("name", ["normal", "cauchy", "log_normal", "half_cauchy"])

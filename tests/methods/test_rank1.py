@@ -326,6 +326,17 @@ def test_divergence_is_the_explicit_sum_over_factors_averaged_over_components(la
     assert lb.kl(model).item() == pytest.approx(total, rel=1e-5)
 
 
+def test_model_divergence_is_the_sum_over_layers_of_any_method():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Conv1d(4, 5, 1), nn.Linear(4, 2), nn.Linear(2, 2))
+    model = lb.convert(net, lb.Rank1(components=2), where=["0", "1"])
+    model = lb.convert(model, lb.Rank1(components=3, prior_std=0.3, kl_over="sum"), where="2")
+    model = lb.convert(model, lb.BatchEnsemble(), where="3")
+    layers = [layer.kl().item() for _, layer in lb.stochastic_layers(model)]
+    assert len(set(layers)) == 4
+    assert lb.kl(model).item() == pytest.approx(sum(layers), rel=1e-6)
+
+
 @pytest.mark.parametrize(("posterior", "prior"), FINITE)
 def test_divergence_of_every_pair_lies_within_four_standard_errors_of_samples(posterior, prior):
     model, _ = make("linear", lb.Rank1(components=2, posterior=posterior, prior=prior, prior_std=0.4, init_std=0.1))

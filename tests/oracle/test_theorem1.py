@@ -13,8 +13,8 @@ matrix d vec(W* diag(s)) / ds, P_(ij),m = W*_ij [j = m]; then Cov(D) = P Sigma P
     rank 1:     g is taken with respect to W in l(W diag(s)), so dg/ds = H P + [the change of the chain rule's own
                 factor diag(s), times dl/dW]. At the minimum dl/dW = 0, the bracket is gone, and Cov(g) is the same.
 
-The outputs of the network are a function of the effective weight alone, so their covariances
-agree at any theta; those of the score need the minimum, and a test below shows that they differ elsewhere.
+The outputs of the network are a function of the effective weight alone, so their covariances agree at any theta;
+those of the score need the minimum, and a test below shows that they differ elsewhere.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def run(parameters: Parameters, x: Tensor) -> Tensor:
 
 
 # Data of a network of the same shape, with noise: the minimum is isolated, and it is not where the data came from.
-TRUE = {name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(SHAPES.items(), 10)}
-X = 2 * normal(60, 2, seed=1)
-Y = run(TRUE, X) + 0.05 * normal(60, 1, seed=2)
+TRUE = {name: normal(*shape, seed=seed) for seed, (name, shape) in enumerate(SHAPES.items(), 480)}
+X = 2 * normal(300, 2, seed=1)
+Y = run(TRUE, X) + 0.05 * normal(300, 1, seed=2)
 
 
 def loss(parameters: Parameters) -> Tensor:
@@ -237,4 +237,4 @@ def test_sampled_scores_of_both_perturbations_have_the_same_covariance():
     )
     assert ((other - exact).abs() < 4 * other_error).all()
     # The comparison is sharp: standard deviations a tenth off would be seen.
-    assert ((1.1**2 * exact - exact).abs() > 3 * other_error).any()
+    assert ((1.1**2 * exact - exact).abs() > 4 * other_error).any()

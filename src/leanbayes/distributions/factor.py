@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn, Tensor
 from torch.distributions import Distribution
@@ -28,6 +30,7 @@ class Factor(nn.Module):
             self.loc = nn.Parameter(self.law.locate(centres, stds))
         if self.law.has_scale:
             self.rho = nn.Parameter(inverse_softplus(stds))
+        self.names = tuple(self._parameters)
 
     def parameters_of(self, component: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return location and scale of the given components (R, n), or of all (K, n); zeros for what is not there."""
@@ -44,19 +47,32 @@ class Factor(nn.Module):
         size = known.shape[1] if self.law.has_scale else 0
         return self.law.noise((rows, size), known.device, generator)
 
-    def sample(self, component: Tensor, noise: Tensor) -> Tensor:
-        """Return the factors (R, n) of components (R,) under the given noise (R, n)."""
-        return self.law.sample(*self.parameters_of(component), noise)
+    def forward(self, component: Tensor | None, noise: Tensor | None) -> Tensor:
+        """Return factors (R, n): samples of components (R,) under the noise (R, n), or centres if there is no noise.
 
-    def centre(self, component: Tensor | None = None) -> Tensor:
-        """Return the centres of the given components (R, n), or their average over all components (1, n)."""
-        centre = self.law.centre(*self.parameters_of(component))
+        Without a component, the centres averaged over all components (1, n).
+        """
+        loc, scale = self.parameters_of(component)
+        if noise is not None:
+            return self.law.sample(loc, scale, noise)
+        centre = self.law.centre(loc, scale)
         return centre.mean(0, keepdim=True) if component is None else centre
 
     def distribution(self) -> Distribution:
         """Return the component laws, float32, shape (K, n)."""
-        loc, scale = self.parameters_of(None)
-        return self.law.distribution(loc.float(), scale.float())
+        return joint_distribution([self])
+
+
+def joint_distribution(factors: Sequence[Factor]) -> Distribution:
+    """Return the component laws of several factors of one law side by side, float32, (K, n_1 + n_2 + ...).
+
+    What is computed of them then takes a few large operations instead of many small ones.
+    """
+    kind = factors[0].law
+    parts = [torch.cat([getattr(factor, name) for factor in factors], 1).float() for name in factors[0].names]
+    values = dict(zip(factors[0].names, parts, strict=True))
+    nothing = torch.zeros_like(parts[0])
+    return kind.distribution(values.get("loc", nothing), softplus(values["rho"]) if "rho" in values else nothing)
 
 
 def spread_around(

@@ -41,10 +41,8 @@ class Law(abc.ABC):
     positive: ClassVar[bool] = False
 
     def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        """Draw standard noise in float32; a generator lives on the CPU, whatever `device` is."""
-        if generator is None:
-            return torch.randn(shape, device=device)
-        return torch.randn(shape, generator=generator).to(device)
+        """Draw standard noise in float32: on `device`, or with a generator on the CPU, the same for every device."""
+        return torch.randn(shape, device=None if generator else device, generator=generator)
 
     @abc.abstractmethod
     def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
@@ -85,10 +83,7 @@ class CauchyLaw(Law):
 
     @override
     def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        if generator is None:
-            uniform = torch.rand(shape, device=device)
-        else:
-            uniform = torch.rand(shape, generator=generator).to(device)
+        uniform = torch.rand(shape, device=None if generator else device, generator=generator)
         return torch.tan(math.pi * (uniform - 0.5))
 
     @override

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn, Tensor
@@ -64,7 +64,7 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        """Compute the output of one draw per row, or of one draw for all, as `self.draws` says."""
+        """Return the output under the variables of the current pass."""
 
     @abc.abstractmethod
     def kl(self) -> Tensor:
@@ -72,15 +72,27 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw standard noise for `rows` rows; with a generator the noise must depend on it alone."""
+        """Draw standard noise for `rows` rows: on the layer's device, or with a generator on the CPU, from it alone."""
 
     @abc.abstractmethod
-    def fold(self) -> dict[str, Tensor]:
-        """Return the tensors of the plain layer that equals this one under the current draw, by name."""
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the random variables of the current pass by name.
+
+        Their first axis is R: the rows of the batch, or one for each draw that `self.draws` has fixed.
+        """
+
+    @abc.abstractmethod
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors, by name, of the plain layer with these variables (of one draw, no first axis)."""
+
+    @classmethod
+    def kl_of(cls, layers: Sequence[Self]) -> Tensor:
+        """Return the sum of the divergences of several layers of one method; override it to compute them at once."""
+        return torch.stack([layer.kl().float() for layer in layers]).sum()
 
     def freeze(self) -> nn.Module:
         """Return an ordinary layer with the current draw folded into its weights."""
-        plain = plain_copy(self.base, self.fold())
+        plain = plain_copy(self.base, self.fold(one_draw(self.sample(1), 0)))
         plain.train(self.training)
         copy_hooks(self, plain)
         return plain
@@ -139,6 +151,11 @@ class Method(abc.ABC):
     def fields(self) -> dict[str, Any]:
         """Return the fields by name, as JSON can hold them."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def one_draw(variables: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+    """Pick one draw out of variables with draws on their first axis; what all draws share has one row."""
+    return {name: value[row if len(value) > 1 else 0] for name, value in variables.items()}
 
 
 def copy_hooks(source: nn.Module, target: nn.Module) -> None:

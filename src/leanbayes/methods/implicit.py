@@ -14,8 +14,9 @@ With `bias_node`, a constant input of one carries the bias and has a node of its
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn, Tensor
@@ -23,7 +24,7 @@ from torch.distributions import Normal
 from typing_extensions import override
 
 from leanbayes.distributions.divergence import kl
-from leanbayes.distributions.factor import Factor, spread_around
+from leanbayes.distributions.factor import Factor, joint_distribution, spread_around
 from leanbayes.layers.family import LINEAR_MAPS, spread
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_components, check_positive
@@ -54,7 +55,7 @@ class ImplicitLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        z = self._read(x.shape[0])
+        z = self.sample(x.shape[0])["nodes"]
         axis, path = self.family.axis, self.path
         x = x * spread(z[:, : self.inputs], x, axis, path)
         if not self.bias_node:
@@ -66,34 +67,38 @@ class ImplicitLayer(StochasticLayer):
 
     @override
     def kl(self) -> Tensor:
-        components = self.posterior.distribution()
+        return self.kl_of([self])
+
+    @override
+    @classmethod
+    def kl_of(cls, layers: Sequence[Self]) -> Tensor:
+        components = joint_distribution([layer.posterior for layer in layers])
         assert isinstance(components, Normal)
-        std = components.scale.square().sum(0).sqrt() / self.components
+        std = components.scale.square().sum(0).sqrt() / components.scale.shape[0]
         average = Normal(components.loc.mean(0), std, validate_args=False)
         one = torch.ones((), device=std.device)
-        return kl(average, Normal(one, self.method.prior_std * one, validate_args=False)).sum()
+        return kl(average, Normal(one, layers[0].method.prior_std * one, validate_args=False)).sum()
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         return (self.posterior.draw_noise(rows, generator),)
 
     @override
-    def fold(self) -> dict[str, Tensor]:
-        z = self._read(1)[0]
-        weight: Tensor = self.base.weight
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the "nodes" (R, inputs), and the bias node behind them."""
+        reading = self.draws.read(self, rows)
+        nodes: Tensor = self.posterior(reading.component, None if reading.noise is None else reading.noise[0])
+        return {"nodes": nodes}
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        z, weight = variables["nodes"], self.base.weight
         assert self.family.scale is not None
         ones = weight.new_ones(self.family.outputs(self.base))
         folded = {"weight": self.family.scale(self.base, weight, z[: self.inputs], ones).to(weight.dtype)}
         if self.bias_node:
             folded["bias"] = (self.base.bias * z[self.inputs]).to(weight.dtype)
         return folded
-
-    def _read(self, rows: int) -> Tensor:
-        """Return the node variables of the current draw (R, nodes)."""
-        reading = self.draws.read(self, rows)
-        if reading.noise is None or reading.component is None:
-            return self.posterior.centre(reading.component)
-        return self.posterior.sample(reading.component, reading.noise[0])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,16 @@ authors' code has it. BatchEnsemble (Wen et al., 2020) is the case of a point ma
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, get_args, Literal
+from typing import Any, ClassVar, get_args, Literal, Self
 
 import torch
 from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.divergence import kl, on
-from leanbayes.distributions.factor import Factor, random_signs, spread_around
+from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, spread_around
 from leanbayes.distributions.law import law, LawName
 from leanbayes.layers.family import LINEAR_MAPS, spread
 from leanbayes.methods.base import Method, StochasticLayer
@@ -63,84 +64,86 @@ class Rank1Layer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        s, r, bias = self._read(x.shape[0])
+        variables = self.sample(x.shape[0])
         if self.recipe.perturbation == "additive":
-            return self._add(x, s, r, bias, args)
-        return self._multiply(x, s, r, bias, args)
+            return self._add(x, variables, args)
+        return self._multiply(x, variables, args)
 
     @override
     def kl(self) -> Tensor:
-        total = torch.zeros((), device=self.device)
-        for side, centre in self.recipe.centres().items():
-            factor = self.posterior.get_submodule(side)
-            assert isinstance(factor, Factor)
-            prior = law(self.recipe.prior).prior(centre, self.recipe.prior_std)
-            total = total + kl(factor.distribution(), on(prior, self.device)).sum()
-        return total if self.recipe.kl_over == "sum" else total / self.components
+        return self.kl_of([self])
+
+    @override
+    @classmethod
+    def kl_of(cls, layers: Sequence[Self]) -> Tensor:
+        recipe, device = layers[0].recipe, layers[0].device
+        total = torch.zeros((), device=device)
+        for side, centre in recipe.centres().items():
+            factors: list[Any] = [layer.posterior.get_submodule(side) for layer in layers]
+            prior = law(recipe.prior).prior(centre, recipe.prior_std)
+            total = total + kl(joint_distribution(factors), on(prior, device)).sum()
+        return total if recipe.kl_over == "sum" else total / recipe.components
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         return tuple(factor.draw_noise(rows, generator) for factor in self.posterior.children())
 
     @override
-    def fold(self) -> dict[str, Tensor]:
-        s, r, bias = self._read(1)
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return "input" and "output" factors and the members' "bias", what there is of them, each (R, n)."""
+        reading = self.draws.read(self, rows)
+        variables: dict[str, Tensor] = {}
+        for position, (side, factor) in enumerate(self.posterior.named_children()):
+            variables[side] = factor(reading.component, None if reading.noise is None else reading.noise[position])
+        offset: Tensor | None = self.posterior._parameters.get("bias")
+        if offset is not None:
+            own = offset.mean(0, keepdim=True) if reading.component is None else offset[reading.component]
+            variables["bias"] = self.base.bias + own
+        elif self.base.bias is not None:
+            variables["bias"] = self.base.bias[None]
+        return variables
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         weight: Tensor = self.base.weight
         assert self.family.scale is not None
-        s = weight.new_ones(self.family.inputs(self.base)) if s is None else s[0]
-        r = weight.new_ones(self.family.outputs(self.base)) if r is None else r[0]
+        s = variables.get("input", weight.new_ones(self.family.inputs(self.base)))
+        r = variables.get("output", weight.new_ones(self.family.outputs(self.base)))
         if self.recipe.perturbation == "additive":
-            weight = weight + self.posterior.unit * self.family.scale(self.base, torch.ones_like(weight), s, r)
+            folded = weight + self.posterior.unit * self.family.scale(self.base, torch.ones_like(weight), s, r)
         else:
-            weight = self.family.scale(self.base, weight, s, r)
-        return {"weight": weight.to(self.base.weight.dtype)} | ({} if bias is None else {"bias": bias[0]})
+            folded = self.family.scale(self.base, weight, s, r)
+        tensors = {"weight": folded} | ({"bias": variables["bias"]} if "bias" in variables else {})
+        return {name: tensor.to(weight.dtype) for name, tensor in tensors.items()}
 
-    def _read(self, rows: int) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return input factors, output factors and biases of the current draw, each (R, n), or None."""
-        reading = self.draws.read(self, rows)
-        factors: dict[str, Tensor] = {}
-        for position, (side, factor) in enumerate(self.posterior.named_children()):
-            assert isinstance(factor, Factor)
-            if reading.noise is None or reading.component is None:
-                factors[side] = factor.centre(reading.component)
-            else:
-                factors[side] = factor.sample(reading.component, reading.noise[position])
-        return factors.get("input"), factors.get("output"), self._bias(reading.component)
-
-    def _bias(self, component: Tensor | None) -> Tensor | None:
-        """Return the members' biases (R, out): the shared one plus each member's offset."""
-        bias: Tensor | None = self.base.bias
-        offset = self.posterior._parameters.get("bias")
-        if bias is None or offset is None:
-            return None if bias is None else bias[None]
-        own: Tensor = offset.mean(0, keepdim=True) if component is None else offset[component]
-        return bias + own
-
-    def _multiply(self, x: Tensor, s: Tensor | None, r: Tensor | None, bias: Tensor | None, args: Any) -> Tensor:
+    def _multiply(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return (W (x * s)) * r + b."""
-        axis, path = self.family.axis, self.path
-        if s is not None:
-            x = x * spread(s, x, axis, path)
-        if r is None and "bias" not in self.posterior._parameters:
+        if "input" in variables:
+            x = x * self._spread(variables["input"], x)
+        if "output" not in variables and "bias" not in self.posterior._parameters:
             y: Tensor = self.base(x, *args)
             return y
         y = self._linear(x, args)
-        if bias is None:
-            return y if r is None else y * spread(r, y, axis, path)
-        bias = spread(bias, y, axis, path)
-        return y + bias if r is None else torch.addcmul(bias, y, spread(r, y, axis, path))
+        if "bias" not in variables:
+            return y * self._spread(variables["output"], y)
+        bias = self._spread(variables["bias"], y)
+        return torch.addcmul(bias, y, self._spread(variables["output"], y)) if "output" in variables else y + bias
 
-    def _add(self, x: Tensor, s: Tensor | None, r: Tensor | None, bias: Tensor | None, args: Any) -> Tensor:
+    def _add(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return W x + u r (s . x) + b; under a kernel, s . x is summed over its taps."""
-        axis, path = self.family.axis, self.path
+        axis = self.family.axis
         y = self._linear(x, args)
         assert self.family.pool is not None
-        pooled = self.family.pool(self.base, x if s is None else x * spread(s, x, axis, path), *args)
+        scaled = x * self._spread(variables["input"], x) if "input" in variables else x
+        pooled = self.family.pool(self.base, scaled, *args)
         # One value a group of output channels.
         pooled = pooled.to(y.dtype).repeat_interleave(y.shape[axis] // pooled.shape[axis], axis)
-        gain = self.posterior.unit * (pooled.new_ones(1, y.shape[axis]) if r is None else r)
-        y = torch.addcmul(y, pooled, spread(gain, y, axis, path))
-        return y if bias is None else y + spread(bias, y, axis, path)
+        r = variables.get("output", pooled.new_ones(1, y.shape[axis]))
+        y = torch.addcmul(y, pooled, self._spread(self.posterior.unit * r, y))
+        return y + self._spread(variables["bias"], y) if "bias" in variables else y
+
+    def _spread(self, variable: Tensor, x: Tensor) -> Tensor:
+        return spread(variable, x, self.family.axis, self.path)
 
     def _linear(self, x: Tensor, args: Any) -> Tensor:
         assert self.family.linear is not None

@@ -1,0 +1,95 @@
+"""What a prior on a rank-1 factor means for a weight: densities of w' = w * r * s (figure 1 of the rank-1 paper).
+
+You will see the density of w' on a plain and on a logarithmic scale, where w is Normal(0, 1), s is fixed at one and r is
+one (w alone), Normal, Cauchy or half-Cauchy (the horseshoe), or has an inverse-gamma square (Student's t). Factors that
+come near zero pile mass up at zero, which makes weights sparse; heavy tails of r become heavy tails of w'.
+
+Given r, w' is Normal(0, r^2), so its density is one integral over r. With r = +-exp(t) the trapezoidal rule is all but
+exact; the closed form of Student's t says how exact. A second: `python -m examples.weight_priors` writes
+weight_priors.png and weight_priors.json to runs/examples.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributions import InverseGamma, Normal, StudentT
+
+from leanbayes.distributions.divergence import rebuild
+from leanbayes.distributions.law import law
+
+STEP = 0.01
+R = torch.arange(-30, 30, STEP, dtype=torch.float64).exp()[:, None]
+ONE = torch.ones((), dtype=torch.float64)
+
+
+def laws_of_r(std: float, freedom: float) -> dict[str, Callable[[Tensor], Tensor]]:
+    """Return the log-densities of r; the first three are the priors that `lb.Rank1(prior=..., prior_std=std)` takes."""
+    names = ("normal", "cauchy", "half_cauchy")
+    named = {name: rebuild(law(name).prior(1.0, std), Tensor.double) for name in names}
+    square = InverseGamma(freedom / 2 * ONE, freedom / 2 * ONE)
+
+    def inverse_gamma(r: Tensor) -> Tensor:
+        return (square.log_prob(r.square()) + (2 * r.abs()).log()).where(r > 0, -math.inf)
+
+    return {name: prior.log_prob for name, prior in named.items()} | {"inverse_gamma": inverse_gamma}
+
+
+def expect(log_density: Callable[[Tensor], Tensor], function: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the mean of an even function of r."""
+    weights = STEP * R * (log_density(R).exp() + log_density(-R).exp())
+    return (weights * function(R)).sum(0)
+
+
+def density(log_density: Callable[[Tensor], Tensor], w: Tensor) -> Tensor:
+    """Return the density of w' = w * r."""
+    return expect(log_density, lambda r: Normal(0 * r, r).log_prob(w).exp())
+
+
+def tail(log_density: Callable[[Tensor], Tensor], limit: float) -> float:
+    """Return the probability of |w'| > limit."""
+    return expect(log_density, lambda r: torch.special.erfc(limit / (math.sqrt(2) * r))).item()
+
+
+def draw_densities(w: Tensor, curves: dict[str, Tensor], path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    for name, values in curves.items():
+        for axis in axes:
+            axis.plot(w, values, label=name)
+    axes[0].set(title="density", xlabel="w'", xlim=(-3, 3), ylim=(0, 1.2))
+    axes[1].set(title="the same, tails", xlabel="w'", yscale="log", ylim=(1e-6, 3))
+    axes[0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(
+    *, std: float = 1.0, freedom: float = 3.0, points: int = 800, folder: Path = Path("runs/examples")
+) -> dict[str, dict[str, float]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    w = torch.linspace(
+        -10, 10, points - points % 2, dtype=torch.float64
+    )  # even: the Normal factor's density has a pole at 0
+    laws = laws_of_r(std, freedom)
+    alone = Normal(0 * ONE, ONE)
+    curves = {"w alone": alone.log_prob(w).exp()} | {f"r {name}": density(p, w) for name, p in laws.items()}
+    rows = {"w alone": {"near_zero": alone.log_prob(0.05 * ONE).exp().item(), "beyond_5": math.erfc(5 / math.sqrt(2))}}
+    for name, p in laws.items():
+        rows[f"r {name}"] = {"near_zero": density(p, 0.05 * ONE).item(), "beyond_5": tail(p, 5.0)}
+    for name, row in rows.items():
+        print(f"{name:<16} density at 0.05: {row['near_zero']:.3f}   P(|w'| > 5): {row['beyond_5']:.2e}")
+    gap = (curves["r inverse_gamma"] / StudentT(freedom * ONE).log_prob(w).exp() - 1).abs().max().item()
+    print(f"inverse_gamma against the closed form of Student's t: largest relative error {gap:.1e}")
+    draw_densities(w, curves, folder / "weight_priors.png")
+    (folder / "weight_priors.json").write_text(json.dumps({"rows": rows, "student_error": gap}, indent=1))
+    return rows | {"student": {"error": gap}}
+
+
+if __name__ == "__main__":
+    main()
