@@ -120,7 +120,7 @@ def test_outputs_of_a_regression_are_refused_as_classes(shape, what):
 def test_class_targets_of_another_shape_are_refused(what, shape):
     likelihood, y = lb.Categorical(), torch.zeros(shape, dtype=torch.long)
     arguments = (normal(5, 3).softmax(1), None, None, y) if what == "log_prob_of_mixture" else (normal(5, 3), y)
-    with pytest.raises(ValueError, match=rf"targets of shape \(5,\), got \({shape[0]},"):
+    with pytest.raises(ValueError, match=rf"targets of shape \(5,\).*of shape \({shape[0]},"):
         getattr(likelihood, what)(*arguments)
 
 

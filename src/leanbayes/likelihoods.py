@@ -86,7 +86,9 @@ class Categorical(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probability of each target class; zero where it is ignored."""
-        return -F.cross_entropy(self._logits(outputs), y, ignore_index=self.ignore_index, reduction="none")
+        logits = self._logits(outputs)
+        _check_classes(y, logits)
+        return -F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="none")
 
     def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
         """Average over the targets that are not ignored."""
@@ -94,8 +96,10 @@ class Categorical(Likelihood):
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return torch's cross-entropy with the options given."""
+        logits = self._logits(outputs)
+        _check_classes(y, logits)
         return F.cross_entropy(
-            self._logits(outputs),
+            logits,
             y,
             weight=self.class_weight,
             ignore_index=self.ignore_index,
@@ -109,6 +113,7 @@ class Categorical(Likelihood):
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         """Return the log of the mean probability of each target class; zero where it is ignored."""
+        _check_classes(y, mean)
         ignored = y == self.ignore_index
         picked = mean.gather(1, y.masked_fill(ignored, 0).unsqueeze(1)).squeeze(1)
         return picked.log().masked_fill(ignored, 0.0)
@@ -145,7 +150,8 @@ class Bernoulli(Likelihood):
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         """Return the log of the mean probability of each target."""
         y = match_shape(y, mean, "Bernoulli").float()
-        return torch.xlogy(y, mean) + torch.xlogy(1 - y, 1 - mean)
+        # Near one, 1 - p is rounded to zero in float32 although the network meant a small number.
+        return torch.xlogy(y, mean) + torch.xlogy(1 - y, (1 - mean).clamp(min=2**-25))
 
 
 class Gaussian(Likelihood):
@@ -227,7 +233,19 @@ def match_shape(y: Tensor, like: Tensor, name: str) -> Tensor:
         return y
     if y.shape == like.shape[:-1] and like.shape[-1] == 1:
         return y.unsqueeze(-1)
+    if y.shape[:-1] == like.shape and y.shape[-1] == 1:
+        return y.squeeze(-1)
     raise ValueError(f"{name} expected targets of shape {tuple(like.shape)}, got {tuple(y.shape)}")
+
+
+def _check_classes(y: Tensor, like: Tensor) -> None:
+    """Raise unless y holds one whole-number class for every position of (B, C, ...)."""
+    expected = (like.shape[0], *like.shape[2:])
+    if y.shape != expected or y.is_floating_point():
+        raise ValueError(
+            f"Categorical expected targets of shape {tuple(expected)} with class numbers, got {y.dtype} of shape "
+            f"{tuple(y.shape)}; for regression use lb.Gaussian(), for soft labels pass nn.CrossEntropyLoss()"
+        )
 
 
 def _normal_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -107,7 +107,8 @@ class Draws:
     def read(self, layer: Sampled, rows: int) -> Reading:
         """Tell a layer its components and noise; `rows` is the number of rows that it sees itself."""
         if self.mean:
-            return Reading(self.component, None, self.width)
+            component = None if self.component is None else self.component % layer.components
+            return Reading(component, None, self.width)
         if not (self.fixed or self.live or _in_backward()):
             # A submodule called on its own: this call is the whole pass.
             component = blocks(rows, self.components, device=layer.device)

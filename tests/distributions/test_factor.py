@@ -156,7 +156,7 @@ def test_certain_signs_are_all_alike(probability, sign):
 @pytest.mark.parametrize("name", POSITIVE)
 def test_positive_laws_refuse_centres_that_are_not(name, smallest):
     centres = torch.tensor([[1.0, smallest], [1.0, 2.0]])
-    with pytest.raises(ValueError, match=f"a {name} factor is positive.*start at {smallest:.3g}.*init_spread"):
+    with pytest.raises(ValueError, match=f"is positive, but component centres start at {smallest:.3g}.*init_spread"):
         Factor(name, centres, torch.full_like(centres, 0.1))
 
 

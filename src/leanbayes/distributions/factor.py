@@ -21,11 +21,8 @@ class Factor(nn.Module):
         self.law = law(name)
         if not self.law.has_loc:  # the only parameter is the scale, and it is the centre
             stds = centres
-        if self.law.positive and bool((centres <= 0).any()):
-            raise ValueError(
-                f"a {name} factor is positive, but its component centres start at {centres.min().item():.3g}; "
-                "take a smaller init_spread or init='around_one'"
-            )
+        if self.law.positive:
+            require_positive(centres)
         if self.law.has_loc:
             self.loc = nn.Parameter(self.law.locate(centres, stds))
         if self.law.has_scale:
@@ -73,6 +70,15 @@ def joint_distribution(factors: Sequence[Factor]) -> Distribution:
     values = dict(zip(factors[0].names, parts, strict=True))
     nothing = torch.zeros_like(parts[0])
     return kind.distribution(values.get("loc", nothing), softplus(values["rho"]) if "rho" in values else nothing)
+
+
+def require_positive(centres: Tensor) -> None:
+    """Raise unless every component centre is positive."""
+    if not centres.is_meta and bool((centres <= 0).any()):
+        raise ValueError(
+            f"a factor of this law is positive, but component centres start at {centres.min().item():.3g}; "
+            "take a smaller init_spread"
+        )
 
 
 def spread_around(

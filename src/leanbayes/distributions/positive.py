@@ -11,6 +11,10 @@ SMALLEST = 1e-7
 """Added after the softplus: a scale never reaches zero, its logarithm stays finite."""
 
 
+SMALLEST_STD = 1e-6
+"""The smallest standard deviation that survives `inverse_softplus` in float32."""
+
+
 def softplus(raw: Tensor) -> Tensor:
     """Map a real tensor to a positive one: `log(1 + exp(raw)) + 1e-7`."""
     return F.softplus(raw) + SMALLEST

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
@@ -116,27 +117,18 @@ def _same_map(kind: type, parent: type) -> bool:
     return all(getattr(kind, name, None) is getattr(parent, name, None) for name in names)
 
 
-def _column(factor: Tensor, like: Tensor) -> Tensor:
-    """Shape (n,) as (n, 1, 1, ...) to multiply the first axis of a weight."""
-    return factor.reshape(-1, *[1] * (like.dim() - 1))
-
-
-def _grouped(factor: Tensor, groups: int, weight: Tensor) -> Tensor:
-    """Shape (groups * m,) as (first axis of the weight, m, 1, ...): every row of a group sees its group's m."""
-    own = factor.reshape(groups, 1, -1).expand(-1, weight.shape[0] // groups, -1)
-    return own.reshape(weight.shape[0], -1, *[1] * (weight.dim() - 2))
-
-
 def _scale_linear(layer: nn.Linear, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    return weight * s * r[:, None]
+    return weight * torch.outer(r, s)
 
 
 def _scale_conv(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    return weight * _grouped(s, layer.groups, weight) * _column(r, weight)
+    outer = r.view(layer.groups, -1, 1) * s.view(layer.groups, 1, -1)  # (groups, outputs, inputs) of a group
+    return weight * outer.view(*weight.shape[:2], *[1] * (weight.dim() - 2))
 
 
 def _scale_transpose(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    return weight * _column(s, weight) * _grouped(r, layer.groups, weight)
+    outer = s.view(layer.groups, -1, 1) * r.view(layer.groups, 1, -1)  # (groups, inputs, outputs) of a group
+    return weight * outer.view(*weight.shape[:2], *[1] * (weight.dim() - 2))
 
 
 def _pool_conv(layer: Any, x: Tensor) -> Tensor:

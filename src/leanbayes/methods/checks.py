@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 
+from leanbayes.distributions.positive import SMALLEST_STD
+
 
 def check_positive(**values: float) -> None:
     """Raise unless every value is a finite number above zero."""
     for name, value in values.items():
         if not (isinstance(value, (int, float)) and 0 < value < math.inf):
             raise ValueError(f"expected {name} to be a positive number, got {value!r}")
+
+
+def check_std(**values: float) -> None:
+    """Raise unless every value is a standard deviation that can be stored."""
+    check_positive(**values)
+    for name, value in values.items():
+        if value < SMALLEST_STD:
+            raise ValueError(f"expected {name} to be at least {SMALLEST_STD}, got {value!r}; for no noise use a point")
 
 
 def check_at_least_zero(**values: float) -> None:
@@ -28,7 +38,7 @@ def check_share(**values: float) -> None:
 
 def check_components(components: int) -> None:
     """Raise unless there is at least one component."""
-    if not (isinstance(components, int) and components >= 1):
+    if not (isinstance(components, int) and not isinstance(components, bool) and components >= 1):
         raise ValueError(f"expected components to be a whole number of at least 1, got {components!r}")
 
 

@@ -25,9 +25,10 @@ from typing_extensions import override
 
 from leanbayes.distributions.divergence import kl
 from leanbayes.distributions.factor import Factor, joint_distribution, spread_around
+from leanbayes.distributions.positive import SMALLEST_STD
 from leanbayes.layers.family import LINEAR_MAPS, spread
 from leanbayes.methods.base import Method, StochasticLayer
-from leanbayes.methods.checks import check_at_least_zero, check_components, check_positive
+from leanbayes.methods.checks import check_at_least_zero, check_components, check_positive, check_std
 
 SPREAD_OF_STD = 0.4
 """Initial standard deviations are |Normal(init_std, 0.4 init_std)|: 0.05 and 0.02 in the paper."""
@@ -50,8 +51,8 @@ class ImplicitLayer(StochasticLayer):
         dtype = torch.promote_types(weight.dtype, torch.float32)
         shape = (method.components, self.nodes)
         means = spread_around(1.0, method.init_spread, shape, device=weight.device, dtype=dtype)
-        stds = method.init_std * (1 + SPREAD_OF_STD * torch.randn_like(means)).abs().clamp(min=0.01)
-        self.posterior = Factor("normal", means, stds)
+        stds = method.init_std * (1 + SPREAD_OF_STD * torch.randn_like(means)).abs()
+        self.posterior = Factor("normal", means, stds.clamp(min=SMALLEST_STD))
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
@@ -128,7 +129,8 @@ class ImplicitNodes(Method):
     def __post_init__(self) -> None:
         """Check every field; a wrong one says what was expected."""
         check_components(self.components)
-        check_positive(prior_std=self.prior_std, init_std=self.init_std)
+        check_positive(prior_std=self.prior_std)
+        check_std(init_std=self.init_std)
         check_at_least_zero(init_spread=self.init_spread)
 
     @override

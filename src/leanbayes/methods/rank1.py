@@ -22,7 +22,7 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.divergence import kl, on
-from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, spread_around
+from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, require_positive, spread_around
 from leanbayes.distributions.law import law, LawName
 from leanbayes.layers.family import LINEAR_MAPS, spread
 from leanbayes.methods.base import Method, StochasticLayer
@@ -32,6 +32,7 @@ from leanbayes.methods.checks import (
     check_components,
     check_positive,
     check_share,
+    check_std,
 )
 
 Factors = Literal["both", "input", "output"]
@@ -193,7 +194,8 @@ class Rank1(Method):
     def __post_init__(self) -> None:
         """Check every field; a wrong one says what was expected."""
         check_components(self.components)
-        check_positive(prior_std=self.prior_std, init_std=self.init_std)
+        check_positive(prior_std=self.prior_std)
+        check_std(init_std=self.init_std)
         check_at_least_zero(init_spread=self.init_spread)
         check_share(sign_probability=self.sign_probability)
         check_choice("factors", self.factors, get_args(Factors))
@@ -207,14 +209,16 @@ class Rank1(Method):
     def _check_pair(self) -> None:
         one = torch.ones(1)
         kl(law(self.posterior).distribution(one, one), law(self.prior).distribution(one, one))
-        positive = law(self.posterior).positive
-        if positive and (self.init == "random_sign" or self.perturbation == "additive"):
+        if self._positive() and (self.init == "random_sign" or self.perturbation == "additive"):
             raise ValueError(
-                f"a {self.posterior} factor is positive: expected init='around_one' and "
-                f"perturbation='multiplicative', got {self.init!r} and {self.perturbation!r}"
+                f"a factor under a {self.posterior} posterior and a {self.prior} prior is positive: expected "
+                f"init='around_one' and perturbation='multiplicative', got {self.init!r} and {self.perturbation!r}"
             )
         if self.init == "random_sign" and self.perturbation == "additive":
             raise ValueError("additive factors lie around zero: expected init='around_one', got 'random_sign'")
+
+    def _positive(self) -> bool:
+        return law(self.posterior).positive or law(self.prior).positive
 
     @override
     def wrap(self, layer: nn.Module) -> Rank1Layer:
@@ -258,6 +262,8 @@ class Rank1(Method):
             centres = random_signs(self.sign_probability, shape, device=like.device, dtype=dtype)
         else:
             centres = spread_around(centre, self.init_spread, shape, device=like.device, dtype=dtype)
+        if self._positive():
+            require_positive(centres)
         return Factor(self.posterior, centres, torch.full_like(centres, self.init_std))
 
 
