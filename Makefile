@@ -15,7 +15,7 @@ setup: .venv/ready
 	touch $@
 
 demo: .venv/ready          ## train a small network four ways on digits and compare
-	OMP_NUM_THREADS=2 $(BIN)/python -m examples.demo
+	$(BIN)/python -m examples.demo
 
 test: check                ## the checks and the fast tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"

@@ -44,15 +44,16 @@ def load_digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def show(x: Tensor, y: Tensor, p: lb.Prediction, rows: Tensor, path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(rows) // 2, figsize=(1.9 * len(rows) // 2, 4.6), squeeze=False)
+    figure, axes = plt.subplots(2, len(rows) // 2, figsize=(10, 4.8), layout="constrained")
     for axis, row in zip(axes.flat, rows.tolist(), strict=True):
         axis.imshow(x[row, 0].numpy(), cmap="gray_r")
         said, sure = p.mean[row].argmax().item(), p.mean[row].max().item()
-        title = f"a {y[row]}, says {said} ({sure:.0%})\naleatoric {p.aleatoric[row]:.2g}\nepistemic {p.epistemic[row]:.2g}"
+        title = (
+            f"a {y[row]}, says {said} ({sure:.0%})\naleatoric {p.aleatoric[row]:.2g}\nepistemic {p.epistemic[row]:.2g}"
+        )
         axis.set_title(title, fontsize=8, color="black" if said == y[row] else "red")
         axis.axis("off")
     figure.suptitle("most certain (top) and least certain (bottom) test digits; entropies in nats", fontsize=9)
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -63,7 +64,7 @@ def main(*, epochs: int = 15, samples: int = 32, folder: Path = Path("runs/examp
     x, y, x_test, y_test = load_digits()
 
     net = DigitNet()
-    bnn = lb.convert(net, lb.Rank1(components=4))
+    bnn = lb.convert(net, lb.Rank1(components=4, prior_std=0.3))
     print(lb.summary(bnn))
     opt = torch.optim.Adam(lb.parameter_groups(bnn, lr=2e-3, posterior_lr=1e-2))
     for epoch in range(epochs):

@@ -1,11 +1,12 @@
 """Implicit nodes on y = x^3 with 30 points: networks of 1 to 5 hidden layers of 256 ReLU units (figure 1 of the paper).
 
-You will see five panels with the data in red and the prediction in blue: its mean, +-2 standard deviations of what the
-model does not know (dark) and of that plus the noise (light). The deepest network fits as well as the shallowest and
-keeps its spread: small between the data, several times larger beyond them. Straight lines are how ReLU networks go on
-beyond the data, so the curve leaves the band there: more doubt does not make the extrapolation right.
+You will see five columns with the data in red and the prediction in blue: its mean, +-2 standard deviations of what the
+model does not know (dark) and of that plus the noise (light); below, the same with x^3 taken off, where there are data.
+The deepest network fits as well as the shallowest and keeps its spread: small among the data, several times larger
+beyond them. ReLU networks go on in straight lines, so beyond the data the curve leaves the band: a wide band says that
+the network does not know, it does not make the extrapolation right.
 
-The data are the usual toy: x uniform on [-4, 4], noise of standard deviation 3, shown on [-6, 6]. About a minute:
+The data are the usual toy: x uniform on [-4, 4], noise of standard deviation 3, shown on [-6, 6]. About a minute;
 `python -m examples.x_cubed` writes x_cubed.png and x_cubed.json to runs/examples.
 """
 
@@ -55,22 +56,22 @@ def predict(bnn: nn.Module, x: Tensor, samples: int) -> dict[str, Tensor]:
 def draw_panels(x: Tensor, y: Tensor, grid: Tensor, bands: dict[int, dict[str, Tensor]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(bands), figsize=(3.2 * len(bands), 6.4), sharey="row", squeeze=False)
+    figure, axes = plt.subplots(
+        2, len(bands), figsize=(3.2 * len(bands), 6.4), sharey="row", squeeze=False, layout="constrained"
+    )
     for column, (depth, band) in enumerate(bands.items()):
-        for axis, power in zip(axes[:, column], (0, 3), strict=True):
-            curve, at_data = (grid**3, x**3) if power else (0 * grid, 0 * x)
+        for axis, less in zip(axes[:, column], (0, 1), strict=True):  # below, x^3 is taken off to see the band
             for name, colour in (("total", "#cfe2f3"), ("epistemic", "#6fa8dc")):
-                low, high = ((band["mean"] + sign * band[name] - curve).flatten() for sign in (-2, 2))
+                low, high = ((band["mean"] + sign * band[name] - less * grid**3).flatten() for sign in (-2, 2))
                 axis.fill_between(grid.flatten(), low, high, color=colour, lw=0, label=f"±2 std, {name}")
-            axis.plot(grid, band["mean"] - curve, color="navy", label="mean")
-            axis.plot(grid, grid**3 - curve, "--", color="grey", lw=1, label="x³")
-            axis.plot(x, y - at_data, "o", color="red", ms=3, label="data")
+            axis.plot(grid, band["mean"] - less * grid**3, color="navy", label="mean")
+            axis.plot(grid, (1 - less) * grid**3, "--", color="grey", lw=1, label="x³")
+            axis.plot(x, y - less * x**3, "o", color="red", ms=3, label="data")
         axes[0, column].set(title=f"{depth} hidden layer{'s' * (depth > 1)}", xlim=(-6, 6), ylim=(-170, 170))
         axes[1, column].set(xlabel="x", xlim=(-4.5, 4.5), ylim=(-15, 15))
     axes[0, 0].set_ylabel("y")
     axes[1, 0].set_ylabel("y - x³, among the data")
     axes[0, 0].legend(fontsize=7)
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -91,8 +92,8 @@ def main(
     rows: list[dict[str, float]] = []
     for depth in depths:
         bnn = fit(depth, x, y, steps)
-        band, at_data = predict(bnn, grid, samples), predict(bnn, x, samples)
-        bands[depth] = band
+        band = bands[depth] = predict(bnn, grid, samples)
+        at_data = predict(bnn, x, samples)
         rows.append(
             {
                 "depth": depth,
