@@ -19,29 +19,18 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
+from examples.user_loop import FOLDER, load_digits
 
-METHODS = (
-    lb.Rank1(components=4, init_spread=0.1),
-    lb.BatchEnsemble(components=4, init_spread=0.1),
-    lb.ImplicitNodes(components=4, init_spread=0.1),
-)
-NETWORKS = ("plain", *(method.name for method in METHODS))
-Data = tuple[Tensor, Tensor]
-
-
-def load_digits(train: int, test: int) -> tuple[Data, Data]:
-    from sklearn import datasets
-
-    digits = datasets.load_digits()
-    x, y = torch.tensor(digits.images, dtype=torch.float32)[:, None] / 16, torch.tensor(digits.target)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    first, last = order[:train], order[-test:]
-    return (x[first], y[first]), (x[last], y[last])
+METHODS: dict[str, Any] = {
+    "plain": None,
+    "rank1": lb.Rank1(components=4, init_spread=0.1),
+    "batch_ensemble": lb.BatchEnsemble(components=4, init_spread=0.1),
+    "implicit": lb.ImplicitNodes(components=4, init_spread=0.1),
+}
 
 
-def train(net: nn.Module, data: Data, *, epochs: int, lr: float) -> None:
+def train(net: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float) -> None:
     """Train by SGD in batches of 64, then collect the statistics of the batch norms anew."""
-    x, y = data
     steps = len(x) // 64
     groups = lb.parameter_groups(net, lr=lr, posterior_lr=lr, weight_decay=5e-4)
     opt = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)
@@ -57,64 +46,52 @@ def train(net: nn.Module, data: Data, *, epochs: int, lr: float) -> None:
     lb.update_norm(net, x)
 
 
-def measure(net: nn.Module, data: Data, samples: int) -> dict[str, float]:
-    x, y = data
-    p = lb.predict(net, x, samples=samples, keep_samples=False)
+def measure(net: nn.Module, x: Tensor, y: Tensor) -> dict[str, float]:
+    p = lb.predict(net, x, samples=8, keep_samples=False)
     accuracy = (p.mean.argmax(1) == y).float().mean().item()
     return {"accuracy": accuracy, "nll": -p.log_prob(y).mean().item(), "ece": lb.metrics.ece(p.mean, y).item()}
 
 
-def tell(figures: dict[str, float]) -> str:
-    return " ".join(f"{value:.4f}" for value in figures.values())
-
-
-def draw_rows(rows: list[dict[str, Any]], path: Path) -> None:
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     for axis, name in zip(axes, ("accuracy", "nll", "ece"), strict=True):
-        for shift, (stage, marker) in enumerate((("plain", "s"), ("converted", "o"), ("tuned", "*"))):
-            places = [NETWORKS.index(row["network"]) + 0.2 * (shift - 1) for row in rows]
-            axis.plot(places, [row[stage][name] for row in rows], marker, ms=9, alpha=0.7, label=stage)
-        axis.set_xticks(range(len(NETWORKS)), NETWORKS)
-        axis.set_title(name)
+        for shift, stage in ((-0.2, "plain"), (0, "converted"), (0.2, "tuned")):
+            places = [list(METHODS).index(row["network"]) + shift for row in rows]
+            axis.plot(places, [row[stage][name] for row in rows], "o", ms=8, alpha=0.6, label=stage)
+        axis.set(title=name, xticks=range(len(METHODS)), xticklabels=METHODS)
     axes[0].legend()
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def main(
-    *,
-    seeds: Sequence[int] = (0,),
-    epochs: int = 4,
-    sizes: tuple[int, int] = (1297, 500),
-    samples: int = 8,
-    folder: Path = Path("runs/examples"),
+    *, seeds: Sequence[int] = (0,), epochs: int = 4, images: int | None = None, folder: Path = FOLDER
 ) -> list[dict[str, Any]]:
-    folder.mkdir(parents=True, exist_ok=True)
-    data, test = load_digits(*sizes)
+    x, y, x_test, y_test = (part[:images] for part in load_digits())
     rows: list[dict[str, Any]] = []
+    print("three figures each: accuracy, nll, ece")
     for seed in seeds:
         torch.manual_seed(seed)
         plain = lb.models.resnet18(num_outputs=10, input_shape=(1, 8, 8), stem="cifar")
-        print(f"seed {seed}: training the plain network for {epochs} epochs", flush=True)
-        train(plain, data, epochs=epochs, lr=0.02)
-        before = measure(plain, test, 1)
-        print(f"{'':<15} {tell(before)}   accuracy, nll, ece of the plain network", flush=True)
-        for name, method in zip(NETWORKS, (None, *METHODS), strict=True):
+        train(plain, x, y, epochs=epochs, lr=0.02)
+        before = measure(plain, x_test, y_test)
+        for name, method in METHODS.items():
             torch.manual_seed(seed)
-            net = copy.deepcopy(plain) if method is None else lb.convert(plain, method)
-            row = {"seed": seed, "network": name, "plain": before, "converted": measure(net, test, samples)}
-            train(net, data, epochs=1, lr=0.005)
-            row["tuned"] = measure(net, test, samples)
+            net = lb.convert(plain, method) if method else copy.deepcopy(plain)
+            row = {"seed": seed, "network": name, "plain": before, "converted": measure(net, x_test, y_test)}
+            train(net, x, y, epochs=1, lr=0.005)
+            row["tuned"] = measure(net, x_test, y_test)
             row["change"] = row["tuned"]["accuracy"] - before["accuracy"]
+            stages = (f"{s} " + " ".join(f"{v:.4f}" for v in row[s].values()) for s in ("plain", "converted", "tuned"))
+            print(f"seed {seed} {name:<15}", *stages, f"change {row['change']:+.2%}", sep="  ", flush=True)
             rows.append(row)
-            told = f"converted {tell(row['converted'])}   fine-tuned {tell(row['tuned'])}"
-            print(f"{name:<15} {told}   change {row['change']:+.2%}", flush=True)
-    for name in NETWORKS:
+    for name in METHODS:
         changes = [row["change"] for row in rows if row["network"] == name]
-        print(f"{name:<15} mean change of accuracy {sum(changes) / len(changes):+.2%} over {len(changes)} seed(s)")
-    draw_rows(rows, folder / "fine_tune.png")
+        print(f"{name:<15} mean change of accuracy {sum(changes) / len(changes):+.2%}, seeds: {len(changes)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    plot(rows, folder / "fine_tune.png")
     (folder / "fine_tune.json").write_text(json.dumps(rows, indent=1))
     return rows
 

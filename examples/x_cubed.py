@@ -22,12 +22,7 @@ import leanbayes as lb
 NOISE, X_UNIT, Y_UNIT = 3.0, 4 / 3**0.5, 64 / 7**0.5  # units: standard deviations of x and of x^3 on [-4, 4]
 LIKELIHOOD = lb.Gaussian(std=NOISE / Y_UNIT)
 METHOD = lb.ImplicitNodes(components=8, prior_std=0.3, init_spread=0.75)
-
-
-def make_data(seed: int) -> tuple[Tensor, Tensor]:
-    torch.manual_seed(seed)
-    x = torch.rand(30, 1) * 8 - 4
-    return x, x**3 + NOISE * torch.randn_like(x)
+FOLDER = Path("runs/examples")
 
 
 def fit(depth: int, x: Tensor, y: Tensor, steps: int) -> nn.Module:
@@ -43,73 +38,56 @@ def fit(depth: int, x: Tensor, y: Tensor, steps: int) -> nn.Module:
     return bnn
 
 
-def rms(values: Tensor) -> float:
-    return round(values.square().mean().sqrt().item(), 3)
+def predict(bnn: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Return the mean and the standard deviations in the units of y."""
+    p = lb.predict(bnn, x / X_UNIT, LIKELIHOOD, samples=64)
+    return {"mean": p.mean * Y_UNIT, "epistemic": p.epistemic.sqrt() * Y_UNIT, "total": p.std * Y_UNIT}
 
 
-def predict(bnn: nn.Module, x: Tensor, samples: int) -> dict[str, Tensor]:
-    """Return mean and standard deviations in the units of y."""
-    p = lb.predict(bnn, x / X_UNIT, LIKELIHOOD, samples=samples)
-    return {"mean": p.mean * Y_UNIT, "epistemic": p.epistemic.sqrt() * Y_UNIT, "total": p.total.sqrt() * Y_UNIT}
-
-
-def draw_panels(x: Tensor, y: Tensor, grid: Tensor, bands: dict[int, dict[str, Tensor]], path: Path) -> None:
+def plot(x: Tensor, y: Tensor, grid: Tensor, bands: dict[int, dict[str, Tensor]], path: Path) -> None:
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(
-        2, len(bands), figsize=(3.2 * len(bands), 6.4), sharey="row", squeeze=False, layout="constrained"
-    )
+    figure, axes = plt.subplots(2, len(bands), figsize=(3.2 * len(bands), 6.4), sharey="row", squeeze=False)
     for column, (depth, band) in enumerate(bands.items()):
-        for axis, less in zip(axes[:, column], (0, 1), strict=True):  # below, x^3 is taken off to see the band
+        for axis, less in zip(axes[:, column], (0, 1), strict=True):  # how much of x^3 is taken off
             for name, colour in (("total", "#cfe2f3"), ("epistemic", "#6fa8dc")):
                 low, high = ((band["mean"] + sign * band[name] - less * grid**3).flatten() for sign in (-2, 2))
                 axis.fill_between(grid.flatten(), low, high, color=colour, lw=0, label=f"±2 std, {name}")
             axis.plot(grid, band["mean"] - less * grid**3, color="navy", label="mean")
             axis.plot(grid, (1 - less) * grid**3, "--", color="grey", lw=1, label="x³")
             axis.plot(x, y - less * x**3, "o", color="red", ms=3, label="data")
-        axes[0, column].set(title=f"{depth} hidden layer{'s' * (depth > 1)}", xlim=(-6, 6), ylim=(-170, 170))
-        axes[1, column].set(xlabel="x", xlim=(-4.5, 4.5), ylim=(-15, 15))
-    axes[0, 0].set_ylabel("y")
-    axes[1, 0].set_ylabel("y - x³, among the data")
+        axes[0, column].set(title=f"hidden layers: {depth}", xlim=(-6, 6), ylim=(-170, 170), ylabel="y")
+        axes[1, column].set(xlabel="x", xlim=(-4.5, 4.5), ylim=(-15, 15), ylabel="y - x³")
     axes[0, 0].legend(fontsize=7)
+    figure.tight_layout()
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def main(
-    *,
-    depths: Sequence[int] = (1, 2, 3, 4, 5),
-    steps: int = 1200,
-    samples: int = 64,
-    seed: int = 0,
-    folder: Path = Path("runs/examples"),
+    *, depths: Sequence[int] = (1, 2, 3, 4, 5), steps: int = 1200, seed: int = 0, folder: Path = FOLDER
 ) -> list[dict[str, float]]:
-    folder.mkdir(parents=True, exist_ok=True)
-    x, y = make_data(seed)
+    torch.manual_seed(seed)
+    x = torch.rand(30, 1) * 8 - 4
+    y = x**3 + NOISE * torch.randn_like(x)
     grid = torch.linspace(-6, 6, 241)[:, None]
-    inside, outside = grid.abs() <= 4, grid.abs() > 5
     bands: dict[int, dict[str, Tensor]] = {}
-    rows: list[dict[str, float]] = []
+    figures: list[dict[str, float]] = []
     for depth in depths:
         bnn = fit(depth, x, y, steps)
-        band = bands[depth] = predict(bnn, grid, samples)
-        at_data = predict(bnn, x, samples)
-        rows.append(
-            {
-                "depth": depth,
-                "rmse_data": rms(at_data["mean"] - y),
-                "rmse_curve": rms((band["mean"] - grid**3)[inside]),
-                "epistemic_inside": rms(band["epistemic"][inside]),
-                "epistemic_outside": rms(band["epistemic"][outside]),
-                "data_in_band": ((at_data["mean"] - y).abs() <= 2 * at_data["total"]).float().mean().item(),
-            }
-        )
-        print("  ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
-    draw_panels(x, y, grid, bands, folder / "x_cubed.png")
-    (folder / "x_cubed.json").write_text(
-        json.dumps({"method": METHOD.fields(), "steps": steps, "rows": rows}, indent=1)
-    )
-    return rows
+        band, at_data = predict(bnn, grid), predict(bnn, x)
+        errors = {"rmse_data": at_data["mean"] - y, "rmse_curve": (band["mean"] - grid**3)[grid.abs() <= 4]}
+        spread = {"spread_inside": grid.abs() <= 4, "spread_outside": grid.abs() > 5}
+        errors |= {name: band["epistemic"][where] for name, where in spread.items()}
+        row = {"depth": depth} | {name: v.square().mean().sqrt().item() for name, v in errors.items()}
+        row["data_in_band"] = (errors["rmse_data"].abs() <= 2 * at_data["total"]).float().mean().item()
+        print("  ".join(f"{name} {value:.3g}" for name, value in row.items()), flush=True)
+        bands[depth] = band
+        figures.append(row)
+    folder.mkdir(parents=True, exist_ok=True)
+    plot(x, y, grid, bands, folder / "x_cubed.png")
+    (folder / "x_cubed.json").write_text(json.dumps({"method": METHOD.fields(), "steps": steps, "depths": figures}))
+    return figures
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import distributed
 
 import leanbayes as lb
 
@@ -47,8 +50,19 @@ def public_names() -> list[str]:
     return [alias.asname for node in imports for alias in node.names if alias.asname is not None]
 
 
+@pytest.fixture
+def _clean_torch():
+    """Give a page a fresh compiler, and leave no process group behind when a page fails."""
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 # torch.compile looks at `.grad` of whatever passes a hook and hides the warning, which an error filter meets first.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.usefixtures("_clean_torch")
 @pytest.mark.parametrize("page", RUN)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -89,3 +103,9 @@ def test_every_fence_is_closed_and_says_what_it_is(page):
     text = (ROOT / page).read_text()
     assert len(re.findall(r"^```", text, re.MULTILINE)) == 2 * len(FENCE.findall(text))
     assert all(language for language, _ in FENCE.findall(text))
+
+
+def test_the_import_order_that_contributors_read_is_the_one_that_is_checked():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    checked = [line.replace("leanbayes.", "") for line in contracts[0]["layers"]]
+    assert "\n".join(checked) in (ROOT / "CONTRIBUTING.md").read_text()

@@ -1,0 +1,130 @@
+"""Every example runs, writes its picture and its figures, and (slow) shows what its docstring claims."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from scipy.special import exp1
+
+from examples import fine_tune, user_loop, weight_priors, x_cubed
+
+
+def written(folder, name):
+    """Return the figures an example wrote, after a look at its picture."""
+    assert (folder / f"{name}.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    return json.loads((folder / f"{name}.json").read_text())
+
+
+def numbers(figures):
+    """Yield every number in nested figures."""
+    if isinstance(figures, dict):
+        figures = list(figures.values())
+    if isinstance(figures, list):
+        for item in figures:
+            yield from numbers(item)
+    elif not isinstance(figures, str):
+        yield figures
+
+
+def all_finite(figures):
+    return all(math.isfinite(number) for number in numbers(figures))
+
+
+# ---------------------------------------------------------------------------------- small
+
+
+def test_x_cubed_runs(tmp_path, capsys):
+    figures = x_cubed.main(depths=(1, 2), steps=30, folder=tmp_path)
+    assert [row["depth"] for row in figures] == [1, 2]
+    assert all_finite(figures)
+    assert all(0 < row["spread_inside"] < row["spread_outside"] for row in figures)
+    assert written(tmp_path, "x_cubed")["depths"] == figures
+    assert "depth 2" in capsys.readouterr().out
+
+
+def test_fine_tune_runs(tmp_path, capsys):
+    rows = fine_tune.main(epochs=1, images=64, folder=tmp_path)
+    assert [row["network"] for row in rows] == ["plain", "rank1", "batch_ensemble", "implicit"]
+    assert all_finite(rows)
+    assert rows[0]["plain"] == rows[0]["converted"]  # the plain network is not converted
+    assert all(0 <= row[stage]["accuracy"] <= 1 for row in rows for stage in ("plain", "converted", "tuned"))
+    assert written(tmp_path, "fine_tune") == rows
+    assert "mean change of accuracy" in capsys.readouterr().out
+
+
+def test_user_loop_shows_its_claims(tmp_path, capsys):
+    figures = user_loop.main(epochs=3, samples=8, folder=tmp_path)
+    assert all_finite(figures)
+    assert figures["accuracy"] > 0.9
+    assert figures["epistemic_when_wrong"] > figures["epistemic_when_right"]
+    assert figures["draw_is_off_by"] < 1e-5
+    assert figures["loaded_is_off_by"] == 0
+    assert written(tmp_path, "user_loop") == figures
+    assert "exported a DigitNet" in capsys.readouterr().out
+
+
+def test_weight_priors_order(tmp_path):
+    figures = weight_priors.main(points=100, folder=tmp_path)
+    assert all_finite(figures)
+    near = {name: row["density_at_0.05"] for name, row in figures.items()}
+    far = {name: row["beyond_5"] for name, row in figures.items()}
+    assert near["r normal"] > near["r cauchy"] > near["w alone"] > near["r² inverse-gamma"]
+    assert far["r cauchy"] > far["r² inverse-gamma"] > far["r normal"] > far["w alone"]
+    assert written(tmp_path, "weight_priors") == figures
+
+
+# ---------------------------------------------------------------------------------- oracles of the induced densities
+
+
+def test_student_density_is_exact(tmp_path):
+    figures = weight_priors.main(points=100, folder=tmp_path)
+    assert figures["r² inverse-gamma"]["largest_error"] < 1e-12
+
+
+def test_horseshoe_density_is_exact():
+    """The horseshoe: (2 pi^3)^(-1/2) exp(w^2 / 2) E_1(w^2 / 2)."""
+    w = torch.tensor([0.01, 0.1, 1.0, 3.0, 10.0], dtype=torch.float64)
+    half = w.square() / 2
+    expected = half.exp() * torch.from_numpy(exp1(half.numpy())) / math.sqrt(2 * math.pi**3)
+    density = weight_priors.density(weight_priors.laws_of_r(1.0, 3.0)["r half_cauchy"], w)
+    torch.testing.assert_close(density, expected, rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("std", [0.1, 0.3, 1.0])
+def test_densities_of_factors_integrate_to_one(std):
+    for log_density in weight_priors.laws_of_r(std, 3.0).values():
+        total = weight_priors.expect(log_density, torch.ones_like)
+        torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-6, atol=0.0)
+
+
+# ---------------------------------------------------------------------------------- the claims, in full
+
+
+@pytest.mark.slow
+def test_x_cubed_in_full(tmp_path):
+    figures = x_cubed.main(folder=tmp_path)
+    assert [row["depth"] for row in figures] == [1, 2, 3, 4, 5]
+    for row in figures:
+        assert row["rmse_data"] < 1.2 * x_cubed.NOISE  # fits to the noise, where x^3 has a standard deviation of 24
+        assert row["rmse_curve"] < 1.2 * x_cubed.NOISE
+        assert row["data_in_band"] >= 0.85
+        assert row["spread_outside"] > 2.5 * row["spread_inside"]
+    shallow, *_, deep = figures
+    assert deep["spread_inside"] > 0.5 * shallow["spread_inside"]  # no collapse with depth
+    assert deep["spread_outside"] > 0.5 * shallow["spread_outside"]
+
+
+@pytest.mark.slow
+def test_fine_tune_in_full(tmp_path):
+    rows = fine_tune.main(seeds=(0, 1, 2), folder=tmp_path)
+    image = 1 / 500
+    changes = {name: [row["change"] for row in rows if row["network"] == name] for name in fine_tune.METHODS}
+    plain = changes.pop("plain")
+    assert all(row["plain"]["accuracy"] > 0.97 for row in rows)
+    pooled = [change for each in changes.values() for change in each]
+    assert sum(pooled) / len(pooled) >= 0  # on average nothing is lost, over 3 methods and 3 seeds
+    for each in changes.values():
+        assert sum(each) / len(each) > min(0.0, sum(plain) / len(plain)) - 1.5 * image
