@@ -11,6 +11,7 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.checkpoint import header_of
+from leanbayes.convert import own_likelihood
 
 from .networks import Nested, small_net
 
@@ -33,7 +34,7 @@ def test_load_gives_the_same_predictions_on_an_untrained_network(saved):
     loaded = lb.load(path, small_net())
     assert torch.equal(lb.predict(loaded, X).samples, lb.predict(bnn, X).samples)
     assert loaded[0].method == bnn[0].method
-    assert loaded._likelihood.label_smoothing == 0.1
+    assert own_likelihood(loaded).label_smoothing == 0.1
 
 
 def test_the_header_can_be_read_by_people(saved):
@@ -59,7 +60,7 @@ def test_chains_learned_likelihoods_and_tied_layers_come_back(tmp_path):
     assert loaded[0] is loaded[2]
     x = torch.randn(3, 4)
     assert torch.equal(lb.predict(loaded, x).mean, lb.predict(bnn, x).mean)
-    assert torch.equal(loaded._likelihood.log_std, bnn._likelihood.log_std)
+    assert torch.equal(own_likelihood(loaded).log_std, own_likelihood(bnn).log_std)
 
 
 def test_weights_tied_to_an_embedding_are_saved(tmp_path):

@@ -161,7 +161,7 @@ def test_dict_and_tuple_inputs_and_records_with_logits(method):
 def test_batch_of_eight_with_three_components_is_balanced_and_keeps_components_across_layers():
     bnn = lb.convert(Nested(), lb.BatchEnsemble(components=3, init_spread=1.0))
     bnn(torch.randn(8, 6))
-    component = bnn.stem[1].draws.component
+    component = bnn.stem[1].draws.component.rows()
     assert sorted(component.bincount(minlength=3).tolist()) == [2, 3, 3]
     assert (component.diff() % 3 <= 1).all()
 
@@ -349,13 +349,24 @@ def test_rank1_adds_at_most_0_45_percent_to_wrn_28_10():
     assert "rank1: 29 of" in summary.headline
 
 
+def test_a_closed_composite_alone_is_named():
+    with pytest.raises(ValueError, match="the model has TransformerEncoderLayer"):
+        lb.convert(nn.TransformerEncoderLayer(8, 2, 16), lb.Rank1())
+
+
+def test_width_is_refused_where_no_layer_orders_its_channels():
+    bnn = lb.convert(nn.Linear(2, 2), lb.Rank1())
+    with pytest.raises(ValueError, match="no layer of this model orders its channels"):
+        lb.draw(bnn, width=0.5)
+
+
 def test_summary_of_a_plain_model_and_str():
     summary = lb.summary(Nested())
     assert (summary.converted, summary.extra_parameters, summary.extra_percent) == (0, 0, 0.0)
     text = str(lb.summary(lb.convert(Nested(), lb.Rank1(), where="heads.a")))
     assert "heads.a" in text
     assert "not chosen" in text
-    assert text.endswith("random nodes")
+    assert text.endswith("nodes")
 
 
 def test_parameter_groups_hold_every_trainable_parameter_once():

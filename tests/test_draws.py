@@ -77,12 +77,22 @@ def test_seeded_noise_per_row_repeats_and_differs_between_rows(bnn):
     assert len({tuple(row.tolist()) for row in same}) == 7
 
 
-def test_a_row_uses_the_same_component_in_every_layer():
+@pytest.mark.parametrize("rows", [4, 6, 8])
+def test_a_row_uses_the_same_component_in_every_layer(rows):
     bnn = lb.convert(Nested(), lb.BatchEnsemble(components=4, init_spread=0.5)).eval()
     members = [lb.mean(bnn, component=k) for k in range(4)]
-    x = X[:4]
-    expected = torch.stack([members[k](x[k : k + 1])[0] for k in range(4)])
-    torch.testing.assert_close(bnn(x), expected)
+    x = torch.randn(rows, 6)
+    y = bnn(x)
+    component = bnn.stem[1].draws.component.rows()
+    torch.testing.assert_close(y, torch.stack([members[k](row[None])[0] for k, row in zip(component, x, strict=True)]))
+
+
+def test_prediction_and_means_leave_torchs_generator_alone(bnn):
+    before = torch.get_rng_state()
+    lb.predict(bnn, X, samples=4)
+    lb.mean(bnn)
+    lb.draw(bnn)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_batches_smaller_than_k_reach_every_component():

@@ -95,13 +95,33 @@ def test_the_models_own_likelihood_is_used_and_trained():
     expected = torch.distributions.Normal(terms.outputs, 2.0).log_prob(y).sum(1).mean()
     torch.testing.assert_close(terms.nll, -expected)
     torch.testing.assert_close(lb.predict(bnn, x).aleatoric, torch.full((8, 1), 4.0))
-    assert "_likelihood" not in dict(lb.draw(bnn).named_modules())
+    assert type(lb.draw(bnn)) is nn.Linear
+
+
+def test_a_sequential_keeps_its_likelihood_out_of_the_chain_and_out_of_weight_decay():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+    bnn = lb.convert(net, lb.Rank1(), likelihood=lb.Gaussian(learn=True))
+    assert bnn(torch.randn(5, 3)).shape == (5, 1)
+    groups = {g["name"]: {id(p) for p in g["params"]} for g in lb.parameter_groups(bnn, lr=0.1, weight_decay=0.1)}
+    assert id(bnn[0].likelihood.log_std) in groups["posterior"]
+    assert lb.summary(bnn).parameters == sum(p.numel() for p in net.parameters())
+    assert lb.draw(bnn).state_dict().keys() == net.state_dict().keys()
 
 
 def test_components_are_balanced_in_training():
     bnn = lb.convert(small_net(), lb.Rank1(components=3))
     lb.elbo(bnn, X, Y, num_data=6)
-    assert bnn[0].draws.component.tolist() == [0, 0, 1, 1, 2, 2]
+    assert bnn[0].draws.component.rows().bincount().tolist() == [2, 2, 2]
+    assert (bnn[0].draws.component.rows().diff() != 0).sum() == 2
+
+
+def test_batches_in_a_fixed_order_reach_every_component():
+    bnn = lb.convert(small_net(), lb.BatchEnsemble(components=3))
+    seen = set()
+    for _ in range(40):
+        lb.elbo(bnn, X, Y, num_data=6)
+        seen.add(bnn[0].draws.component.rows()[0].item())
+    assert seen == {0, 1, 2}
 
 
 def test_inputs_without_the_batch_on_their_first_axis_are_not_tiled():

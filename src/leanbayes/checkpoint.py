@@ -21,7 +21,7 @@ from safetensors import safe_open, SafetensorError
 from safetensors.torch import save_file
 from torch import nn, Tensor
 
-from leanbayes.convert import convert, own_likelihood, stochastic_layers, unwrap, walk
+from leanbayes.convert import attach_likelihood, convert, own_likelihood, stochastic_layers, unwrap, walk
 from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
@@ -85,7 +85,7 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
         model = _convert_again(model, recipe, step, path)
     likelihood = _likelihood(header, path)
     if likelihood is not None:
-        model.add_module("_likelihood", likelihood)
+        attach_likelihood(model, likelihood)
     _fill(model, tensors, header, path)
     return model
 
@@ -107,8 +107,9 @@ def _state(model: nn.Module, only: str) -> dict[str, Tensor]:
     state = model.state_dict()
     if only == "all":
         return state
-    prefixes = tuple(f"{path}.posterior." if path else "posterior." for path, _ in stochastic_layers(model))
-    return {name: tensor for name, tensor in state.items() if name.startswith((*prefixes, "_likelihood."))}
+    roots = [f"{path}." if path else "" for path, _ in stochastic_layers(model)]
+    prefixes = tuple(root + kind for root in roots for kind in ("posterior.", "likelihood."))
+    return {name: tensor for name, tensor in state.items() if name.startswith(prefixes)}
 
 
 def _untied(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -17,9 +17,6 @@ from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.base import copy_hooks, Method, StochasticLayer
 from leanbayes.sampling import Draws, draws, draws_of
 
-LIKELIHOOD = "_likelihood"
-"""Name under which a model keeps the likelihood that `convert` was given."""
-
 
 def convert(
     model: nn.Module,
@@ -64,7 +61,7 @@ def convert(
     layers = {id(layer): (path, layer) for path, layer in walk(model) if path in chosen}
     root = _replace(model, _wrap_all(model, method, layers))
     if likelihood is not None:
-        root.add_module(LIKELIHOOD, likelihood)
+        attach_likelihood(root, likelihood)
     return root
 
 
@@ -93,10 +90,16 @@ def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             stack.extend(reversed(children))
 
 
+def attach_likelihood(model: nn.Module, likelihood: Likelihood) -> None:
+    """Make a likelihood the model's own: its first stochastic layer keeps it, where no container can call it."""
+    for position, (_, layer) in enumerate(stochastic_layers(model)):
+        layer.likelihood = likelihood if position == 0 else None
+
+
 def own_likelihood(model: nn.Module) -> Likelihood | None:
     """Return the likelihood that `convert` attached to a model, if any."""
-    found = unwrap(model)._modules.get(LIKELIHOOD)
-    return found if isinstance(found, Likelihood) else None
+    kept = (layer.likelihood for _, layer in stochastic_layers(model))
+    return next((likelihood for likelihood in kept if likelihood is not None), None)
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -123,7 +126,7 @@ def draw(
         >>> plain = lb.draw(bnn, seed=0)
     """
     with draws(model, seed=seed, index=index, component=component, width=width):
-        return _own(frozen(model))
+        return _copied(frozen(model))
 
 
 def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
@@ -133,7 +136,7 @@ def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
     components means little: name one.
     """
     with draws(model, mean=True, component=component):
-        return _own(frozen(model))
+        return _copied(frozen(model))
 
 
 def strip(model: nn.Module) -> nn.Module:
@@ -142,7 +145,7 @@ def strip(model: nn.Module) -> nn.Module:
     for _, layer in stochastic_layers(model):
         base = bases[id(layer)] = copying.copy(layer.base)
         copy_hooks(layer, base)
-    return _own(substitute(model, bases))
+    return _copied(substitute(model, bases))
 
 
 def frozen(model: nn.Module) -> nn.Module:
@@ -155,17 +158,19 @@ def frozen(model: nn.Module) -> nn.Module:
 def substitute(model: nn.Module, layers: dict[int, nn.Module]) -> nn.Module:
     """Copy the structure of a model, not its tensors, with stochastic layers replaced wherever they are referred to."""
     model = unwrap(model)
-    memo: dict[int, Any] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(model)}
     memo.update(layers)
     twin: nn.Module = copying.deepcopy(model, memo)
     for module in (*twin.modules(), *layers.values()):
         _unhook(module)
-    twin._modules.pop(LIKELIHOOD, None)
     return twin
 
 
-def _own(twin: nn.Module) -> nn.Module:
-    return copying.deepcopy(twin)
+def tensors_of(model: nn.Module) -> Iterator[Any]:
+    """Yield every tensor of a model: parameters, buffers, and what modules keep as plain attributes."""
+    for module in model.modules():
+        for holder in (module._parameters, module._buffers, module.__dict__):
+            yield from (value for value in holder.values() if isinstance(value, torch.Tensor))
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -225,7 +230,9 @@ def _nothing_found(model: nn.Module, method: Method, candidates: list[Any]) -> s
     kinds = ", ".join(kind.__name__ for kind in method.targets)
     if candidates:
         return f"{type(method).__name__}: `where` chose none of {', '.join(path for path, _ in candidates)}"
-    there = sorted({type(m).__name__ for _, m in walk(model) if not any(True for _ in m.children())})
+    seen = [module for _, module in walk(model)]
+    leaves = [m for m in seen if isinstance(m, OPAQUE) or not any(True for _ in m.children())]
+    there = sorted({type(m).__name__ for m in leaves})
     stochastic = sum(1 for _ in stochastic_layers(model))
     also = f" and {stochastic} layers that are stochastic already" if stochastic else ""
     return (

@@ -11,6 +11,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.convert import own_likelihood, stochastic_layers
+from leanbayes.distributions.assignment import Assignment
 from leanbayes.inputs import call, Inputs, leading_rows, Output, repeat_rows
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
@@ -85,9 +86,9 @@ def elbo(
     repeats = samples * (components if tile else 1)
     context: Any = nullcontext()
     if rows is not None and repeats > 1:
-        every = torch.arange(components, device=y.device).repeat_interleave(rows)
-        index = every if tile else deal(rows, components, y.device)
-        context = assigned(model, index.repeat(samples))
+        every = Assignment(torch.arange(components, device=y.device), each=rows)
+        dealt = every if tile else deal(rows, components, y.device)
+        context = assigned(model, dealt.repeat(samples))
         x, y = repeat_rows(x, rows, repeats), repeat_rows(y, rows, repeats)
     with context:
         outputs = call(model, x, output)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from leanbayes.convert import stochastic_layers
+from leanbayes.convert import stochastic_layers, unwrap
 from leanbayes.layers.select import choose, Where
 
 
@@ -31,7 +31,8 @@ def parameter_groups(
         >>> groups = lb.parameter_groups(bnn, lr=0.1, posterior_lr=2.4, weight_decay=5e-4, no_decay="*bias")
         >>> opt = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
     """
-    posterior = {id(p) for _, layer in stochastic_layers(model) for p in layer.posterior.parameters()}
+    model = unwrap(model)
+    posterior = {id(p) for _, layer in stochastic_layers(model) for p in layer.extra_parameters()}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     weights = [(name, p) for name, p in named if id(p) not in posterior]
     owners = [(name, model.get_submodule(name.rpartition(".")[0])) for name, _ in weights]

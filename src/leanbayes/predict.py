@@ -15,7 +15,7 @@ import torch
 from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
-from leanbayes.convert import own_likelihood, stochastic_layers, substitute, unwrap
+from leanbayes.convert import own_likelihood, stochastic_layers, substitute, tensors_of, unwrap
 from leanbayes.inputs import call, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import one_draw
@@ -52,8 +52,8 @@ def predict(
 ) -> Prediction:
     """Predict with S posterior draws and split the uncertainty into aleatoric and epistemic.
 
-    The same seed gives the same prediction whatever the chunk size, the batches and the order of the rows. The
-    model is evaluated in eval mode and left as it was.
+    The same seed gives the same prediction whatever the chunk size, the batches and the order of the rows (with
+    noise="activation", for the same chunks). The model is evaluated in eval mode and left as it was.
 
     Args:
         model: a converted model; a plain one predicts without epistemic uncertainty.
@@ -140,7 +140,7 @@ class ActivationNoise:
 
     def __init__(self, model: nn.Module) -> None:
         """Copy the model, not its tensors, so that the modes of the original stay."""
-        self.network: nn.Module = copy.deepcopy(model, {id(t): t for t in (*model.parameters(), *model.buffers())})
+        self.network: nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors_of(model)})
         self.network.eval()
         self.stochastic = True
 

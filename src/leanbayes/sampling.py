@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import distributed, nn, Tensor
 
-from leanbayes.distributions.assignment import blocks
+from leanbayes.distributions.assignment import Assignment, blocks
 from leanbayes.inputs import leading_rows
 
 
@@ -35,6 +35,7 @@ class Sampled(Protocol):
     path: str
     components: int
     row_noise: bool
+    ordered: bool
 
     @property
     def device(self) -> torch.device:
@@ -48,12 +49,12 @@ class Reading(NamedTuple):
     """What a layer is told for one call.
 
     Attributes:
-        component: index into the layer's components, (R,) with R = 1 or the number of rows; None: average them.
+        component: the layer's component for each of R rows, R = 1 or the number of rows; None: average them.
         noise: the layer's noise; None: use centres instead of samples.
         width: share of the channels to keep, for layers that order their channels; None: as the method draws it.
     """
 
-    component: Tensor | None
+    component: Assignment | None
     noise: tuple[Tensor, ...] | None
     width: float | int | None
 
@@ -65,7 +66,7 @@ class Draws:
     Attributes:
         components: the least common multiple of the layers' component counts.
         rows: rows of the caller's batch in the current pass, None where unknown.
-        component: component index by row (R,) for the current pass.
+        component: components of the rows of the current pass.
         noise: noise of the current pass by layer path.
         fixed: inside `draws`: passes reuse `component` and `noise` instead of renewing them.
         mean: use the centres of the posteriors.
@@ -77,12 +78,12 @@ class Draws:
 
     components: int = 1
     rows: int | None = None
-    component: Tensor | None = None
+    component: Assignment | None = None
     noise: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     fixed: bool = False
     mean: bool = False
     width: float | int | None = None
-    plan: Tensor | None = None
+    plan: Assignment | None = None
     key: tuple[int, int, int] | None = None
     live: bool = False
 
@@ -107,18 +108,18 @@ class Draws:
     def read(self, layer: Sampled, rows: int) -> Reading:
         """Tell a layer its components and noise; `rows` is the number of rows that it sees itself."""
         if self.mean:
-            component = None if self.component is None else self.component % layer.components
+            component = None if self.component is None else self.component.modulo(layer.components)
             return Reading(component, None, self.width)
         if not (self.fixed or self.live or _in_backward()):
             # A submodule called on its own: this call is the whole pass.
             component = blocks(rows, self.components, device=layer.device)
-            return Reading(component % layer.components, layer.draw_noise(rows, None), self.width)
+            return Reading(component.modulo(layer.components), layer.draw_noise(rows, None), self.width)
         rows = rows if self.rows is None else self.rows
         if self.component is None:
             self.component = deal(rows, self.components, layer.device)
         if layer.path not in self.noise:
             self.noise[layer.path] = _fresh_noise(layer, rows)
-        return Reading(self.component % layer.components, self.noise[layer.path], self.width)
+        return Reading(self.component.modulo(layer.components), self.noise[layer.path], self.width)
 
 
 @contextmanager
@@ -147,7 +148,9 @@ def draws(
         >>> with draws(bnn, seed=0, index=3):
         ...     y = bnn(x)                      # the same function whenever it is called
     """
-    if seed is None:
+    if seed is None and mean:
+        seed = 0  # means need no noise, and must not touch torch's generator
+    elif seed is None:
         seed = int(torch.randint(2**62, ()))
         index = seed if component is None else index
     many = many_draws(model, seed, [index], component=component, width=width, shared=shared, mean=mean)
@@ -168,7 +171,7 @@ def many_draws(
 ) -> Iterator[None]:
     """Fix several draws at once: `sample` of a layer then has one row for each of them."""
     owners = draws_of(model)
-    _check_component(component, owners)
+    _check(component, width, [layer for _, layers in owners for layer in layers])
     with ExitStack() as stack:
         for ordinal, (state, layers) in enumerate(owners):
             device = layers[0].device
@@ -177,7 +180,7 @@ def many_draws(
                 state,
                 fixed=True,
                 rows=len(indices) if shared else None,
-                component=None if mean and component is None else torch.tensor(chosen, device=device),
+                component=None if mean and component is None else Assignment(torch.tensor(chosen, device=device)),
                 noise={},
                 key=None if shared else (seed, indices[0], ordinal),
                 mean=mean,
@@ -190,7 +193,7 @@ def many_draws(
 
 
 @contextmanager
-def assigned(model: nn.Module, component: Tensor) -> Iterator[None]:
+def assigned(model: nn.Module, component: Assignment) -> Iterator[None]:
     """Fix the component of every row of the coming passes; noise stays fresh per row."""
     with ExitStack() as stack:
         for state, _ in draws_of(model):
@@ -213,7 +216,7 @@ def components_of(model: nn.Module) -> int:
     return math.lcm(1, *(state.components for state, _ in draws_of(model)))
 
 
-def deal(rows: int, components: int, device: torch.device) -> Tensor:
+def deal(rows: int, components: int, device: torch.device) -> Assignment:
     """Deal the components out to this process's rows of the global batch."""
     rank, world = _rank_and_world()
     return blocks(rows, components, rank=rank, world=world, device=device)
@@ -267,9 +270,9 @@ def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
 
 
-def _check_component(component: int | None, owners: list[tuple[Draws, list[Any]]]) -> None:
-    if component is None:
-        return
-    count = max((layer.components for _, layers in owners for layer in layers), default=1)
-    if not 0 <= component < count:
+def _check(component: int | None, width: float | int | None, layers: list[Any]) -> None:
+    count = max((layer.components for layer in layers), default=1)
+    if component is not None and not 0 <= component < count:
         raise ValueError(f"expected a component from 0 to {count - 1}, got {component}")
+    if width is not None and not any(layer.ordered for layer in layers):
+        raise ValueError(f"no layer of this model orders its channels: expected no width, got {width}")

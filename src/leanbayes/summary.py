@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from leanbayes.convert import LIKELIHOOD, stochastic_layers, unwrap
+from leanbayes.convert import stochastic_layers, unwrap
 from leanbayes.layers.family import OPAQUE, refusal
 from leanbayes.methods.base import StochasticLayer
 
@@ -27,7 +27,7 @@ class Summary:
 
     Attributes:
         rows: every layer, converted or not.
-        nodes: random variables of one draw; for implicit nodes the input nodes of the network.
+        nodes: variables of one draw; for implicit nodes the input nodes of the network.
         parameters: parameters of the network without its posterior.
         extra_parameters: parameters of the posterior.
     """
@@ -59,7 +59,7 @@ class Summary:
         return (
             f"{' + '.join(names)}: {self.converted} of {self.total} layers, "
             f"{self.extra_percent:.2f} % extra parameters ({self.extra_parameters:,} on {self.parameters:,}), "
-            f"{self.nodes:,} random nodes"
+            f"{self.nodes:,} nodes"
         )
 
     def __str__(self) -> str:
@@ -75,16 +75,16 @@ def summary(model: nn.Module) -> Summary:
 
     Example:
         >>> print(lb.summary(bnn).headline)
-        rank1: 21 of 52 layers, 0.73 % extra parameters (85,408 on 11,689,512), 9,475 random nodes
+        rank1: 21 of 66 layers, 0.73 % extra parameters (85,240 on 11,689,512), 10,155 nodes
     """
     model = unwrap(model)
     layers = list(stochastic_layers(model))
     extra = sum(p.numel() for _, layer in layers for p in layer.posterior.parameters())
-    likelihood = sum(p.numel() for name, p in model.named_parameters() if name.startswith(LIKELIHOOD + "."))
+    both = sum(p.numel() for _, layer in layers for p in layer.extra_parameters())
     return Summary(
         rows=tuple(_rows("", model)),
         nodes=sum(layer.nodes for _, layer in layers),
-        parameters=sum(p.numel() for p in model.parameters()) - extra - likelihood,
+        parameters=sum(p.numel() for p in model.parameters()) - both,
         extra_parameters=extra,
     )
 
@@ -93,7 +93,7 @@ def _rows(path: str, module: nn.Module) -> list[Row]:
     """List the layers below a module: a leaf, a stochastic layer or a composite that is not opened is one row."""
     if isinstance(module, StochasticLayer):
         return [Row(path, type(module.base).__name__, module.method.name, "")]
-    children = [(name, child) for name, child in module.named_children() if name != LIKELIHOOD]
+    children = list(module.named_children())
     closed = isinstance(module, OPAQUE) or nn.utils.parametrize.is_parametrized(module) or _quantised(module)
     if closed or not children:
         return [Row(path, type(module).__name__, None, _reason(module))]

@@ -21,7 +21,7 @@ worlds = st.integers(1, 4)
 @given(rows=rows_, components=components_, seed=st.integers(0, 5))
 def test_blocks_are_balanced_within_one(rows, components, seed):
     torch.manual_seed(seed)
-    sizes = torch.bincount(blocks(rows, components), minlength=components)
+    sizes = torch.bincount(blocks(rows, components).rows(), minlength=components)
     assert len(sizes) == components
     assert sizes.sum() == rows
     assert sizes.max() - sizes.min() <= 1
@@ -31,24 +31,29 @@ def test_blocks_are_balanced_within_one(rows, components, seed):
 @given(rows=rows_, components=components_, seed=st.integers(0, 5))
 def test_rows_of_a_component_are_neighbours(rows, components, seed):
     torch.manual_seed(seed)
-    index = blocks(rows, components)
+    index = blocks(rows, components).rows()
     assert len(torch.unique_consecutive(index)) == len(index.unique())
 
 
 @many
 @given(each=st.integers(1, 9), components=components_)
-def test_a_batch_that_divides_is_dealt_in_order_without_randomness(each, components):
+def test_a_batch_that_divides_is_dealt_in_equal_blocks_and_gathered_by_expansion(each, components):
     torch.manual_seed(0)
-    before = torch.get_rng_state()
-    assert torch.equal(blocks(each * components, components), torch.arange(components).repeat_interleave(each))
-    assert torch.equal(torch.get_rng_state(), before)
+    dealt = blocks(each * components, components)
+    first = dealt.component[0].item()
+    expected = (torch.arange(components) + first) % components
+    assert torch.equal(dealt.rows(), expected.repeat_interleave(each))
+    values = torch.randn(components, 3)
+    assert torch.equal(dealt.take(values), values[dealt.rows()])
+    assert torch.equal(dealt.repeat(2).rows(), dealt.rows().repeat(2))
+    assert torch.equal(dealt.modulo(2).rows(), dealt.rows() % 2)
 
 
 @pytest.mark.parametrize(("rows", "components"), [(1, 4), (3, 5), (5, 4), (7, 3)])
 def test_no_component_is_favoured_in_the_long_run(rows, components):
     torch.manual_seed(0)
     batches = 2000
-    counts = torch.bincount(torch.cat([blocks(rows, components) for _ in range(batches)]), minlength=components)
+    counts = torch.bincount(torch.cat([blocks(rows, components).rows() for _ in range(batches)]), minlength=components)
     # A batch gives a component its smaller or its larger share, by a fair turn of the wheel.
     extra = rows % components / components
     error = math.sqrt(batches * extra * (1 - extra))
@@ -60,11 +65,11 @@ def test_no_component_is_favoured_in_the_long_run(rows, components):
 @given(rows=st.integers(1, 30), components=components_, world=worlds, seed=st.integers(0, 5))
 def test_processes_together_deal_as_one_process_deals_the_interleaved_batch(rows, components, world, seed):
     torch.manual_seed(seed)
-    whole = blocks(rows * world, components)
+    whole = blocks(rows * world, components).rows()
     parts = []
     for rank in range(world):
         torch.manual_seed(seed)
-        parts.append(blocks(rows, components, rank=rank, world=world))
+        parts.append(blocks(rows, components, rank=rank, world=world).rows())
     assert all(len(part) == rows for part in parts)
     assert torch.equal(torch.stack(parts, 1).flatten(), whole)
 
@@ -75,4 +80,4 @@ def test_every_process_with_enough_rows_sees_every_component(rows, components, w
     torch.manual_seed(0)
     rows = max(rows, components)
     for rank in range(world):
-        assert len(blocks(rows, components, rank=rank, world=world).unique()) == components
+        assert len(blocks(rows, components, rank=rank, world=world).rows().unique()) == components

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, spread_around
 from leanbayes.distributions.law import LAWS, LIMIT
 
@@ -42,7 +43,7 @@ def by_hand(factor: Factor, name: str, k: int, noise: torch.Tensor) -> torch.Ten
 @given(components=st.integers(1, 5), count=st.integers(1, 6), rows=st.integers(1, 7))
 def test_shapes_are_components_or_rows_by_factors(name, components, count, rows):
     factor = make(name, components, count)
-    component = torch.arange(rows) % components
+    component = Assignment(torch.arange(rows) % components)
     noise = factor.draw_noise(rows, None)
     assert noise.shape == ((rows, 0) if name == "point" else (rows, count))
     assert factor(component, noise).shape == (rows, count)
@@ -56,10 +57,10 @@ def test_shapes_are_components_or_rows_by_factors(name, components, count, rows)
 @pytest.mark.parametrize("name", LAWS)
 def test_each_row_samples_the_law_of_its_component(name):
     factor = make(name)
-    component = torch.tensor([2, 0, 0, 1])
+    component = Assignment(torch.tensor([2, 0, 0, 1]))
     noise = factor.draw_noise(4, torch.Generator().manual_seed(1))
     z = factor(component, noise)
-    for row, k in enumerate(component.tolist()):
+    for row, k in enumerate(component.rows().tolist()):
         expected = by_hand(factor, name, k, noise[row].double())
         torch.testing.assert_close(z[row], expected, rtol=1e-10, atol=0)
 
@@ -83,7 +84,7 @@ def test_factor_starts_at_the_given_centres_and_scales(name):
     torch.manual_seed(0)
     centres, stds = 0.5 + torch.rand(3, 4, dtype=torch.float64), torch.full((3, 4), 0.2, dtype=torch.float64)
     factor = Factor(name, centres, stds)
-    torch.testing.assert_close(factor(torch.arange(3), None), centres, rtol=1e-10, atol=0)
+    torch.testing.assert_close(factor(Assignment(torch.arange(3)), None), centres, rtol=1e-10, atol=0)
     torch.testing.assert_close(factor(None, None), centres.mean(0, keepdim=True), rtol=1e-10, atol=0)
     scale = {"half_cauchy": centres, "point": torch.zeros_like(stds)}.get(name, stds)
     torch.testing.assert_close(factor.parameters_of(None)[1], scale, rtol=1e-10, atol=0)

@@ -2,25 +2,62 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
-def blocks(rows: int, components: int, *, rank: int = 0, world: int = 1, device: torch.device | None = None) -> Tensor:
+class Assignment(NamedTuple):
+    """Components of rows: row r uses component `component[r // each]`.
+
+    Even blocks have few entries and a large `each`: gathering parameters for them is an expansion, whose gradient is
+    a sum, instead of a scatter.
+    """
+
+    component: Tensor
+    each: int = 1
+
+    def rows(self) -> Tensor:
+        """Return the component of every row."""
+        return self.component.repeat_interleave(self.each)
+
+    def modulo(self, components: int) -> Assignment:
+        """Return the same for a layer with fewer components."""
+        return Assignment(self.component % components, self.each)
+
+    def repeat(self, times: int) -> Assignment:
+        """Return the same for a batch that is repeated as a whole."""
+        return Assignment(self.component.repeat(times), self.each)
+
+    def take(self, values: Tensor) -> Tensor:
+        """Gather what belongs to components (K, n) for the rows (R, n)."""
+        picked = values[self.component]
+        if self.each == 1:
+            return picked
+        return picked[:, None].expand(-1, self.each, -1).reshape(-1, values.shape[1])
+
+
+def blocks(
+    rows: int, components: int, *, rank: int = 0, world: int = 1, device: torch.device | None = None
+) -> Assignment:
     """Assign `rows` rows to components in contiguous blocks whose sizes differ by at most one.
 
-    Where the components do not divide the batch, or outnumber it, the assignment is turned by a random offset
-    from torch's global generator, so that in the long run no component is favoured.
+    The blocks are turned by a random offset from torch's global generator: where components do not divide the batch,
+    or outnumber it, none is favoured in the long run, and where batches always come in the same order, every component
+    sees every row.
 
     With several processes the batch is the global one, dealt out in turn as `DistributedSampler` does: row i of
     process `rank` is global row `i * world + rank`. Every process then sees every component.
 
     Example:
-        >>> blocks(8, 4).tolist()
-        [0, 0, 1, 1, 2, 2, 3, 3]
+        >>> blocks(8, 4).rows().tolist()
+        [2, 2, 3, 3, 0, 0, 1, 1]
     """
-    total = rows * world
-    index = (torch.arange(rows, device=device) * world + rank) * components // total
-    if total % components:
+    if rows % components == 0:
+        index, each = torch.arange(components, device=device), rows // components
+    else:
+        index, each = (torch.arange(rows, device=device) * world + rank) * components // (rows * world), 1
+    if components > 1:
         index = (index + torch.randint(components, (), device=device)) % components
-    return index
+    return Assignment(index, each)

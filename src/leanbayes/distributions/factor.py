@@ -8,6 +8,7 @@ import torch
 from torch import nn, Tensor
 from torch.distributions import Distribution
 
+from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.law import law, LawName
 from leanbayes.distributions.positive import inverse_softplus, softplus
 
@@ -29,14 +30,14 @@ class Factor(nn.Module):
             self.rho = nn.Parameter(inverse_softplus(stds))
         self.names = tuple(self._parameters)
 
-    def parameters_of(self, component: Tensor | None) -> tuple[Tensor, Tensor]:
+    def parameters_of(self, component: Assignment | None) -> tuple[Tensor, Tensor]:
         """Return location and scale of the given components (R, n), or of all (K, n); zeros for what is not there."""
         known: Tensor = self.loc if self.law.has_loc else self.rho
         loc = self.loc if self.law.has_loc else torch.zeros_like(known)
         scale = softplus(self.rho) if self.law.has_scale else torch.zeros_like(known)
         if component is None:
             return loc, scale
-        return loc[component], scale[component]
+        return component.take(loc), component.take(scale)
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> Tensor:
         """Draw the standard noise of `rows` rows (rows, n); nothing (rows, 0) for a point."""
@@ -44,8 +45,8 @@ class Factor(nn.Module):
         size = known.shape[1] if self.law.has_scale else 0
         return self.law.noise((rows, size), known.device, generator)
 
-    def forward(self, component: Tensor | None, noise: Tensor | None) -> Tensor:
-        """Return factors (R, n): samples of components (R,) under the noise (R, n), or centres if there is no noise.
+    def forward(self, component: Assignment | None, noise: Tensor | None) -> Tensor:
+        """Return factors (R, n): samples of the rows' components under the noise (R, n), or centres without noise.
 
         Without a component, the centres averaged over all components (1, n).
         """

@@ -42,7 +42,8 @@ class Law(abc.ABC):
 
     def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
         """Draw standard noise in float32: on `device`, or with a generator on the CPU, the same for every device."""
-        return torch.randn(shape, device=None if generator else device, generator=generator)
+        # A compiled graph with a varying batch size takes no generator argument, not even None.
+        return torch.randn(shape, device=device) if generator is None else torch.randn(shape, generator=generator)
 
     @abc.abstractmethod
     def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ class CauchyLaw(Law):
 
     @override
     def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        uniform = torch.rand(shape, device=None if generator else device, generator=generator)
+        uniform = torch.rand(shape, device=device) if generator is None else torch.rand(shape, generator=generator)
         return torch.tan(math.pi * (uniform - 0.5))
 
     @override

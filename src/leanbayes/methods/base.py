@@ -12,6 +12,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.layers.family import Family, family_of
+from leanbayes.likelihoods import Likelihood
 from leanbayes.sampling import Draws
 
 HOOKS = (
@@ -40,6 +41,8 @@ class StochasticLayer(nn.Module, abc.ABC):
         draws: the meaning of the current pass, shared by all layers of a model.
         path: dotted path at conversion; names the layer in errors and seeds its noise.
         row_noise: whether the first axis of the noise counts rows.
+        ordered: whether the layer orders its channels and can be narrowed by `width`.
+        likelihood: the model's own likelihood, kept by one of its layers so that it is saved and trained with it.
     """
 
     base: Any  # somebody's layer: a checker cannot know its attributes
@@ -47,6 +50,8 @@ class StochasticLayer(nn.Module, abc.ABC):
     components: int = 1
     nodes: int = 0
     row_noise: bool = True
+    ordered: bool = False
+    likelihood: Likelihood | None
 
     def __init__(self, base: nn.Module, method: Method) -> None:
         """Take over `base`, its mode and its hooks: they see the inputs and outputs of the whole layer."""
@@ -57,6 +62,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         self.method = method
         self.draws = Draws()
         self.path = ""
+        self.likelihood = None
         self.base = base
         self.posterior = nn.Module()
         self.training = base.training
@@ -111,6 +117,11 @@ class StochasticLayer(nn.Module, abc.ABC):
             if base is None or name.startswith("_"):
                 raise
             return getattr(base, name)
+
+    def extra_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that the plain layer does not have: of the posterior and of a learned likelihood."""
+        own = list(self.posterior.parameters())
+        return own if self.likelihood is None else [*own, *self.likelihood.parameters()]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """Accept the keys of the plain network: `<path>.weight` is read as `<path>.base.weight`."""

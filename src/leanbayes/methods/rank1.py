@@ -98,7 +98,7 @@ class Rank1Layer(StochasticLayer):
             variables[side] = factor(reading.component, None if reading.noise is None else reading.noise[position])
         offset: Tensor | None = self.posterior._parameters.get("bias")
         if offset is not None:
-            own = offset.mean(0, keepdim=True) if reading.component is None else offset[reading.component]
+            own = offset.mean(0, keepdim=True) if reading.component is None else reading.component.take(offset)
             variables["bias"] = self.base.bias + own
         elif self.base.bias is not None:
             variables["bias"] = self.base.bias[None]
