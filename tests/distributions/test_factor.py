@@ -49,8 +49,7 @@ def test_shapes_are_components_or_rows_by_factors(name, components, count, rows)
     assert factor(component, noise).shape == (rows, count)
     assert factor(component, None).shape == (rows, count)
     assert factor(None, None).shape == (1, count)
-    assert all(parameter.shape == (components, count) for parameter in factor.parameters_of(None))
-    assert all(parameter.shape == (rows, count) for parameter in factor.parameters_of(component))
+    assert all(parameter.shape == (components, count) for parameter in factor.parameters_of_all())
     assert factor.distribution().batch_shape == (components, count)
 
 
@@ -87,7 +86,7 @@ def test_factor_starts_at_the_given_centres_and_scales(name):
     torch.testing.assert_close(factor(Assignment(torch.arange(3)), None), centres, rtol=1e-10, atol=0)
     torch.testing.assert_close(factor(None, None), centres.mean(0, keepdim=True), rtol=1e-10, atol=0)
     scale = {"half_cauchy": centres, "point": torch.zeros_like(stds)}.get(name, stds)
-    torch.testing.assert_close(factor.parameters_of(None)[1], scale, rtol=1e-10, atol=0)
+    torch.testing.assert_close(factor.parameters_of_all()[1], scale, rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("name", LAWS)

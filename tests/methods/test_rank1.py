@@ -187,7 +187,9 @@ def test_bias_is_added_after_the_output_factor_and_never_multiplied(kind, pertur
         if perturbation == "additive":
             layer.posterior.unit.zero_()
     y, reading = run(model, x)
-    own = layer.posterior.bias[reading.component.rows()] if component_bias else torch.zeros(ROWS, 6, dtype=torch.float64)
+    own = (
+        layer.posterior.bias[reading.component.rows()] if component_bias else torch.zeros(ROWS, 6, dtype=torch.float64)
+    )
     bias = (layer.base.bias + own).view(ROWS, 6, *[1] * (y.dim() - 2))
     assert torch.equal(y, bias.expand_as(y))
 

@@ -30,12 +30,13 @@ class Assignment(NamedTuple):
         """Return the same for a batch that is repeated as a whole."""
         return Assignment(self.component.repeat(times), self.each)
 
+    def by_block(self, values: Tensor) -> Tensor:
+        """Gather what belongs to components (K, n) for blocks of rows, to be broadcast over each of them (-1, 1, n)."""
+        return values[self.component][:, None]
+
     def take(self, values: Tensor) -> Tensor:
         """Gather what belongs to components (K, n) for the rows (R, n)."""
-        picked = values[self.component]
-        if self.each == 1:
-            return picked
-        return picked[:, None].expand(-1, self.each, -1).reshape(-1, values.shape[1])
+        return self.by_block(values).expand(-1, self.each, -1).flatten(0, 1)
 
 
 def blocks(

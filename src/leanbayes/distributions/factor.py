@@ -30,18 +30,17 @@ class Factor(nn.Module):
             self.rho = nn.Parameter(inverse_softplus(stds))
         self.names = tuple(self._parameters)
 
-    def parameters_of(self, component: Assignment | None) -> tuple[Tensor, Tensor]:
-        """Return location and scale of the given components (R, n), or of all (K, n); zeros for what is not there."""
-        known: Tensor = self.loc if self.law.has_loc else self.rho
-        loc = self.loc if self.law.has_loc else torch.zeros_like(known)
-        scale = softplus(self.rho) if self.law.has_scale else torch.zeros_like(known)
-        if component is None:
-            return loc, scale
-        return component.take(loc), component.take(scale)
+    def parameters_of_all(self) -> tuple[Tensor, Tensor]:
+        """Return location and scale of all components (K, n); zeros for what the law does not have."""
+        nothing = torch.zeros_like(self.get_parameter(self.names[0]))
+        return (
+            self.loc if self.law.has_loc else nothing,
+            softplus(self.rho) if self.law.has_scale else nothing,
+        )
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> Tensor:
         """Draw the standard noise of `rows` rows (rows, n); nothing (rows, 0) for a point."""
-        known: Tensor = self.loc if self.law.has_loc else self.rho
+        known = self.get_parameter(self.names[0])
         size = known.shape[1] if self.law.has_scale else 0
         return self.law.noise((rows, size), known.device, generator)
 
@@ -50,11 +49,14 @@ class Factor(nn.Module):
 
         Without a component, the centres averaged over all components (1, n).
         """
-        loc, scale = self.parameters_of(component)
-        if noise is not None:
-            return self.law.sample(loc, scale, noise)
-        centre = self.law.centre(loc, scale)
-        return centre.mean(0, keepdim=True) if component is None else centre
+        loc, scale = self.parameters_of_all()
+        if component is None:
+            return self.law.centre(loc, scale).mean(0, keepdim=True)
+        loc, scale = component.by_block(loc), component.by_block(scale)
+        if noise is None:
+            return self.law.centre(loc, scale).expand(-1, component.each, -1).flatten(0, 1)
+        by_block = noise.view(len(loc), component.each, noise.shape[1])
+        return self.law.sample(loc, scale, by_block).flatten(0, 1)
 
     def distribution(self) -> Distribution:
         """Return the component laws, float32, shape (K, n)."""
