@@ -55,7 +55,7 @@ class Factor(nn.Module):
         loc, scale = component.by_block(loc), component.by_block(scale)
         if noise is None:
             return self.law.centre(loc, scale).expand(-1, component.each, -1).flatten(0, 1)
-        by_block = noise.view(len(loc), component.each, noise.shape[1])
+        by_block = noise.view(len(loc), len(noise) // len(loc), noise.shape[1])
         return self.law.sample(loc, scale, by_block).flatten(0, 1)
 
     def distribution(self) -> Distribution:
