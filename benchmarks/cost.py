@@ -93,16 +93,18 @@ def train_steps(options: argparse.Namespace) -> dict[str, Step]:
     net, (x, y) = network(options), batch(options)
 
     def make(model: nn.Module) -> Step:
-        forward = torch.compile(model) if options.device == "cuda" else model
-        groups = lb.parameter_groups(model, lr=1e-3)
-        optimiser = torch.optim.SGD(groups, lr=1e-3, momentum=0.9)
+        optimiser = torch.optim.SGD(lb.parameter_groups(model, lr=1e-3), lr=1e-3, momentum=0.9)
+
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
+            with torch.autocast(options.device, torch.bfloat16, enabled=options.device == "cuda"):
+                outputs = model(x)
+            return F.cross_entropy(outputs.float(), y) + lb.kl(model) / 50_000
+
+        loss = torch.compile(loss_of) if options.device == "cuda" else loss_of
 
         def step() -> None:
-            with torch.autocast(options.device, torch.bfloat16, enabled=options.device == "cuda"):
-                loss = F.cross_entropy(forward(x).float(), y)
-            loss = loss + lb.kl(model) / 50_000
             optimiser.zero_grad()
-            loss.backward()
+            loss(x, y).backward()
             optimiser.step()
 
         return step
