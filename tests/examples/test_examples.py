@@ -120,11 +120,11 @@ def test_x_cubed_in_full(tmp_path):
 @pytest.mark.slow
 def test_fine_tune_in_full(tmp_path):
     rows = fine_tune.main(seeds=(0, 1, 2), folder=tmp_path)
-    image = 1 / 500  # what one test image weighs; a run wins or loses up to three by chance, the plain network, too
+    image = 1 / 500
+    changes = {name: [row["change"] for row in rows if row["network"] == name] for name in fine_tune.METHODS}
+    plain = changes.pop("plain")
     assert all(row["plain"]["accuracy"] > 0.97 for row in rows)
-    converted = [row for row in rows if row["network"] != "plain"]
-    assert sum(row["change"] for row in converted) / len(converted) > -0.5 * image
-    for name in ("rank1", "batch_ensemble", "implicit"):
-        changes = [row["change"] for row in converted if row["network"] == name]
-        assert sum(changes) / len(changes) > -1.5 * image, name
-        assert min(changes) > -4.5 * image, name
+    pooled = [change for each in changes.values() for change in each]
+    assert sum(pooled) / len(pooled) >= 0  # on average nothing is lost, over 3 methods and 3 seeds
+    for each in changes.values():
+        assert sum(each) / len(each) > min(0.0, sum(plain) / len(plain)) - 1.5 * image

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
+from leanbayes.layers.materialise import materialise
+
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
@@ -94,7 +96,7 @@ def spread(factor: Tensor, x: Tensor, axis: int, where: str) -> Tensor:
     shape[channels] = factor.shape[1]
     if channels:
         shape[0] = factor.shape[0]
-    return factor.to(x.dtype).view(shape)
+    return materialise(factor.to(x.dtype)).view(shape)
 
 
 def _repeat_rows(factor: Tensor, x: Tensor, channels: int, where: str) -> Tensor:
