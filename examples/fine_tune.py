@@ -80,7 +80,8 @@ def main(
         for name, method in METHODS.items():
             torch.manual_seed(seed)
             net = lb.convert(plain, method) if method else copy.deepcopy(plain)
-            row = {"seed": seed, "network": name, "plain": before, "converted": measure(net, x_test, y_test)}
+            row: dict[str, Any] = {"seed": seed, "network": name, "plain": before}
+            row["converted"] = measure(net, x_test, y_test)
             train(net, x, y, epochs=1, lr=0.005)
             row["tuned"] = measure(net, x_test, y_test)
             row["change"] = row["tuned"]["accuracy"] - before["accuracy"]

@@ -365,7 +365,8 @@ def test_summary_of_a_plain_model_and_str():
     assert (summary.converted, summary.extra_parameters, summary.extra_percent) == (0, 0, 0.0)
     text = str(lb.summary(lb.convert(Nested(), lb.Rank1(), where="heads.a")))
     assert "heads.a" in text
-    assert "not chosen" in text
+    assert "- not chosen" in text
+    assert "not a target of rank1" in str(lb.summary(lb.convert(small_net(), lb.Rank1())))
     assert text.endswith("nodes")
 
 
@@ -391,3 +392,10 @@ def test_update_norm_recollects_statistics():
     torch.testing.assert_close(bnn[1].running_var, features.var((0, 2, 3)), atol=1e-3, rtol=1e-3)
     assert not any(module.training for module in bnn.modules())
     assert bnn[1].momentum == 0.1
+    expected = bnn[1].running_mean.clone()
+    lb.update_norm(bnn, (x, 100 * torch.ones(64)))
+    torch.testing.assert_close(bnn[1].running_mean, expected, atol=1e-4, rtol=1e-3)
+    with pytest.raises(RuntimeError):
+        lb.update_norm(bnn, torch.randn(2, 5, 8, 8))
+    assert bnn[1].momentum == 0.1
+    assert not bnn[1].training

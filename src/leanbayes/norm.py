@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,33 +12,46 @@ from torch import nn, Tensor
 
 from leanbayes.inputs import call, to_device
 
+BatchNorm = nn.modules.batchnorm._BatchNorm
 
-def update_norm(model: nn.Module, data: Iterable[Any] | Tensor, *, batches: int | None = None) -> None:
+
+def update_norm(
+    model: nn.Module, data: Tensor | tuple[Any, Any] | Iterable[Any], *, batches: int | None = None
+) -> None:
     """Replace the running statistics of every batch norm by averages over `data`.
+
+    Worth doing after converting a trained network with a wide spread, before any training.
 
     Args:
         model: changed in place; its modes are restored.
-        data: a tensor, or an iterable (a DataLoader) of `(inputs, target)`.
+        data: inputs, a pair `(inputs, target)`, or an iterable of such pairs (a DataLoader).
         batches: use only so many batches.
     """
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
     if not norms:
         return
+    device = next(model.parameters()).device
+    source: Iterable[Any] = [data] if isinstance(data, (Tensor, tuple)) else data
+    with torch.no_grad(), _collecting(model, norms):
+        for batch in islice(source, batches):
+            inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+            call(model, to_device(inputs, device), output=lambda result: torch.empty(0))
+
+
+@contextmanager
+def _collecting(model: nn.Module, norms: list[Any]) -> Iterator[None]:
+    """Let norms alone collect statistics, as plain averages over batches; restore modes and momenta."""
     modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
     model.eval()
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum = None  # a plain average over batches
+        norm.momentum = None
         norm.train()
-    device = next(model.parameters()).device
-    with torch.no_grad():
-        for number, batch in enumerate([data] if isinstance(data, Tensor) else data):
-            if batches is not None and number >= batches:
-                break
-            inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-            call(model, to_device(inputs, device))
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
-    for module, training in modes:
-        module.training = training
+    try:
+        yield
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, training in modes:
+            module.training = training

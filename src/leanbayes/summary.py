@@ -9,7 +9,7 @@ from torch import nn
 
 from leanbayes.convert import stochastic_layers, unwrap
 from leanbayes.layers.family import OPAQUE, refusal
-from leanbayes.methods.base import StochasticLayer
+from leanbayes.methods.base import Method, StochasticLayer
 
 
 class Row(NamedTuple):
@@ -82,27 +82,27 @@ def summary(model: nn.Module) -> Summary:
     extra = sum(p.numel() for _, layer in layers for p in layer.posterior.parameters())
     both = sum(p.numel() for _, layer in layers for p in layer.extra_parameters())
     return Summary(
-        rows=tuple(_rows("", model)),
+        rows=tuple(_rows("", model, {layer.method for _, layer in layers})),
         nodes=sum(layer.nodes for _, layer in layers),
         parameters=sum(p.numel() for p in model.parameters()) - both,
         extra_parameters=extra,
     )
 
 
-def _rows(path: str, module: nn.Module) -> list[Row]:
+def _rows(path: str, module: nn.Module, methods: set[Method]) -> list[Row]:
     """List the layers below a module: a leaf, a stochastic layer or a composite that is not opened is one row."""
     if isinstance(module, StochasticLayer):
         return [Row(path, type(module.base).__name__, module.method.name, "")]
     children = list(module.named_children())
     closed = isinstance(module, OPAQUE) or nn.utils.parametrize.is_parametrized(module) or _quantised(module)
     if closed or not children:
-        return [Row(path, type(module).__name__, None, _reason(module))]
-    rows = [row for name, child in children for row in _rows(f"{path}.{name}" if path else name, child)]
+        return [Row(path, type(module).__name__, None, _reason(module, methods))]
+    rows = [row for name, child in children for row in _rows(f"{path}.{name}" if path else name, child, methods)]
     own = sum(p.numel() for p in module.parameters(recurse=False))
     return rows if not own else [Row(path, type(module).__name__, None, "parameters of its own"), *rows]
 
 
-def _reason(module: nn.Module) -> str:
+def _reason(module: nn.Module, methods: set[Method]) -> str:
     """Say why a layer carries no method."""
     if isinstance(module, OPAQUE):
         return "reads the weights of its children, which are left alone"
@@ -110,7 +110,10 @@ def _reason(module: nn.Module) -> str:
         return "quantised"
     if not any(True for _ in module.parameters()):
         return "no parameters"
-    return refusal(module) or "not chosen, or not a target of the method"
+    reason = refusal(module)
+    if reason or any(isinstance(module, method.targets) for method in methods):
+        return reason or "not chosen"
+    return f"not a target of {' or '.join(sorted(method.name for method in methods))}" if methods else "not converted"
 
 
 def _quantised(module: nn.Module) -> bool:

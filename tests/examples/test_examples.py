@@ -11,6 +11,8 @@ from scipy.special import exp1
 
 from examples import fine_tune, user_loop, weight_priors, x_cubed
 
+STAGES = ("plain", "converted", "tuned")
+
 
 def written(folder, name):
     """Return the figures an example wrote, after a look at its picture."""
@@ -50,7 +52,7 @@ def test_fine_tune_runs(tmp_path, capsys):
     assert [row["network"] for row in rows] == ["plain", "rank1", "batch_ensemble", "implicit"]
     assert all_finite(rows)
     assert rows[0]["plain"] == rows[0]["converted"]  # the plain network is not converted
-    assert all(0 <= row[stage]["accuracy"] <= 1 for row in rows for stage in ("plain", "converted", "tuned"))
+    assert all(0 <= row[stage]["accuracy"] <= 1 for row in rows for stage in STAGES)
     assert written(tmp_path, "fine_tune") == rows
     assert "mean change of accuracy" in capsys.readouterr().out
 
@@ -120,11 +122,13 @@ def test_x_cubed_in_full(tmp_path):
 @pytest.mark.slow
 def test_fine_tune_in_full(tmp_path):
     rows = fine_tune.main(seeds=(0, 1, 2), folder=tmp_path)
-    image = 1 / 500
-    changes = {name: [row["change"] for row in rows if row["network"] == name] for name in fine_tune.METHODS}
-    plain = changes.pop("plain")
     assert all(row["plain"]["accuracy"] > 0.97 for row in rows)
-    pooled = [change for each in changes.values() for change in each]
-    assert sum(pooled) / len(pooled) >= 0  # on average nothing is lost, over 3 methods and 3 seeds
-    for each in changes.values():
-        assert sum(each) / len(each) > min(0.0, sum(plain) / len(plain)) - 1.5 * image
+    # One test image is 0.2 %. By chance a run wins or loses up to three, the plain network's extra epoch does so, too:
+    # the means below have standard errors of about 0.1 % (nine runs) and 0.2 % (three).
+    converted = [row for row in rows if row["network"] != "plain"]
+    assert sum(row["change"] for row in converted) / len(converted) > -0.003
+    for name in ("rank1", "batch_ensemble", "implicit"):
+        changes = [row["change"] for row in converted if row["network"] == name]
+        assert sum(changes) / len(changes) > -0.005, name
+        nll = {stage: sum(row[stage]["nll"] for row in converted if row["network"] == name) for stage in STAGES}
+        assert nll["tuned"] < nll["converted"], name

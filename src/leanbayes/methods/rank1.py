@@ -61,7 +61,7 @@ class Rank1Layer(StochasticLayer):
             # An offset from the shared bias: every member starts at the trained one, and a plain checkpoint fits.
             self.posterior.bias = nn.Parameter(torch.zeros_like(base.bias).repeat(recipe.components, 1))
         if recipe.perturbation == "additive":
-            self.posterior.register_buffer("unit", weight.square().mean().sqrt())
+            self.posterior.register_buffer("unit", weight.square().mean().sqrt().clamp(min=1e-3))
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
