@@ -46,7 +46,7 @@ def test_draw_equals_the_stochastic_pass_and_mean_equals_the_network(name, metho
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporters warn about themselves
-@pytest.mark.parametrize("name", ["lenet", "wrn-16-2"])
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_draw_exports_with_torch_export_and_onnx(name, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     net, x = trained_like(name)
