@@ -171,3 +171,21 @@ def test_sampling_is_independent_of_train_and_eval_mode(method):
             assert not torch.equal(bnn(x), first)
         with lb.draws(bnn, seed=1, index=1):
             assert torch.equal(bnn(x), first)
+
+
+@methods
+def test_a_row_has_the_same_component_in_every_layer(method):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4, 2))
+    bnn = lb.convert(net, METHODS[method])
+    told = []
+    for _, layer in lb.stochastic_layers(bnn):
+        layer.register_forward_hook(
+            lambda layer, args, y: told.append(layer.draws.read(layer, len(args[0])).component.rows())
+        )
+    for rows in (6, 7, 2):
+        told.clear()
+        bnn(torch.randn(rows, 2, 5, 5))
+        assert len(told) == 3
+        assert len(told[0]) == rows
+        assert all(torch.equal(component, told[0]) for component in told)

@@ -109,23 +109,6 @@ def test_mean_draws_use_the_component_means(component, bias_node):
     torch.testing.assert_close(y, x @ (layer.base.weight * z[:4]).T + bias, rtol=1e-9, atol=1e-9)
 
 
-def test_a_row_has_the_same_component_in_every_layer():
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4, 2))
-    model = lb.convert(net, lb.ImplicitNodes(components=3))
-    told = []
-    for _, layer in lb.stochastic_layers(model):
-        layer.register_forward_hook(
-            lambda layer, args, y: told.append(layer.draws.read(layer, len(args[0])).component.rows())
-        )
-    for rows in (6, 7, 2):
-        told.clear()
-        model(torch.randn(rows, 2, 5, 5))
-        assert len(told) == 3
-        assert len(told[0]) == rows
-        assert all(torch.equal(component, told[0]) for component in told)
-
-
 @pytest.mark.parametrize("bias_node", [False, True])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_conversion_keeps_the_average_function(kind, bias_node):

@@ -203,26 +203,6 @@ def test_only_layers_with_a_bias_get_one_a_component(bias, asked, given):
         assert torch.equal(own, torch.zeros(3, 6))
 
 
-@pytest.mark.parametrize("method", [lb.Rank1(components=3), lb.BatchEnsemble(components=3)], ids=["rank1", "ensemble"])
-def test_a_row_has_the_same_component_in_every_layer(method):
-    torch.manual_seed(0)
-    net = nn.Sequential(
-        nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(4, 4), nn.Linear(4, 2)
-    )
-    model = lb.convert(net, method)
-    told = []
-    for _, layer in lb.stochastic_layers(model):
-        layer.register_forward_hook(
-            lambda layer, args, y: told.append(layer.draws.read(layer, len(args[0])).component.rows())
-        )
-    for rows in (6, 7, 2):
-        told.clear()
-        model(torch.randn(rows, 2, 5, 5))
-        assert len(told) == 4
-        assert all(torch.equal(component, told[0]) for component in told)
-        assert len(told[0]) == rows
-
-
 def test_layers_with_fewer_components_wrap_around_those_with_more():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -24,9 +22,3 @@ def inverse_softplus(value: Tensor) -> Tensor:
     """Return `raw` such that `softplus(raw)` equals `value` (which must exceed 1e-7)."""
     shifted = value - SMALLEST
     return shifted + (-(-shifted).expm1()).log()
-
-
-def inverse_softplus_number(value: float) -> float:
-    """Scalar twin of `inverse_softplus`."""
-    shifted = value - SMALLEST
-    return shifted + math.log(-math.expm1(-shifted))
