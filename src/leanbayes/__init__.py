@@ -12,7 +12,12 @@ from leanbayes.convert import stochastic_layers as stochastic_layers
 from leanbayes.likelihoods import Bernoulli as Bernoulli
 from leanbayes.likelihoods import Categorical as Categorical
 from leanbayes.likelihoods import Gaussian as Gaussian
+from leanbayes.methods.dropconnect import DropConnect as DropConnect
+from leanbayes.methods.ensemble import DeepEnsemble as DeepEnsemble
+from leanbayes.methods.ensemble import Ensemble as Ensemble
 from leanbayes.methods.implicit import ImplicitNodes as ImplicitNodes
+from leanbayes.methods.mc_dropout import MCDropout as MCDropout
+from leanbayes.methods.mean_field import MeanField as MeanField
 from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
 from leanbayes.norm import update_norm as update_norm

@@ -25,6 +25,7 @@ from leanbayes.convert import attach_likelihood, convert, own_likelihood, stocha
 from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
+from leanbayes.methods.ensemble import Ensemble
 
 FORMAT = 1
 HEADER = "leanbayes"
@@ -96,7 +97,10 @@ def header_of(path: PathLike) -> dict[str, Any]:
 
 
 def _conversions(model: nn.Module) -> list[dict[str, Any]]:
-    """Return method, fields and paths of every conversion, in the order of the layers."""
+    """Return method, fields and paths of every conversion, in the order of the layers; an ensemble comes last."""
+    if isinstance(model, Ensemble):
+        step = {"method": model.method.name, "fields": model.method.fields(), "paths": []}
+        return [*_conversions(model.members[0]), step]
     found: dict[Method, list[str]] = {}
     for path, layer in stochastic_layers(model):
         found.setdefault(layer.method, []).append(path)
@@ -185,6 +189,8 @@ def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], pa
     paths = step.get("paths")
     if not (isinstance(paths, list) and all(isinstance(p, str) for p in paths)):
         raise ValueError(f"the header of '{path}' is damaged (no paths)")
+    if not method.targets:
+        return convert(model, method)
     wanted = set(paths)
     missing = wanted - {name for name, layer in walk(model) if isinstance(layer, method.targets)}
     if missing or not wanted:

@@ -15,6 +15,7 @@ from leanbayes.layers.family import OPAQUE, refusal
 from leanbayes.layers.select import choose, Where
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.base import copy_hooks, Method, StochasticLayer
+from leanbayes.methods.ensemble import Ensemble
 from leanbayes.sampling import Draws, draws, draws_of
 
 
@@ -49,9 +50,12 @@ def convert(
     notice = method.notice()
     if notice:
         warnings.warn(notice, stacklevel=2)
+    whole = method.whole(model) if where is None else None
+    if whole is not None:
+        return whole
     candidates = [(path, layer) for path, layer in walk(model) if isinstance(layer, method.targets)]
     refused = {path: reason for path, layer in candidates if (reason := refusal(layer)) is not None}
-    chosen = choose(candidates, where)
+    chosen = method.choose(candidates) if where is None else choose(candidates, where)
     _complain(refused, chosen, explicit=where is not None)
     chosen -= set(refused)
     if not chosen:
@@ -125,6 +129,10 @@ def draw(
     Example:
         >>> plain = lb.draw(bnn, seed=0)
     """
+    model = unwrap(model)
+    if isinstance(model, Ensemble):
+        member, own = model.member_of(index, component)
+        return draw(member, seed=seed, index=own, width=width)
     with draws(model, seed=seed, index=index, component=component, width=width):
         return _copied(frozen(model))
 
@@ -133,8 +141,13 @@ def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
     """Return the network of posterior means, averaged over components or of one component.
 
     Laws without a mean (Cauchy, half-Cauchy) give their median. After random-sign initialisation the average of the
-    components means little: name one.
+    components means little: name one. The members of an explicit ensemble have no mean at all.
     """
+    model = unwrap(model)
+    if isinstance(model, Ensemble):
+        if component is None:
+            raise ValueError("the members of an ensemble have no mean network; name one with component=k")
+        return mean(model.member_of(0, component)[0])
     with draws(model, mean=True, component=component):
         return _copied(frozen(model))
 

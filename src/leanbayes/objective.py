@@ -10,11 +10,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import own_likelihood, stochastic_layers
+from leanbayes.convert import own_likelihood, stochastic_layers, unwrap
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.inputs import call, Inputs, leading_rows, Output, repeat_rows
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.methods.ensemble import Ensemble
 from leanbayes.sampling import assigned, components_of, deal
 
 Aggregate = Literal["average", "mixture"]
@@ -38,7 +39,13 @@ class ElboTerms(NamedTuple):
 
 
 def kl(model: nn.Module) -> Tensor:
-    """Return the divergence of all posteriors from their priors in nats: a float32 scalar, 0 for a plain model."""
+    """Return the divergence of all posteriors from their priors in nats: a float32 scalar, 0 for a plain model.
+
+    For an explicit ensemble, a mixture with equal shares, it is the mean over the members.
+    """
+    inner = unwrap(model)
+    if isinstance(inner, Ensemble):
+        return torch.stack([kl(member) for member in inner.members]).mean()
     groups: dict[tuple[type, Method], list[StochasticLayer]] = {}
     for _, layer in stochastic_layers(model):
         groups.setdefault((type(layer), layer.method), []).append(layer)

@@ -19,6 +19,7 @@ from leanbayes.convert import own_likelihood, stochastic_layers, substitute, ten
 from leanbayes.inputs import call, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import one_draw
+from leanbayes.methods.ensemble import Ensemble
 from leanbayes.prediction import concatenate, Prediction
 from leanbayes.replay import Prefix
 from leanbayes.sampling import draws, many_draws
@@ -31,6 +32,9 @@ LARGEST_ACTIVATION = {"cpu": 16 * 2**20, "cuda": 2**30}
 
 DRAWS_AT_ONCE = 16
 """Draws whose random variables are sampled together: a few large operations instead of many small ones."""
+
+MOST_VARIABLES = 2**26
+"""Variables that may be sampled together: methods with one for every weight take fewer draws at once."""
 
 FIRST_CHUNK = {"cpu": 64, "cuda": 256}
 """Rows of the first automatic chunk, on which the size of activations is measured."""
@@ -75,7 +79,7 @@ def predict(
     _check(samples, chunk_size, noise)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     model = unwrap(model)
-    source: Source = FrozenDraws(model) if noise == "function" else ActivationNoise(model)
+    source = _source(model, noise)
     runner = Runner(source, seed, component, width, chunk_size, output)
     with torch.no_grad():
         parts = [_predict_block(runner, block, likelihood, samples, keep_samples) for block in _blocks(x, model)]
@@ -85,10 +89,15 @@ def predict(
 
 
 class Source(Protocol):
-    """Where draws come from: select one, then run rows through it."""
+    """Where draws come from: select one, then run rows through it.
+
+    Attributes:
+        network: what runs.
+        distinct: number of different draws there are, None where there is no end to them.
+    """
 
     network: nn.Module
-    stochastic: bool
+    distinct: int | None
 
     def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
         """Make the next runs those of this draw."""
@@ -111,7 +120,8 @@ class FrozenDraws:
             plain = {id(layer): layer.freeze() for layer in layers}
         self.network = substitute(model, dict(plain)).eval()
         self.pairs = [(layer, plain[id(layer)]) for layer in layers]
-        self.stochastic = bool(layers)
+        self.distinct = None if layers else 1
+        self.at_once = max(1, min(DRAWS_AT_ONCE, MOST_VARIABLES // max(1, sum(layer.nodes for layer in layers))))
         self.prefix = Prefix(self.network, plain.values())
         self.forget = self.prefix.forget
         self.sampled = range(0)
@@ -120,7 +130,7 @@ class FrozenDraws:
     def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
         """Fold the draw into the twin's weights; the variables of the next few draws are sampled together."""
         if index not in self.sampled:
-            self.sampled = range(index, index + DRAWS_AT_ONCE)
+            self.sampled = range(index, index + self.at_once)
             with many_draws(self.model, seed, self.sampled, component=component, width=width):
                 self.variables = [layer.sample(1) for layer, _ in self.pairs]
         row = self.sampled.index(index)
@@ -142,7 +152,7 @@ class ActivationNoise:
         """Copy the model, not its tensors, so that the modes of the original stay."""
         self.network: nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors_of(model)})
         self.network.eval()
-        self.stochastic = True
+        self.distinct: int | None = None
 
     def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
         """Remember which draw is wanted."""
@@ -156,6 +166,45 @@ class ActivationNoise:
 
     def forget(self) -> None:
         """Keep nothing, so forget nothing."""
+
+
+class MemberDraws:
+    """The draws of the members of an ensemble, in turn."""
+
+    def __init__(self, ensemble: Ensemble, noise: Noise) -> None:
+        """Make a source of each member."""
+        self.sources = [_source(member, noise) for member in ensemble.members]
+        self.current = self.sources[0]
+        plain = all(source.distinct == 1 for source in self.sources)
+        self.distinct = len(self.sources) if plain else None
+
+    @property
+    def network(self) -> nn.Module:
+        """The network of the selected member."""
+        return self.current.network
+
+    def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
+        """Select draw i // K of member i mod K, or of the member that is named."""
+        count = len(self.sources)
+        if component is not None and not 0 <= component < count:
+            raise ValueError(f"expected a component from 0 to {count - 1}, got {component}")
+        self.current = self.sources[index % count if component is None else component]
+        self.current.select(seed, index // count, None, width)
+
+    def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
+        """Run the selected draw."""
+        return self.current.run(x, rows, output)
+
+    def forget(self) -> None:
+        """Begin other data."""
+        for source in self.sources:
+            source.forget()
+
+
+def _source(model: nn.Module, noise: Noise) -> Source:
+    if isinstance(model, Ensemble):
+        return MemberDraws(model, noise)
+    return FrozenDraws(model) if noise == "function" else ActivationNoise(model)
 
 
 class Runner:
@@ -219,13 +268,16 @@ def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: i
     runner.source.forget()
     running = RunningUncertainty(likelihood.measure)
     kept: list[tuple[Tensor, Tensor]] = []
-    for index in range(samples if runner.source.stochastic else 1):
-        mean, own = likelihood.predictive(runner.run(x, rows, index))
+    distinct = runner.source.distinct or samples
+    repeatable = distinct < samples  # few networks, many samples: run each once
+    for index in range(samples):
+        if index < distinct:
+            mean, own = likelihood.predictive(runner.run(x, rows, index))
+        else:
+            mean, own = kept[index % distinct]
         running.add(mean, own)
-        if keep_samples:
+        if keep_samples or (repeatable and index < distinct):
             kept.append((mean, own))
-    if keep_samples and not runner.source.stochastic:
-        kept = kept * samples
     result = running.result()
     return Prediction(
         mean=result.mean,

@@ -44,6 +44,9 @@ class Sampled(Protocol):
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """Draw standard noise for `rows` rows, first axis first; with a generator, on the CPU."""
 
+    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw the noise of one function, with a first axis of one, on the CPU."""
+
 
 class Reading(NamedTuple):
     """What a layer is told for one call.
@@ -87,6 +90,11 @@ class Draws:
     key: tuple[int, int, int] | None = None
     live: bool = False
 
+    @property
+    def shared(self) -> bool:
+        """Whether all rows of the current pass see one function."""
+        return self.fixed and self.key is None
+
     def attach(self, root: nn.Module) -> None:
         """Watch the root of a model: its call begins a pass, its return ends it."""
         root.register_forward_pre_hook(self.begin, with_kwargs=True)
@@ -120,6 +128,14 @@ class Draws:
         if layer.path not in self.noise:
             self.noise[layer.path] = _fresh_noise(layer, rows)
         return Reading(self.component.modulo(layer.components), self.noise[layer.path], self.width)
+
+    def activation_noise(self, layer: Sampled, like: Tensor) -> Tensor:
+        """Return standard normal noise for every entry of an activation, for passes with noise per row."""
+        drawn = self.noise.get(layer.path, (None,))[0]
+        if drawn is None or drawn.shape != like.shape or not (self.live or self.fixed or _in_backward()):
+            drawn = _normal_like(like, None if self.key is None else _generator(*self.key, layer.path))
+            self.noise[layer.path] = (drawn,)
+        return drawn
 
 
 @contextmanager
@@ -170,24 +186,27 @@ def many_draws(
     mean: bool = False,
 ) -> Iterator[None]:
     """Fix several draws at once: `sample` of a layer then has one row for each of them."""
-    owners = draws_of(model)
+    owners, strides = draws_of(model), _strides(model)
     _check(component, width, [layer for _, layers in owners for layer in layers])
     with ExitStack() as stack:
         for ordinal, (state, layers) in enumerate(owners):
             device = layers[0].device
-            chosen = list(indices) if component is None else [component] * len(indices)
+            stride = strides.get(id(state), 1)
+            own = [index // stride for index in indices]
+            ordinal = ordinal if stride == 1 else 0  # a member draws in an ensemble as it does alone
+            chosen = own if component is None or stride > 1 else [component] * len(indices)
             fixed = replace(
                 state,
                 fixed=True,
                 rows=len(indices) if shared else None,
                 component=None if mean and component is None else Assignment(torch.tensor(chosen, device=device)),
                 noise={},
-                key=None if shared else (seed, indices[0], ordinal),
+                key=None if shared else (seed, own[0], ordinal),
                 mean=mean,
                 width=width,
             )
             if shared and not mean:
-                fixed.noise = {layer.path: _named_noise(layer, seed, indices, ordinal) for layer in layers}
+                fixed.noise = {layer.path: _named_noise(layer, seed, own, ordinal) for layer in layers}
             stack.enter_context(_as(state, fixed))
         yield
 
@@ -196,8 +215,10 @@ def many_draws(
 def assigned(model: nn.Module, component: Assignment) -> Iterator[None]:
     """Fix the component of every row of the coming passes; noise stays fresh per row."""
     with ExitStack() as stack:
+        inside = _strides(model)
         for state, _ in draws_of(model):
-            stack.enter_context(_as(state, replace(state, plan=component)))
+            if id(state) not in inside:  # the members of an ensemble deal out what rows they get
+                stack.enter_context(_as(state, replace(state, plan=component)))
         yield
 
 
@@ -213,7 +234,19 @@ def draws_of(model: nn.Module) -> list[tuple[Draws, list[Any]]]:
 
 def components_of(model: nn.Module) -> int:
     """Return how many components a model cycles through; 1 for a plain model."""
-    return math.lcm(1, *(state.components for state, _ in draws_of(model)))
+    inside = _strides(model)
+    return math.lcm(1, *(state.components for state, _ in draws_of(model) if id(state) not in inside))
+
+
+def _strides(model: nn.Module) -> dict[int, int]:
+    """Return S for every `Draws` inside an ensemble of S models: draw i of the whole is draw i // S of a member."""
+    strides: dict[int, int] = {}
+    for module in model.modules():
+        members = module._modules.get("members")
+        if isinstance(members, nn.ModuleList) and isinstance(getattr(module, "draws", None), Draws):
+            for state, _ in draws_of(members):
+                strides[id(state)] = strides.get(id(state), 1) * len(members)
+    return strides
 
 
 def deal(rows: int, components: int, device: torch.device) -> Assignment:
@@ -235,7 +268,7 @@ def _as(state: Draws, other: Draws) -> Iterator[None]:
 
 def _named_noise(layer: Sampled, seed: int, indices: Sequence[int], ordinal: int) -> tuple[Tensor, ...]:
     """Return the noise of named draws, one row each."""
-    rows = [layer.draw_noise(1, _generator(seed, index, ordinal, layer.path)) for index in indices]
+    rows = [layer.function_noise(_generator(seed, index, ordinal, layer.path)) for index in indices]
     return tuple(torch.cat(parts).to(layer.device) for parts in zip(*rows, strict=True))
 
 
@@ -248,7 +281,18 @@ def _fresh_noise(layer: Sampled, rows: int) -> tuple[Tensor, ...]:
     if world == 1 or not layer.row_noise:
         return layer.draw_noise(rows, None)
     # Noise of the global batch, of which this process takes its rows: equal seeds on all ranks do not mean equal noise.
-    return tuple(noise[rank::world] for noise in layer.draw_noise(rows * world, None))
+    everybody = layer.draw_noise(rows * world, None)
+    return tuple(noise[rank::world] if len(noise) == rows * world else noise for noise in everybody)
+
+
+def _normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw noise for the entries of x: seeded, or this process's rows of the noise of the global batch."""
+    if generator is not None:
+        return torch.randn(x.shape, generator=generator).to(x.device)
+    rank, world = _rank_and_world()
+    if world == 1:
+        return torch.randn(x.shape, device=x.device)
+    return torch.randn(len(x), world, *x.shape[1:], device=x.device)[:, rank]
 
 
 def _generator(seed: int, index: int, ordinal: int, path: str) -> torch.Generator:

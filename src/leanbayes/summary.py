@@ -10,6 +10,7 @@ from torch import nn
 from leanbayes.convert import stochastic_layers, unwrap
 from leanbayes.layers.family import OPAQUE, refusal
 from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.methods.ensemble import Ensemble
 
 
 class Row(NamedTuple):
@@ -78,6 +79,8 @@ def summary(model: nn.Module) -> Summary:
         rank1: 21 of 66 layers, 0.73 % extra parameters (85,240 on 11,689,512), 10,155 nodes
     """
     model = unwrap(model)
+    if isinstance(model, Ensemble):
+        return _of_ensemble(model)
     layers = list(stochastic_layers(model))
     extra = sum(p.numel() for _, layer in layers for p in layer.posterior.parameters())
     both = sum(p.numel() for _, layer in layers for p in layer.extra_parameters())
@@ -86,6 +89,19 @@ def summary(model: nn.Module) -> Summary:
         nodes=sum(layer.nodes for _, layer in layers),
         parameters=sum(p.numel() for p in model.parameters()) - both,
         extra_parameters=extra,
+    )
+
+
+def _of_ensemble(ensemble: Ensemble) -> Summary:
+    """Count the members as one network and its copies."""
+    members = [summary(member) for member in ensemble.members]
+    rows = [Row(f"members.{k}", type(m).__name__, ensemble.method.name, "") for k, m in enumerate(ensemble.members)]
+    copies = sum(member.parameters + member.extra_parameters for member in members[1:])
+    return Summary(
+        rows=tuple(rows),
+        nodes=sum(member.nodes for member in members),
+        parameters=members[0].parameters,
+        extra_parameters=members[0].extra_parameters + copies,
     )
 
 

@@ -49,6 +49,8 @@ LAYERS = [
     Layer("group_norm", lambda: nn.GroupNorm(2, 4), (4, 3)),
     Layer("instance_norm", lambda: nn.InstanceNorm1d(4, affine=True), (4, 6)),
     Layer("rms_norm", lambda: nn.RMSNorm(5), (5,)),
+    Layer("dropout", lambda: nn.Dropout(0.3).eval(), (3, 5)),
+    Layer("dropout2d", lambda: nn.Dropout2d(0.3).eval(), (6, 2, 2)),
 ]
 
 
@@ -65,6 +67,7 @@ METHODS: dict[str, Method] = {
     f"{name}:{example}": method
     for name, kind in (all_methods() | {"damped": documented_method()}).items()
     for example, method in kind.examples().items()
+    if kind.targets  # an explicit ensemble wraps no layer: tests/methods/test_ensemble.py
 }
 
 

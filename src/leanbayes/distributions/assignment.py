@@ -1,7 +1,14 @@
-"""Which component serves whom: rows of a batch in contiguous, balanced blocks."""
+"""Which component serves whom: rows of a batch, whole layers, channels or single elements.
+
+Two questions, one answer each. *Which rows?* `blocks` deals components to the rows of a batch; a row keeps its component
+through the whole network (rank-1, implicit nodes, explicit ensembles). *Who shares an index?* `pick` turns uniform noise
+into component indices, one for each number: noise with one number a layer gives the layer one index (ensemble model
+patching), one number a channel gives MC dropout, one number an element gives DropConnect and crossed patching.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,3 +69,14 @@ def blocks(
     if components > 1:
         index = (index + torch.randint(components, (), device=device)) % components
     return Assignment(index, each)
+
+
+def pick(uniform: Tensor, probabilities: Sequence[float] | Tensor) -> Tensor:
+    """Return component indices (as `uniform`): index k where the uniform number falls into k's share of [0, 1).
+
+    Example:
+        >>> pick(torch.tensor([0.05, 0.5]), (0.1, 0.9))     # dropout at rate 0.1: component 0 is nothing, 1 is the unit
+        tensor([0, 1])
+    """
+    shares = torch.as_tensor(probabilities, dtype=uniform.dtype, device=uniform.device)
+    return torch.bucketize(uniform, shares.cumsum(0)[:-1], right=True)

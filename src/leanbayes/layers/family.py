@@ -1,7 +1,7 @@
 """Where each kind of layer keeps its channels: the one table that methods read.
 
 A method speaks of input channels, output channels and a linear map. A `Family` record says what these are for a
-Linear, a convolution, a transposed convolution or a norm, so that no method knows a layer type.
+Linear, a convolution, a transposed convolution, a norm or a dropout, so that no method knows a layer type.
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ def refusal(layer: nn.Module) -> str | None:
     kind = next((kind for kind in _TABLE if isinstance(layer, kind)), None)
     if kind is None:
         return None
+    if kind in DROPOUTS:
+        return None
     if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
         return f"its parameters are not initialised yet ({type(layer).__name__}): run one batch through the network"
     if not _same_map(type(layer), kind):
@@ -89,9 +91,7 @@ def spread(factor: Tensor, x: Tensor, axis: int, where: str) -> Tensor:
         ValueError: naming the layer, if the rows of x are no multiple of R, or x has no batch axis.
     """
     channels = axis % x.dim()
-    rows = factor.shape[0]
-    if rows != 1 and (channels == 0 or x.shape[0] != rows):
-        factor = _repeat_rows(factor, x, channels, where)
+    factor = match_rows(factor, x, channels, where)
     shape = [1] * x.dim()
     shape[channels] = factor.shape[1]
     if channels:
@@ -99,8 +99,11 @@ def spread(factor: Tensor, x: Tensor, axis: int, where: str) -> Tensor:
     return materialise(factor.to(x.dtype)).view(shape)
 
 
-def _repeat_rows(factor: Tensor, x: Tensor, channels: int, where: str) -> Tensor:
+def match_rows(factor: Tensor, x: Tensor, channels: int, where: str) -> Tensor:
+    """Repeat the R rows of a factor for an x with m * R rows; see `spread`."""
     rows = factor.shape[0]
+    if rows == 1 or (channels != 0 and x.shape[0] == rows):
+        return factor
     if channels == 0:
         raise ValueError(
             f"layer '{where}' got an input of shape {tuple(x.shape)} without a batch axis while noise is drawn per "
@@ -181,6 +184,10 @@ def _norm(kind: type[nn.Module], features: Callable[[Any], int], axis: int) -> F
     return Family(kind=kind, inputs=features, outputs=features, axis=axis)
 
 
+def _dropout(kind: type[nn.Module], axis: int) -> Family:
+    return Family(kind=kind, inputs=lambda layer: 0, outputs=lambda layer: 0, axis=axis)
+
+
 _LINEAR = Family(
     kind=nn.Linear,
     inputs=lambda layer: layer.in_features,
@@ -212,6 +219,8 @@ _FAMILIES = (
     *(_norm(kind, lambda layer: layer.num_features, 1) for kind in _BATCH_LIKE),
     _norm(nn.GroupNorm, lambda layer: layer.num_channels, 1),
     *(_norm(kind, lambda layer: math.prod(layer.normalized_shape), -1) for kind in (nn.LayerNorm, nn.RMSNorm)),
+    _dropout(nn.Dropout, -1),
+    *(_dropout(kind, 1) for kind in (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)),
 )
 
 _TABLE: dict[type[nn.Module], Family] = {family.kind: family for family in _FAMILIES}
@@ -219,7 +228,12 @@ _TABLE: dict[type[nn.Module], Family] = {family.kind: family for family in _FAMI
 LINEAR_MAPS: tuple[type[nn.Module], ...] = tuple(family.kind for family in _FAMILIES if family.linear)
 """The layers with a linear map between channels: what factor methods target."""
 
-NORMS: tuple[type[nn.Module], ...] = tuple(family.kind for family in _FAMILIES if not family.linear)
+DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+"""The layers that drop what passes; how many channels they see, only the input tells."""
+
+NORMS: tuple[type[nn.Module], ...] = tuple(
+    family.kind for family in _FAMILIES if not family.linear and family.kind not in DROPOUTS
+)
 """The layers that scale and shift channels."""
 
 OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.TransformerEncoderLayer)

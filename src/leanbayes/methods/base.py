@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
@@ -80,6 +81,10 @@ class StochasticLayer(nn.Module, abc.ABC):
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """Draw standard noise for `rows` rows: on the layer's device, or with a generator on the CPU, from it alone."""
 
+    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw the noise of one function for all rows; override it where noise per row is of another kind."""
+        return self.draw_noise(1, generator)
+
     @abc.abstractmethod
     def sample(self, rows: int) -> dict[str, Tensor]:
         """Return the random variables of the current pass by name.
@@ -106,7 +111,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     @property
     def device(self) -> torch.device:
         """Where the layer's parameters are."""
-        return next(self.parameters()).device
+        return next(itertools.chain(self.parameters(), self.buffers())).device
 
     def __getattr__(self, name: str) -> Any:
         """Look up what is not here (`weight`, `in_features`, `stride`, ...) in the original layer."""
@@ -140,15 +145,27 @@ class Method(abc.ABC):
     """A recipe that makes layers stochastic; its fields are hyper-parameters in natural units.
 
     A method is one file with one frozen dataclass. `name` is what the command line, checkpoints and results call
-    it; `targets` are the layer types it can wrap.
+    it; `targets` are the layer types it can wrap. Two habits go with it, which `leanbayes compare` starts from: `late`,
+    the share of the epochs after which a plain network is best converted (0: from the start), and `posterior_rate`,
+    the learning rate of its own parameters in units of the weights' rate.
     """
 
     name: ClassVar[str]
     targets: ClassVar[tuple[type[nn.Module], ...]]
+    late: ClassVar[float] = 0.7
+    posterior_rate: ClassVar[float] = 1.0
 
     @abc.abstractmethod
     def wrap(self, layer: nn.Module) -> StochasticLayer:
         """Return the layer with noise around it."""
+
+    def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
+        """Return the paths of the layers to convert where the user names none: of these targets, all."""
+        return {path for path, _ in layers}
+
+    def whole(self, model: nn.Module) -> nn.Module | None:
+        """Return a new model around whole copies of this one, if that is what the method does instead of wrapping."""
+        return None
 
     @classmethod
     def examples(cls) -> dict[str, Method]:

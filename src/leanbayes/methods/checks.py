@@ -46,3 +46,10 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise unless `value` is one of the choices."""
     if value not in choices:
         raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_rate(**values: float) -> None:
+    """Raise unless every value is a rate at which something can be dropped: at least 0, below 1."""
+    for name, value in values.items():
+        if not (isinstance(value, (int, float)) and 0 <= value < 1):
+            raise ValueError(f"expected {name} to be at least 0 and below 1, got {value!r}")

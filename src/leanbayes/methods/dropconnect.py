@@ -1,0 +1,91 @@
+"""DropConnect (Wan et al., 2013): every weight is dropped on its own, and each mask is a posterior draw.
+
+    W_ij = m_ij M_ij / (1 - p),      m_ij ~ Bernoulli(1 - p)
+
+In the family of ensemble model patching it is the member with two components, a matrix and nothing, and an index for
+every element. A mask serves a whole batch: one for each row would need a weight matrix for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn, Tensor
+from typing_extensions import override
+
+from leanbayes.distributions.assignment import pick
+from leanbayes.layers.family import LINEAR_MAPS, spread
+from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.methods.checks import check_rate
+
+
+class DropConnectLayer(StochasticLayer):
+    """A linear map some of whose weights are zero in each draw."""
+
+    method: DropConnect
+    row_noise = False
+
+    def __init__(self, base: Any, method: DropConnect) -> None:
+        """Count the weights."""
+        super().__init__(base, method)
+        self.nodes = base.weight.numel()
+
+    @override
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        weight = self.sample(x.shape[0])["weight"][0]
+        assert self.family.linear is not None
+        y = self.family.linear(self.base, x, weight, *args)
+        return y if self.base.bias is None else y + spread(self.base.bias[None], y, self.family.axis, self.path)
+
+    @override
+    def kl(self) -> Tensor:
+        return torch.zeros((), device=self.device)
+
+    @override
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        shape = (1, *self.base.weight.shape)
+        if generator is None:
+            return (torch.rand(shape, device=self.device),)
+        return (torch.rand(shape, generator=generator),)
+
+    @override
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the "weight" (R, ...), R = 1 unless several draws are fixed."""
+        noise = self.draws.read(self, rows).noise
+        weight: Tensor = self.base.weight
+        if noise is None:
+            return {"weight": weight[None]}
+        keep = 1 - self.method.rate
+        return {"weight": weight * (pick(noise[0], (self.method.rate, keep)) / keep).to(weight.dtype)}
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"weight": variables["weight"]}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DropConnect(Method):
+    """Weights dropped one by one, in training and in prediction.
+
+    Attributes:
+        rate: probability that a weight is dropped.
+
+    Example:
+        >>> bnn = lb.convert(net, lb.DropConnect(rate=0.1))
+    """
+
+    name: ClassVar[str] = "dropconnect"
+    targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Check the rate."""
+        check_rate(rate=self.rate)
+
+    @override
+    def wrap(self, layer: nn.Module) -> DropConnectLayer:
+        return DropConnectLayer(layer, self)

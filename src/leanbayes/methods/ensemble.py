@@ -1,0 +1,149 @@
+"""Explicit ensembles (Lakshminarayanan et al., 2017): K whole networks, the standard that lean methods are held to.
+
+An `Ensemble` is the mixture (1/K) sum_k of its members. A row of a training batch goes to one member; draw i is member
+i mod K, and where members are stochastic themselves, their draw i // K.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn, Tensor
+from torch.utils import _pytree
+from typing_extensions import override
+
+from leanbayes.inputs import leading_rows, map_rows
+from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.methods.checks import check_choice, check_components
+from leanbayes.sampling import Draws
+
+Init = Literal["fresh", "copy"]
+
+
+class Ensemble(nn.Module):
+    """K networks of one architecture as one model, with all that they own: weights, norm statistics, posteriors.
+
+    What is not here (`config`, `num_features`, ...) is looked up in the first member.
+
+    Example:
+        >>> ensemble = lb.Ensemble([make_network() for _ in range(4)])
+        >>> lb.fit(ensemble, train)                      # each member on its own
+    """
+
+    path = ""
+    row_noise = False
+    ordered = False
+
+    def __init__(self, members: Sequence[nn.Module], method: DeepEnsemble | None = None) -> None:
+        """Take the members as they are."""
+        super().__init__()
+        if not members:
+            raise ValueError("expected at least one member, got none")
+        self.members = nn.ModuleList(members)
+        self.method = method or DeepEnsemble(components=len(members))
+        self.components = len(members)
+        self.draws = Draws(components=self.components)
+        self.draws.attach(self)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run every row through its member; inside `draws`, all rows through one."""
+        rows = leading_rows((args, kwargs)) or 1
+        component = self.draws.read(self, rows).component
+        if component is None:
+            raise ValueError("the members of an ensemble have no mean network; name one with component=k")
+        if component.component.numel() == 1:
+            return self.members[int(component.component)](*args, **kwargs)
+        return self._split(component.rows(), rows, args, kwargs)
+
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """Draw nothing: which member serves a row is all that is random."""
+        return ()
+
+    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw nothing."""
+        return ()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first member is."""
+        return next(self.members.parameters()).device
+
+    def member_of(self, index: int, component: int | None = None) -> tuple[nn.Module, int]:
+        """Return the member that serves draw `index`, and the number of that draw among the member's own."""
+        if component is not None and not 0 <= component < self.components:
+            raise ValueError(f"expected a component from 0 to {self.components - 1}, got {component}")
+        chosen = index % self.components if component is None else component
+        return self.members[chosen], index // self.components
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up what is not here in the first member."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            members = self._modules.get("members")
+            if members is None or name.startswith("_"):
+                raise
+            return getattr(members[0], name)
+
+    def _split(self, member_of_row: Tensor, rows: int, args: Any, kwargs: Any) -> Any:
+        """Run each member on its rows, and put the outputs back in the order of the rows."""
+        outputs, order = [], []
+        for k, member in enumerate(self.members):
+            mine = (member_of_row == k).nonzero().flatten()
+            if len(mine):
+                own_args, own_kwargs = map_rows((args, kwargs), rows, lambda x, mine=mine: x[mine])
+                outputs.append(member(*own_args, **own_kwargs))
+                order.append(mine)
+        back = torch.cat(order).argsort()
+        return _pytree.tree_map(lambda *parts: torch.cat(parts)[back], outputs[0], *outputs[1:])
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepEnsemble(Method):
+    """Whole copies of the network, each trained on its own: K times the cost of everything.
+
+    Attributes:
+        components: K, the number of members.
+        init: "fresh" initialises every member but the first anew, through `reset_parameters` of its modules; "copy"
+            starts them all as the given network. Where the network initialises itself otherwise, build the members
+            yourself: `lb.Ensemble([make_network() for _ in range(4)])`.
+
+    Example:
+        >>> ensemble = lb.convert(net, lb.DeepEnsemble(components=4))
+    """
+
+    name: ClassVar[str] = "deep_ensemble"
+    targets: ClassVar[tuple[type[nn.Module], ...]] = ()
+    late: ClassVar[float] = 0.0
+
+    components: int = 4
+    init: Init = "fresh"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_components(self.components)
+        check_choice("init", self.init, ("fresh", "copy"))
+
+    @override
+    def wrap(self, layer: nn.Module) -> StochasticLayer:
+        raise TypeError("an explicit ensemble copies whole networks, not layers; give no `where`")
+
+    @override
+    def whole(self, model: nn.Module) -> Ensemble:
+        members = [copy.deepcopy(model) for _ in range(self.components)]
+        if self.init == "fresh":
+            for member in members[1:]:
+                reset(member)
+        return Ensemble(members, self)
+
+
+def reset(network: nn.Module) -> None:
+    """Initialise a network anew, through the `reset_parameters` of those of its modules that have one."""
+    for module in network.modules():
+        again = getattr(module, "reset_parameters", None)
+        if callable(again):
+            again()

@@ -1,0 +1,166 @@
+"""MC dropout (Gal, Ghahramani, 2016): dropout stays on when predicting, and each mask is a posterior draw.
+
+    y = m * (W x + b) / (1 - p),      m_c ~ Bernoulli(1 - p), one for each output channel
+
+A network without dropout layers gets such masks behind every linear map but the last: channel-wise, so that a draw
+folds into the weights. A network with dropout layers keeps them where they are, at their own rates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import fx, nn, Tensor
+from typing_extensions import override
+
+from leanbayes.distributions.assignment import pick
+from leanbayes.distributions.hashing import draw_seeds, uniforms
+from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS, match_rows, spread
+from leanbayes.methods.base import copy_hooks, Method, StochasticLayer
+from leanbayes.methods.checks import check_rate
+
+
+class MaskedLayer(StochasticLayer):
+    """A linear map whose output channels are dropped at random."""
+
+    method: MCDropout
+
+    def __init__(self, base: Any, method: MCDropout) -> None:
+        """Count the channels."""
+        super().__init__(base, method)
+        self.nodes = self.family.outputs(base)
+
+    @override
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        mask = self.sample(x.shape[0])["mask"]
+        y: Tensor = self.base(x, *args)
+        return y * spread(mask, y, self.family.axis, self.path)
+
+    @override
+    def kl(self) -> Tensor:
+        return torch.zeros((), device=self.device)
+
+    @override
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        if generator is None:  # compiled code must not name a generator, not even as None
+            return (torch.rand(rows, self.nodes, device=self.device),)
+        return (torch.rand(rows, self.nodes, generator=generator),)
+
+    @override
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the "mask" (R, outputs): component 0 is nothing, component 1 the channel."""
+        noise = self.draws.read(self, rows).noise
+        if noise is None:
+            return {"mask": torch.ones(1, self.nodes, device=self.device)}
+        keep = 1 - self.method.rate
+        return {"mask": pick(noise[0], (self.method.rate, keep)) / keep}
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        weight, mask = self.base.weight, variables["mask"]
+        assert self.family.scale is not None
+        ones = weight.new_ones(self.family.inputs(self.base))
+        folded = {"weight": self.family.scale(self.base, weight, ones, mask.to(weight.dtype))}
+        if self.base.bias is not None:
+            folded["bias"] = (self.base.bias * mask).to(weight.dtype)
+        return folded
+
+
+class DropoutLayer(StochasticLayer):
+    """A dropout layer of the network's own; a draw drops the same entries (`Dropout2d`: channels) of all rows."""
+
+    def __init__(self, base: Any, method: MCDropout) -> None:
+        """Remember a device: the layer has no parameter to tell it."""
+        super().__init__(base, method)
+        self.nodes = 1
+        self.posterior.register_buffer("here", torch.zeros(()), persistent=False)
+
+    @override
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        seed = match_rows(self.sample(x.shape[0])["seed"], x, 1, self.path)
+        return _Masked(self.base.p, self.family.axis == 1).drop(x, seed)
+
+    @override
+    def kl(self) -> Tensor:
+        return torch.zeros((), device=self.device)
+
+    @override
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        return (draw_seeds(rows, generator, self.device if generator is None else None),)
+
+    @override
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the "seed" (R, 1), 0 for no mask; how many entries it makes a mask for, only the input tells."""
+        noise = self.draws.read(self, rows).noise
+        return {"seed": torch.zeros(1, 1, dtype=torch.int64, device=self.device) if noise is None else noise[0]}
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"seed": variables["seed"][None]}
+
+    @override
+    def freeze(self) -> nn.Module:
+        """Return the mask as a traced graph: torch's own class, nothing of leanbayes inside."""
+        masked = _Masked(self.base.p, self.family.axis == 1, self.sample(1)["seed"])
+        tracer = fx.Tracer()
+        tracer.proxy_buffer_attributes = True  # the seed stays an attribute, which the next draw may replace
+        plain = fx.GraphModule(masked, tracer.trace(masked))
+        plain.train(self.training)
+        copy_hooks(self, plain)
+        return plain
+
+
+class _Masked(nn.Module):
+    """Multiply entries or channels of x by a mask that is computed from a seed; written to be traced."""
+
+    def __init__(self, rate: float, channels: bool, seed: Tensor | None = None) -> None:
+        super().__init__()
+        self.rate, self.channels = rate, channels
+        self.register_buffer("seed", seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x, self.seed)
+
+    def drop(self, x: Tensor, seed: Any) -> Tensor:
+        rows = x.flatten(2) if self.channels else x.flatten(1)  # (B, C, pixels) or (B, entries)
+        kept = (uniforms(seed, rows[:, :, 0] if self.channels else rows) >= self.rate).to(x.dtype) / (1 - self.rate)
+        mask = torch.where(seed > 0, kept, torch.ones_like(kept))
+        return (rows * (mask.unsqueeze(2) if self.channels else mask)).view_as(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MCDropout(Method):
+    """Dropout that stays on when predicting.
+
+    A network's own `nn.Dropout` layers become stochastic at their own rates, and nothing else changes (dropout called as
+    a function inside `forward` cannot be seen). A network without any gets channel masks behind its linear maps.
+
+    Attributes:
+        rate: probability that a channel is dropped, where the network has no dropout layers of its own.
+
+    Example:
+        >>> bnn = lb.convert(net, lb.MCDropout(rate=0.1))
+    """
+
+    name: ClassVar[str] = "mc_dropout"
+    targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *DROPOUTS)
+
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Check the rate."""
+        check_rate(rate=self.rate)
+
+    @override
+    def wrap(self, layer: nn.Module) -> StochasticLayer:
+        return DropoutLayer(layer, self) if isinstance(layer, DROPOUTS) else MaskedLayer(layer, self)
+
+    @override
+    def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
+        """Choose the network's own dropout layers; without any, all linear maps but the last of several."""
+        own = {path for path, layer in layers if isinstance(layer, DROPOUTS) and 0 < layer.p < 1}  # type: ignore[attr-defined]
+        maps = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
+        return own or set(maps[:-1] or maps)
