@@ -42,7 +42,7 @@ FIRST_CHUNK = {"cpu": 64, "cuda": 256}
 
 def predict(
     model: nn.Module,
-    x: Inputs | DataLoader[Any],
+    x: Inputs | DataLoader[Any] | Iterator[Inputs],
     likelihood: Likelihood | None = None,
     *,
     samples: int = 16,
@@ -61,7 +61,7 @@ def predict(
 
     Args:
         model: a converted model; a plain one predicts without epistemic uncertainty.
-        x: inputs, or a DataLoader that yields `(inputs, target)`.
+        x: inputs, a DataLoader that yields `(inputs, target)`, or an iterator over blocks of inputs.
         likelihood: how to read outputs; default the model's own, else `Categorical`.
         samples: S, the number of draws in all, spread evenly over the components.
         seed: names the draws: sample i is `draw(model, seed=seed, index=i)`.
@@ -92,12 +92,14 @@ class Source(Protocol):
     """Where draws come from: select one, then run rows through it.
 
     Attributes:
-        network: what runs.
         distinct: number of different draws there are, None where there is no end to them.
     """
 
-    network: nn.Module
     distinct: int | None
+
+    @property
+    def network(self) -> nn.Module:
+        """What runs."""
 
     def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
         """Make the next runs those of this draw."""
@@ -290,9 +292,12 @@ def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: i
     )
 
 
-def _blocks(x: Inputs | DataLoader[Any], model: nn.Module) -> Iterator[Inputs]:
-    """Yield inputs on the model's device: all at once, or batch by batch from a loader."""
+def _blocks(x: Inputs | DataLoader[Any] | Iterator[Inputs], model: nn.Module) -> Iterator[Inputs]:
+    """Yield inputs on the model's device: all at once, or batch by batch."""
     device = _device(model)
+    if isinstance(x, Iterator):
+        yield from (to_device(inputs, device) for inputs in x)
+        return
     if not isinstance(x, DataLoader):
         yield to_device(x, device)
         return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -85,7 +86,7 @@ class Ensemble(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             members = self._modules.get("members")
-            if members is None or name.startswith("_"):
+            if not isinstance(members, nn.ModuleList) or name.startswith("_"):
                 raise
             return getattr(members[0], name)
 
@@ -95,7 +96,7 @@ class Ensemble(nn.Module):
         for k, member in enumerate(self.members):
             mine = (member_of_row == k).nonzero().flatten()
             if len(mine):
-                own_args, own_kwargs = map_rows((args, kwargs), rows, lambda x, mine=mine: x[mine])
+                own_args, own_kwargs = map_rows((args, kwargs), rows, partial(torch.index_select, dim=0, index=mine))
                 outputs.append(member(*own_args, **own_kwargs))
                 order.append(mine)
         back = torch.cat(order).argsort()

@@ -135,8 +135,8 @@ class _Masked(nn.Module):
 class MCDropout(Method):
     """Dropout that stays on when predicting.
 
-    A network's own `nn.Dropout` layers become stochastic at their own rates, and nothing else changes (dropout called as
-    a function inside `forward` cannot be seen). A network without any gets channel masks behind its linear maps.
+    A network's own `nn.Dropout` layers become stochastic at their own rates, and nothing else changes (dropout called
+    as a function inside `forward` cannot be seen). A network without any gets channel masks behind its linear maps.
 
     Attributes:
         rate: probability that a channel is dropped, where the network has no dropout layers of its own.
@@ -161,6 +161,10 @@ class MCDropout(Method):
     @override
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
         """Choose the network's own dropout layers; without any, all linear maps but the last of several."""
-        own = {path for path, layer in layers if isinstance(layer, DROPOUTS) and 0 < layer.p < 1}  # type: ignore[attr-defined]
+        own = {path for path, layer in layers if isinstance(layer, DROPOUTS) and 0 < _rate(layer) < 1}
         maps = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
         return own or set(maps[:-1] or maps)
+
+
+def _rate(layer: Any) -> float:
+    return float(layer.p)

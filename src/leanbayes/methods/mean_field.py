@@ -50,7 +50,8 @@ class MeanFieldLayer(StochasticLayer):
     @property
     def stds(self) -> Tensor:
         """The standard deviations of the weights."""
-        return softplus(self.posterior.rho)
+        rho: Tensor = self.posterior.rho
+        return softplus(rho)
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
