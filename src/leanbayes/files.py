@@ -6,7 +6,7 @@ Tensors go into safetensors files, which hold numbers and strings and nothing th
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -77,10 +77,9 @@ def tied(tensors: dict[str, Tensor], others: Mapping[str, str]) -> dict[str, Ten
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, flush it, and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
+        temporary.touch(exist_ok=False)  # with the rights of any new file, unlike those of the module tempfile
         write(temporary)
         with temporary.open("rb") as written:
             os.fsync(written.fileno())

@@ -88,6 +88,14 @@ def predict(
     return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
+def distinct_draws(model: nn.Module) -> int | None:
+    """Return how many different draws a model has: 1 for a plain one, K for K plain members, None without end."""
+    model = unwrap(model)
+    if any(True for _ in stochastic_layers(model)):
+        return None
+    return model.components if isinstance(model, Ensemble) else 1
+
+
 class Source(Protocol):
     """Where draws come from: select one, then run rows through it.
 

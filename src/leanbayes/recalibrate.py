@@ -18,7 +18,7 @@ from leanbayes.likelihoods import Bernoulli, binary_entropy, Categorical, entrop
 from leanbayes.metrics.rows import finite, flatten, matched, pick
 from leanbayes.metrics.temperature import best_inverse, best_joint_temperature, temper
 from leanbayes.prediction import Prediction
-from leanbayes.uncertainty import decompose
+from leanbayes.uncertainty import decompose, Decomposition
 
 # S draws, B rows, C classes, D targets
 
@@ -54,27 +54,28 @@ class Temperature:
             raise ValueError(f"expected scale to be draws, mean or None, got {scale!r}")
         self.scale = scale
         self.temperature: float | None = None
-        self._likelihood: type | None = None
+        self._fitted: tuple[type, Scale] | None = None
 
     def fit(self, prediction: Prediction, y: Tensor) -> Self:
         """Find the temperature from predictions and targets that trained nothing; returns itself."""
-        self.scale = self.scale or ("mean" if prediction.samples is None else "draws")
+        scale: Scale = self.scale or ("mean" if prediction.samples is None else "draws")
         if isinstance(prediction.likelihood, Gaussian):
-            self.temperature = _best_stretch(prediction, y, self.scale)
+            self.temperature = _best_stretch(prediction, y, scale)
         else:
-            draws = [_over_classes(draw, prediction) for draw in _draws(prediction, self.scale)]
+            draws = [_over_classes(draw, prediction) for draw in _draws(prediction, scale)]
             self.temperature = best_joint_temperature(draws, _class_targets(prediction, y)).item()
-        self._likelihood = type(prediction.likelihood)
+        self._fitted = type(prediction.likelihood), scale
         return self
 
     def __call__(self, prediction: Prediction) -> Prediction:
         """Return the prediction at the temperature that was fitted."""
-        _check_fitted("Temperature", self._likelihood, prediction)
-        assert self.temperature is not None
-        assert self.scale is not None
+        if self._fitted is None or self.temperature is None:
+            raise RuntimeError(_UNFITTED.format("Temperature"))
+        likelihood, scale = self._fitted
+        _check_kind(likelihood, prediction)
         if isinstance(prediction.likelihood, Gaussian):
             return _stretched(prediction, self.temperature)
-        return _tempered(prediction, self.temperature, self.scale)
+        return _tempered(prediction, self.temperature, scale)
 
 
 class Conformal:
@@ -83,9 +84,10 @@ class Conformal:
     With scores s_i of n rows that trained nothing, q is the ceil((n + 1) level)-th smallest; a new row drawn like
     those has s <= q with a probability between level and level + 1 / (n + 1) (if no scores are tied).
 
-    *Classes.* The score is 1 - p(y): a set holds every class with 1 - p <= q. Of all scores this gives the smallest
-    sets on average; a set is empty where no class is probable enough, which happens when the model is right more often
-    than `level`. Dense predictions count pixels. Bernoulli predictions have two classes, no and yes.
+    *Classes.* The score is -p(y), which ranks like the usual 1 - p(y) and is not rounded near one: a set holds every
+    class with p >= -q. It gives the smallest sets on average; a set is empty where no class is probable enough, which
+    happens when the model is right more often than `level`. Dense predictions count pixels. Bernoulli predictions have
+    two classes, no and yes.
 
     *Real targets.* The score is |y - mean| / std, each target with its own q: the interval is mean -+ q std.
 
@@ -111,7 +113,7 @@ class Conformal:
             scores = (matched(y, mean) - mean).abs() / std
         else:
             rows, classes = flatten(_over_classes(prediction.mean, prediction), _class_targets(prediction, y))
-            scores = 1 - pick(rows.double(), classes)
+            scores = -pick(rows.double(), classes)
         count = len(scores)
         rank = math.ceil((count + 1) * self.level - 1e-9)  # 0.07 * 100 is a little more than 7
         if rank > count:
@@ -125,22 +127,24 @@ class Conformal:
 
     def __call__(self, prediction: Prediction) -> Tensor | tuple[Tensor, Tensor]:
         """Return which classes are in each set (B, C, ...), or the ends of the intervals (B, D)."""
-        _check_fitted("Conformal", self._likelihood, prediction)
-        assert self.threshold is not None
+        if self._likelihood is None or self.threshold is None:
+            raise RuntimeError(_UNFITTED.format("Conformal"))
+        _check_kind(self._likelihood, prediction)
         threshold = self.threshold.to(prediction.mean.device)
         if isinstance(prediction.likelihood, Gaussian):
             half = (threshold * prediction.std).to(prediction.mean.dtype)
             return prediction.mean - half, prediction.mean + half
-        return 1 - _over_classes(prediction.mean, prediction).double() <= threshold
+        return -_over_classes(prediction.mean, prediction).double() <= threshold
 
 
-def _check_fitted(name: str, likelihood: type | None, prediction: Prediction) -> None:
-    """Raise unless it was fitted, and on predictions of the same kind."""
-    if likelihood is None:
-        raise RuntimeError(f"{name} is not fitted yet: call fit(prediction, y) with rows that trained nothing")
+_UNFITTED = "{} is not fitted yet: call fit(prediction, y) with rows that trained nothing"
+
+
+def _check_kind(likelihood: type, prediction: Prediction) -> None:
+    """Raise unless the prediction is of the kind that was fitted."""
     if type(prediction.likelihood) is not likelihood:
         raise TypeError(
-            f"{name} was fitted on predictions with {likelihood.__name__}, got {type(prediction.likelihood).__name__}; "
+            f"expected a prediction with {likelihood.__name__}, as fitted, got {type(prediction.likelihood).__name__}; "
             f"fit another one"
         )
 
@@ -188,14 +192,9 @@ def _tempered(prediction: Prediction, temperature: float, scale: Scale) -> Predi
     if scale == "draws":
         return replace(prediction, samples=samples, **parts._asdict())
     epistemic = parts.total * (prediction.epistemic / prediction.total).nan_to_num(0.0)  # no doubt at all: 0 / 0
-    return replace(
-        prediction,
-        mean=parts.mean,
-        total=parts.total,
-        aleatoric=parts.total - epistemic,
-        epistemic=epistemic,
-        samples=None,
-    )
+    aleatoric = parts.total - epistemic
+    changed = Decomposition(parts.mean, aleatoric + epistemic, aleatoric, epistemic)
+    return replace(prediction, samples=None, **changed._asdict())
 
 
 # ------------------------------------------------------------------------------- real targets
@@ -207,9 +206,9 @@ def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale) -> float:
     With b = 1 / T, residuals r = y - mean and draws at d_s around the mean, the density of a row is proportional to
     b^D sum_s exp(-1/2 sum_d (b r - d_s)^2 / v_s) / sqrt(prod_d v_s).
     """
-    noise = prediction.noise if scale == "draws" else prediction.total.unsqueeze(0)
+    noise = prediction.noise if scale == "draws" else None
     offsets = finite(_draws(prediction, scale) - prediction.mean, "predictions").flatten(2)
-    variances = finite(prediction.total.unsqueeze(0) if noise is None else noise, "variances").flatten(2)
+    variances = finite(prediction.total[None] if noise is None else noise, "variances").flatten(2)
     residuals = (matched(y, prediction.mean) - prediction.mean.double()).flatten(1)
 
     def slope(inverse: float) -> float:

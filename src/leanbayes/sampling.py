@@ -22,10 +22,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import distributed, nn, Tensor
+from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
 from leanbayes.inputs import leading_rows
+from leanbayes.processes import rank_and_world
 
 
 class Sampled(Protocol):
@@ -251,7 +252,7 @@ def _strides(model: nn.Module) -> dict[int, int]:
 
 def deal(rows: int, components: int, device: torch.device) -> Assignment:
     """Deal the components out to this process's rows of the global batch."""
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     return blocks(rows, components, rank=rank, world=world, device=device)
 
 
@@ -277,7 +278,7 @@ def _fresh_noise(layer: Sampled, rows: int) -> tuple[Tensor, ...]:
     if layer.draws.key is not None:
         noise = layer.draw_noise(rows, _generator(*layer.draws.key, layer.path))
         return tuple(part.to(layer.device) for part in noise)
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     if world == 1 or not layer.row_noise:
         return layer.draw_noise(rows, None)
     # Noise of the global batch, of which this process takes its rows: equal seeds on all ranks do not mean equal noise.
@@ -289,7 +290,7 @@ def _normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw noise for the entries of x: seeded, or this process's rows of the noise of the global batch."""
     if generator is not None:
         return torch.randn(x.shape, generator=generator).to(x.device)
-    rank, world = _rank_and_world()
+    rank, world = rank_and_world()
     if world == 1:
         return torch.randn(x.shape, device=x.device)
     return torch.randn(len(x), world, *x.shape[1:], device=x.device)[:, rank]
@@ -299,12 +300,6 @@ def _generator(seed: int, index: int, ordinal: int, path: str) -> torch.Generato
     """Make a generator from the name of a draw and of a layer; a hash keeps neighbouring names independent."""
     digest = hashlib.blake2b(f"{seed}/{index}/{ordinal}/{path}".encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-def _rank_and_world() -> tuple[int, int]:
-    if distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    return 0, 1
 
 
 def _in_backward() -> bool:

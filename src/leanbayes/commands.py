@@ -1,0 +1,251 @@
+"""What each command of the command line does: read its flags, call the library, say what came out."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from leanbayes.experiments.compare import run_all
+from leanbayes.experiments.config import Job
+from leanbayes.experiments.run import Stage
+from leanbayes.options import comparison_options, jobs_of, out_of, parse
+from leanbayes.processes import rank_and_world
+
+
+def compare(arguments: list[str]) -> int:
+    """Train, evaluate, print the table, write the report."""
+    options = parse(comparison_options(), arguments, "compare")
+    out = out_of(options)
+    code = _run(jobs_of(options), out, "compare", options.fresh)
+    _show(out)
+    return code
+
+
+def train(arguments: list[str]) -> int:
+    """Train only."""
+    options = parse(comparison_options(), arguments, "train")
+    return _run(jobs_of(options), out_of(options), "train", options.fresh)
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Evaluate what was trained."""
+    options = parse(comparison_options(), arguments, "evaluate")
+    out = out_of(options)
+    code = _run(jobs_of(options), out, "evaluate", False)
+    _show(out)
+    return code
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the report of a folder of results anew.
+
+    Attributes:
+        folder: a folder of results, such as runs/digits.
+        out: the file to write; default report.html in the folder.
+        markdown: print the tables as Markdown instead.
+    """
+
+    folder: Path
+    out: Path | None = None
+    markdown: bool = False
+
+
+def report(arguments: list[str]) -> int:
+    """Write a report, or print its tables."""
+    from leanbayes.report import build, load_results, markdown
+
+    options = parse(_positional(Report), arguments, "report")
+    if options.markdown:
+        sys.stdout.write(markdown(load_results(options.folder)))
+    else:
+        sys.stdout.write(f"{build(options.folder, options.out)}\n")
+    return 0
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Say what there is.
+
+    Attributes:
+        what: methods, nets, data or suites.
+    """
+
+    what: Literal["methods", "nets", "data", "suites"]
+
+
+def list_names(arguments: list[str]) -> int:
+    """Print a table of what there is, with a line for each."""
+    from leanbayes import models
+    from leanbayes.experiments.suites import SUITES
+    from leanbayes.methods import all_methods
+
+    options = parse(_positional(Listing), arguments, "list")
+    if options.what == "data":
+        return data(["list"])
+    rows = {
+        "methods": [("plain", "the network as it is"), *((n, _summary(k)) for n, k in all_methods().items())],
+        "nets": [(name, "") for name in models.names()],
+        "suites": [(name, _summary(suite)) for name, suite in SUITES.items()],
+    }[options.what]
+    _table(("name", "what it is") if any(row[1] for row in rows) else ("name",), rows)
+    return 0
+
+
+@dataclass(frozen=True)
+class DataList:
+    """List the known data sets and where they are.
+
+    Attributes:
+        root: folder of the data sets; default $LEANBAYES_DATA, else your cache folder.
+    """
+
+    root: str | None = None
+
+
+@dataclass(frozen=True)
+class DataPrepare:
+    """Fetch a data set, verify it, and put it into the cache.
+
+    Attributes:
+        name: which one; leanbayes data list names them.
+        root: folder of the data sets; default $LEANBAYES_DATA, else your cache folder.
+        source: a folder with the upstream files, if you have them already.
+    """
+
+    name: str
+    root: str | None = None
+    source: str | None = None
+
+
+def data(arguments: list[str]) -> int:
+    """List or prepare data sets."""
+    from leanbayes.data import describe, prepare
+
+    if not arguments or arguments[0] not in ("list", "prepare"):
+        asked = bool(arguments) and arguments[0] in ("-h", "--help")
+        sys.stdout.write("usage: leanbayes data list | leanbayes data prepare NAME [--source FOLDER]\n")
+        return 0 if asked else 2
+    if arguments[0] == "list":
+        listing = parse(DataList, arguments[1:], "data list")
+        rows = [
+            (r.name, r.task, f"{r.train:,}", f"{r.test:,}", "x".join(map(str, r.shape)), r.where)
+            for r in describe(listing.root)
+        ]
+        _table(("name", "task", "train", "test", "shape", "where"), rows)
+        return 0
+    wanted = parse(_positional(DataPrepare), arguments[1:], "data prepare")
+    prepare(wanted.name, wanted.root, wanted.source)
+    return 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Measure what each method costs, in units of the plain network in the same run; prints JSON.
+
+    Attributes:
+        net: a known name (leanbayes list nets), or your own as package.module:function.
+        methods: separated by commas; "all" for every one.
+        shape: of one input.
+        classes: number of outputs.
+        batch: rows of a batch.
+        samples: draws of a prediction.
+        turns: how often each is measured; medians are reported.
+        device: auto, cpu, cuda or mps.
+        out: a JSON file to write.
+    """
+
+    net: str = "wrn-16-2"
+    methods: str = "all"
+    shape: tuple[int, ...] = (3, 32, 32)
+    classes: int = 10
+    batch: int = 64
+    samples: int = 16
+    turns: int = 7
+    device: str = "auto"
+    out: Path | None = None
+
+
+def bench(arguments: list[str]) -> int:
+    """Measure costs and print them."""
+    from leanbayes.experiments.bench import measure
+
+    options = parse(Bench, arguments, "bench")
+    text = measure(**vars(options))
+    sys.stdout.write(text)
+    return 0
+
+
+@dataclass(frozen=True)
+class Reproduce:
+    """Repeat a table or figure of a paper and print our numbers beside the paper's.
+
+    Attributes:
+        name: which one; leanbayes list suites names them.
+        budget: quick shows that it works, short takes about an hour on a GPU, full is the paper's schedule.
+        seeds: separated by commas.
+        device: auto, cpu, cuda or mps.
+        precision: bf16-mixed runs networks in bfloat16.
+        root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
+        out: where results go; default runs/NAME.
+        fresh: begin anew instead of keeping finished runs and resuming others.
+    """
+
+    name: str
+    budget: Literal["quick", "short", "full"] = "quick"
+    seeds: str = "0"
+    device: str = "auto"
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    root: str | None = None
+    out: Path | None = None
+    fresh: bool = False
+
+
+def reproduce(arguments: list[str]) -> int:
+    """Run a suite of a paper."""
+    from leanbayes.experiments.suites import run_suite
+
+    options = parse(_positional(Reproduce), arguments, "reproduce")
+    out = options.out or Path("runs") / options.name
+    return run_suite(options, out)
+
+
+def _run(jobs: list[Job], out: Path, stage: Stage, fresh: bool) -> int:
+    """Run the jobs; 1 if any failed."""
+    found = run_all(jobs, out, stage=stage, fresh=fresh)
+    return 0 if all(result["status"] == "done" for result in found) else 1
+
+
+def _show(out: Path) -> None:
+    """Print the table and write the report, from what lies in the folder."""
+    if rank_and_world()[0] != 0:
+        return
+    from leanbayes.report import build, load_results, terminal
+
+    terminal(load_results(out))
+    sys.stdout.write(f"report: {build(out)}\n")
+
+
+def _positional(kind: type[Any]) -> Any:
+    """Let fields without a default be given by position."""
+    import tyro
+
+    return Annotated[kind, tyro.conf.PositionalRequiredArgs]
+
+
+def _summary(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]
+
+
+def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, overflow="fold")
+    for row in rows:
+        table.add_row(*row[: len(heads)])
+    Console().print(table, highlight=False)

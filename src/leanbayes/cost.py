@@ -1,0 +1,135 @@
+"""What a method costs: a training step and a prediction, as ratios to the plain network measured in the same run.
+
+Both networks take turns; what counts is the median over turns of the ratio within a turn, so a machine that slows down
+half-way slows both. On a CPU process time is counted, on a GPU the wall clock between synchronisations.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.inputs import call, Inputs, leading_rows, Output, to_device
+from leanbayes.likelihoods import Likelihood
+from leanbayes.methods.ensemble import Ensemble
+from leanbayes.objective import elbo
+from leanbayes.parameters import parameter_groups
+from leanbayes.predict import distinct_draws, predict
+from leanbayes.summary import summary
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, and time in units of the plain network's.
+
+    Attributes:
+        parameters: of the plain network.
+        extra_parameters: what the method adds.
+        extra_percent: the same in percent.
+        train_step_ratio: a training step to one of the plain network on the same batch.
+        predict_ratio: a prediction to as many plain passes as it takes.
+        passes: passes of a plain network that a prediction takes.
+    """
+
+    parameters: int
+    extra_parameters: int
+    extra_percent: float
+    train_step_ratio: float
+    predict_ratio: float
+    passes: int
+
+
+def measure_cost(
+    model: nn.Module,
+    plain: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    likelihood: Likelihood | None = None,
+    *,
+    samples: int = 16,
+    turns: int = 7,
+    output: Output | None = None,
+) -> Cost:
+    """Measure a model against its plain network on one batch; both stay as they are.
+
+    Args:
+        model: a converted model, or the plain one itself.
+        plain: the network it was made of.
+        x: a batch of inputs.
+        y: its targets.
+        likelihood: how outputs are read.
+        samples: draws of a prediction.
+        turns: how often both are measured; the median counts.
+        output: picks the tensor out of what the model returns.
+    """
+    said = summary(model)
+    passes = min(samples, distinct_draws(model) or samples)
+    device = next(plain.parameters()).device
+    x, y = to_device(x, device), y.to(device)
+    steps = [_training_step(network, x, y, likelihood, output) for network in (model, plain)]
+    predictions = [
+        lambda: predict(model, x, likelihood, samples=samples, keep_samples=False, output=output),
+        _passes(plain, x, passes, output),
+    ]
+    is_plain = said.extra_parameters == 0 and distinct_draws(model) == 1
+    return Cost(
+        parameters=said.parameters,
+        extra_parameters=said.extra_parameters,
+        extra_percent=said.extra_percent,
+        train_step_ratio=1.0 if is_plain else ratio(*steps, turns, device),
+        predict_ratio=1.0 if is_plain else ratio(*predictions, turns, device),
+        passes=passes,
+    )
+
+
+def ratio(one: Work, other: Work, turns: int, device: torch.device) -> float:
+    """Return the median over turns of the time of one piece of work to that of the other."""
+    one(), other()
+    return statistics.median(_seconds(one, device) / _seconds(other, device) for _ in range(turns))
+
+
+def _training_step(model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood | None, output: Any) -> Work:
+    """Return a whole step, forward, backward and SGD, of a copy of the model; every member of an ensemble takes one."""
+    twin = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(parameter_groups(twin, lr=1e-4), lr=1e-4, momentum=0.9, nesterov=True)
+    rows = leading_rows(x) or 1
+
+    def step() -> None:
+        optimizer.zero_grad()
+        tile = isinstance(twin, Ensemble)
+        elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def _passes(plain: nn.Module, x: Inputs, count: int, output: Output | None) -> Work:
+    twin = copy.deepcopy(plain).eval()
+
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(count):
+            call(twin, x, output).float().softmax(1)
+
+    return run
+
+
+def _seconds(work: Work, device: torch.device) -> float:
+    if device.type == "cpu":
+        start = time.process_time()
+        work()
+        return time.process_time() - start
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - start

@@ -1,0 +1,59 @@
+"""`leanbayes bench`: the cost of every method on one network, as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from leanbayes.convert import convert
+from leanbayes.cost import measure_cost
+from leanbayes.experiments import results
+from leanbayes.experiments.config import PLAIN
+from leanbayes.experiments.networks import maker
+from leanbayes.experiments.run import device_of
+from leanbayes.methods import all_methods
+
+
+def measure(  # noqa: PLR0913
+    *,
+    net: str,
+    methods: str,
+    shape: tuple[int, ...],
+    classes: int,
+    batch: int,
+    samples: int,
+    turns: int,
+    device: str,
+    out: Path | None,
+) -> str:
+    """Measure the methods against the plain network on random inputs; return the JSON, and write it to `out`."""
+    place = device_of(device)
+    torch.manual_seed(0)
+    plain = maker(net, num_outputs=classes, input_shape=tuple(shape))().to(place)
+    x, y = torch.randn(batch, *shape, device=place), torch.randint(classes, (batch,), device=place)
+    kinds = all_methods()
+    wanted = list(kinds) if methods == "all" else [name for name in methods.split(",") if name != PLAIN]
+    for name in wanted:
+        if name not in kinds:
+            raise ValueError(f"expected methods among {', '.join(kinds)}, got {name!r}")
+    costs = {
+        name: asdict(measure_cost(convert(plain, kinds[name]()), plain, x, y, samples=samples, turns=turns))
+        for name in wanted
+    }
+    report = {
+        "net": net,
+        "batch": batch,
+        "samples": samples,
+        "turns": turns,
+        "commit": results.commit(),
+        "environment": results.environment(place),
+        "methods": costs,
+    }
+    text = json.dumps(report, indent=2) + "\n"
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    return text

@@ -1,0 +1,75 @@
+"""Recipes by budget: `quick` is minutes, `short` about an hour on two cores, `full` the schedule of the papers."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from leanbayes.training import Recipe
+
+Budget = Literal["quick", "short", "full"]
+BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
+
+KL_EPOCHS = 200
+"""Epochs until the KL has its full weight, as in the papers; shorter trainings end before."""
+
+
+def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none") -> Recipe:
+    """Return the recipe of a budget for data of a kind.
+
+    Args:
+        budget: "quick", "short" or "full".
+        kind: "image" or "table".
+        rows: number of training rows; few rows get small batches and many epochs.
+        augment: the augmentation that is usual for the data; such data get the recipe of CIFAR.
+    """
+    if kind == "table":
+        return _table(budget, rows)
+    if augment != "none":
+        return _natural_images(budget, augment)
+    epochs = {"quick": 3, "short": 15, "full": 60}[budget]
+    if rows < 5000:
+        epochs = {"quick": 30, "short": 60, "full": 150}[budget]
+    return Recipe(
+        epochs=epochs,
+        batch_size=64 if rows < 5000 else 128,
+        lr=0.05,
+        weight_decay=5e-4,
+        warmup_epochs=min(1.0, epochs / 10),
+        anneal_epochs=KL_EPOCHS,
+    )
+
+
+def _natural_images(budget: Budget, augment: str) -> Recipe:
+    """The recipe of small natural images: 40 epochs in short, 250 with steps as the rank-1 paper has it in full."""
+    if budget == "full":
+        return Recipe(
+            epochs=250,
+            batch_size=128,
+            lr=0.1,
+            weight_decay=2e-4,
+            schedule="step",
+            milestones=(100, 200, 225),
+            warmup_epochs=1,
+            anneal_epochs=KL_EPOCHS,
+            augment=augment,  # type: ignore[arg-type]
+        )
+    epochs = {"quick": 10, "short": 40}[budget]
+    return Recipe(
+        epochs=epochs,
+        batch_size=256,
+        lr=0.2,
+        weight_decay=5e-4,
+        warmup_epochs=3,
+        anneal_epochs=KL_EPOCHS,
+        augment=augment,  # type: ignore[arg-type]
+    )
+
+
+def _table(budget: Budget, rows: int) -> Recipe:
+    """Adam, and as many epochs as make a few thousand steps."""
+    steps = {"quick": 1500, "short": 6000, "full": 40_000}[budget]
+    batch = 32 if rows < 2000 else 128
+    epochs = max(5, round(steps * batch / rows))
+    return Recipe(
+        epochs=epochs, batch_size=batch, optimizer="adam", lr=1e-2, weight_decay=1e-4, anneal_epochs=KL_EPOCHS
+    )

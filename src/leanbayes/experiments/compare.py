@@ -1,0 +1,126 @@
+"""Several jobs in a row: progress over all of them, one failure does not stop the others, Ctrl-C loses nothing."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leanbayes.experiments.config import Job
+from leanbayes.experiments.run import finished, perform, Stage
+from leanbayes.experiments.workshop import Workshop
+from leanbayes.processes import rank_and_world
+
+
+def run_all(
+    jobs: Sequence[Job], out: Path, *, stage: Stage = "compare", fresh: bool = False, progress: bool = True
+) -> list[dict[str, Any]]:
+    """Perform the jobs in order and return their results.
+
+    Jobs on the same data and network share what is loaded. Finished runs are kept as they are, unless `fresh`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    workshops: dict[Any, Workshop] = {}
+    if not fresh:
+        for job in jobs:
+            finished(job, job.folder(out))  # other settings in the same folder: say so before hours of work
+    found: list[dict[str, Any]] = []
+    with _Overview(jobs, shown=progress) as overview:
+        for job in jobs:
+            key = (job.source, job.net, job.judging)
+            if key not in workshops:
+                workshops = {key: Workshop(*key)}  # one at a time: data sets are large
+            overview.begin(job)
+            result = perform(
+                job,
+                workshops[key],
+                out,
+                stage=stage,
+                fresh=fresh,
+                callbacks=(overview.epoch,),
+                progress=False,
+            )
+            overview.end(job, result)
+            found.append(result)
+    return found
+
+
+class _Overview:
+    """One bar over all jobs, in epochs, with the time left; plain lines where nobody watches a terminal."""
+
+    def __init__(self, jobs: Sequence[Job], *, shown: bool) -> None:
+        self.jobs = jobs
+        self.shown = shown and rank_and_world()[0] == 0
+        self.bar: Any = None
+        self.total = sum(_epochs(job) for job in jobs)
+        self.before = 0
+        self.done = 0
+
+    def __enter__(self) -> _Overview:
+        if self.shown and sys.stderr.isatty():
+            from rich import progress
+            from rich.console import Console
+
+            self.bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.TaskProgressColumn(),
+                progress.TextColumn("{task.fields[note]}"),
+                progress.TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+            self.bar.start()
+            self.task = self.bar.add_task("", total=self.total, note="")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def begin(self, job: Job) -> None:
+        self.clock = time.perf_counter()
+        self.done = self.before
+        if self.bar is not None:
+            self.bar.update(self.task, description=_title(job), note="")
+
+    def epoch(self, state: Any) -> None:
+        self.done += 1
+        if self.bar is not None:
+            row = state.row
+            note = f"epoch {row['epoch']}, loss {row['loss']:.3f}, KL {row['kl']:,.0f}"
+            self.bar.update(self.task, completed=self.done, note=note)
+
+    def end(self, job: Job, result: dict[str, Any]) -> None:
+        self.before += _epochs(job)
+        if self.bar is not None:
+            self.bar.update(self.task, completed=self.before)
+        line = f"{_title(job)}: {_outcome(result)}, {time.perf_counter() - self.clock:.0f} s"
+        if self.bar is not None:
+            self.bar.console.print(line, highlight=False)
+        elif self.shown:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+
+def _epochs(job: Job) -> int:
+    """Return the epochs of a job, of all members of an ensemble."""
+    members = 1 if job.method is None or job.method.targets else job.method.fields().get("components", 1)
+    return job.recipe.epochs * int(members)
+
+
+def _title(job: Job) -> str:
+    return f"{job.label or job.name}, seed {job.seed}"
+
+
+def _outcome(result: dict[str, Any]) -> str:
+    if result["status"] != "done":
+        return f"failed ({result['error']})"
+    test = result["metrics"].get("test", {})
+    if "accuracy" in test:
+        return f"accuracy {100 * test['accuracy']:.2f} %, NLL {test['nll']:.4f}, ECE {test['ece']:.4f}"
+    if "rmse" in test:
+        return f"RMSE {test['rmse']:.4g}, LPD {test['lpd']:.4f}"
+    return "trained"

@@ -1,0 +1,149 @@
+"""What is run, as data: a `Job` is one training and one evaluation; `Plan` says which jobs a comparison has."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from leanbayes.methods import all_methods
+from leanbayes.methods.base import Method
+from leanbayes.training import Recipe
+
+PLAIN = "plain"
+"""What the unconverted network is called beside the methods."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """How models are evaluated.
+
+    Attributes:
+        samples: draws of every prediction.
+        ood: names of data sets that serve as foreign inputs.
+        shift: evaluate on corrupted images, where the data are images.
+        shift_images: number of test images that are corrupted.
+        test_images: number of test rows used, 0 for all.
+    """
+
+    samples: int = 16
+    ood: tuple[str, ...] = ()
+    shift: bool = True
+    shift_images: int = 1000
+    test_images: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where data come from: a known name or a file, with what a file leaves open.
+
+    Attributes:
+        name: a known name, or a path.
+        root: folder of the known sets.
+        split: number of the train/test split, where there are several.
+        target: column to predict, of a .csv file.
+        task: "classification" or "regression", of the user's own data.
+        train_rows: use so many training rows, evenly spaced; 0 is all.
+    """
+
+    name: str
+    root: str | None = None
+    split: int = 0
+    target: str | None = None
+    task: str | None = None
+    train_rows: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training and one evaluation.
+
+    Attributes:
+        source: the data.
+        net: a name of `leanbayes.models`, or `package.module:function`.
+        method: None for the plain network.
+        label: what the run's folder is called; the method's name unless a suite runs it in several versions.
+        recipe: how it is trained, seed included.
+        judging: how it is evaluated.
+    """
+
+    source: Source
+    net: str
+    method: Method | None
+    recipe: Recipe
+    judging: Judging = field(default_factory=Judging)
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The method's name, or "plain"."""
+        return PLAIN if self.method is None else self.method.name
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self.recipe.seed
+
+    def folder(self, out: Path) -> Path:
+        """Return where the run lies below `out`: <data>/<net>/<method>/seed<k>."""
+        parts = (_file_name(Path(self.source.name).stem), _file_name(self.net), self.label or self.name)
+        return out.joinpath(*parts, f"seed{self.seed}")
+
+    def settings(self) -> dict[str, Any]:
+        """Return all that decides the outcome, as JSON holds it."""
+        return {
+            "data": asdict(self.source),
+            "net": self.net,
+            "method": {"name": self.name, "fields": {} if self.method is None else self.method.fields()},
+            "recipe": self.recipe.fields(),
+            "judging": asdict(self.judging) | {"ood": list(self.judging.ood)},
+        }
+
+    @property
+    def id(self) -> str:
+        """A short digest of the settings: equal settings, equal id."""
+        return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | None:
+    """Return the method of that name with the given fields; None for "plain".
+
+    Raises:
+        ValueError: naming the methods there are.
+    """
+    if name == PLAIN:
+        return None
+    kinds = all_methods()
+    if name not in kinds:
+        raise ValueError(f"expected methods among {', '.join((PLAIN, *kinds))}, got {name!r}")
+    return kinds[name](**(fields or {}))
+
+
+def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None) -> Recipe:
+    """Fit a recipe to a method: when to convert, and at what rate its own parameters learn.
+
+    What the recipe says already stands. A converted network that is trained plainly first costs one training and is at
+    least as good as one that is noisy from the start (docs/recipes.md), so methods are converted late unless they say
+    otherwise.
+
+    Args:
+        method: None for the plain network, which needs nothing.
+        recipe: the recipe of the comparison.
+        late: share of the epochs before the conversion; None is the method's own habit.
+    """
+    if method is None:
+        return replace(recipe, convert_at_epoch=0, posterior_lr=None)
+    share = method.late if late is None else late
+    return replace(
+        recipe,
+        convert_at_epoch=recipe.convert_at_epoch or min(round(share * recipe.epochs), recipe.epochs - 1),
+        posterior_lr=recipe.posterior_lr or recipe.lr * method.posterior_rate,
+    )
+
+
+def _file_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"

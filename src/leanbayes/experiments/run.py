@@ -1,0 +1,231 @@
+"""`perform`: one job from nothing to `result.json`; a finished one is kept, a killed one goes on."""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from leanbayes.checkpoint import save
+from leanbayes.convert import own_likelihood, stochastic_layers
+from leanbayes.evaluation import evaluate, Result
+from leanbayes.experiments import results
+from leanbayes.experiments.config import Job
+from leanbayes.experiments.examples import examples
+from leanbayes.experiments.workshop import Workshop
+from leanbayes.likelihoods import Likelihood
+from leanbayes.methods.ensemble import Ensemble
+from leanbayes.processes import rank_and_world
+from leanbayes.training import fit, History
+
+MODEL = "model.safetensors"
+Stage = Literal["train", "evaluate", "compare"]
+Callback = Callable[[Any], object]
+
+
+def perform(
+    job: Job,
+    workshop: Workshop,
+    out: Path,
+    *,
+    stage: Stage = "compare",
+    fresh: bool = False,
+    callbacks: tuple[Callback, ...] = (),
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Train and evaluate one job, and return its result; a run that fails is written down as failed.
+
+    Args:
+        job: what to run.
+        workshop: data and networks.
+        out: the comparison's folder; the run lies in `job.folder(out)`.
+        stage: "train" stops after training, "evaluate" insists on a finished training.
+        fresh: begin anew, whatever is there.
+        callbacks: called after every epoch.
+        progress: show the training's own progress bar.
+
+    Raises:
+        ValueError: if the folder holds a run with other settings.
+    """
+    folder = job.folder(out)
+    if fresh and rank_and_world()[0] == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    found = finished(job, folder)
+    if found is not None and stage != "train":
+        return found
+    try:
+        result = _perform(job, workshop, folder, stage, callbacks, progress)
+    except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
+        result = _header(job, workshop) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        result["trace"] = traceback.format_exc().splitlines()[-12:]
+    if rank_and_world()[0] == 0 and (stage != "train" or result["status"] == "failed"):
+        results.write_result(folder, result)
+    return result
+
+
+def finished(job: Job, folder: Path) -> dict[str, Any] | None:
+    """Return the result of a run that is done; None where there is none, or it failed.
+
+    Raises:
+        ValueError: if the folder holds a run with other settings: nobody's results are overwritten in passing.
+    """
+    found = results.read_result(folder)
+    if found is None or found["status"] != "done":
+        return None
+    if found["id"] != job.id:
+        changed = _difference(found.get("settings", {}), job.settings())
+        raise ValueError(
+            f"'{folder}' holds a finished run with other settings ({changed}); choose another --out, or --fresh to "
+            "begin anew"
+        )
+    return found
+
+
+def _perform(
+    job: Job, workshop: Workshop, folder: Path, stage: Stage, callbacks: tuple[Callback, ...], progress: bool
+) -> dict[str, Any]:
+    device = device_of(job.recipe.accelerator)
+    model = workshop.model(job.method, job.seed).to(device)
+    likelihood = own_likelihood(model) or workshop.likelihood().to(device)
+    if stage == "evaluate" and not (folder / MODEL).is_file():
+        raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
+    history = _train(job, workshop, model, likelihood, folder, callbacks, progress)
+    if rank_and_world()[0] == 0:
+        write_model(model, folder / MODEL)
+    header = _header(job, workshop)
+    if stage == "train":
+        return header | {"status": "done", "history": list(history)}
+    with _precision(job, device):
+        result = _evaluate(job, workshop, model, likelihood)
+    return header | _outcome(workshop, result, history) | {"status": "done"}
+
+
+def _train(
+    job: Job,
+    workshop: Workshop,
+    model: nn.Module,
+    likelihood: Likelihood,
+    folder: Path,
+    callbacks: tuple[Callback, ...],
+    progress: bool,
+) -> History:
+    train = workshop.data.prepared(workshop.data.train)
+    return fit(
+        model,
+        train,
+        job.recipe,
+        likelihood=likelihood,
+        folder=folder,
+        resume=True,
+        callbacks=callbacks,
+        progress=progress,
+    )
+
+
+def _evaluate(job: Job, workshop: Workshop, model: nn.Module, likelihood: Likelihood) -> Result:
+    _, x, y = workshop.test
+    return evaluate(
+        model,
+        (x, y),
+        likelihood=likelihood,
+        ood=workshop.ood,
+        shift=workshop.shift if workshop.data.task == "classification" else None,
+        samples=job.judging.samples,
+        batch_size=job.recipe.batch_size,
+        plain=workshop.plain(job.seed).to(next(model.parameters()).device),
+        units=workshop.units,
+    )
+
+
+def _outcome(workshop: Workshop, result: Result, history: History) -> dict[str, Any]:
+    raw = workshop.test[0]
+    figures = dict(result.figures)
+    if workshop.data.task == "classification":
+        figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
+    assert result.cost is not None
+    timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
+    return {
+        "metrics": result.metrics,
+        "cost": asdict(result.cost) | timing,
+        "figures": figures,
+        "history": list(history),
+    }
+
+
+def _header(job: Job, workshop: Workshop) -> dict[str, Any]:
+    """Return what is known before the run."""
+    data = workshop.data
+    settings = job.settings()
+    return {
+        "schema": results.SCHEMA,
+        "id": job.id,
+        "status": "failed",
+        "error": None,
+        "command": results.command(),
+        "created": results.now(),
+        "commit": results.commit(),
+        "seed": job.seed,
+        "method": settings["method"] | {"label": job.label or job.name},
+        "network": {"name": job.net, "parameters": sum(p.numel() for p in workshop.plain(job.seed).parameters())},
+        "data": {
+            "name": data.name,
+            "task": data.task,
+            "train": len(data.train),
+            "test": len(data.test),
+            "sha256": data.sha256,
+            "classes": list(data.classes),
+        },
+        "recipe": settings["recipe"],
+        "settings": settings,
+        "metrics": {},
+        "cost": {},
+        "figures": {},
+        "history": [],
+        "environment": results.environment(device_of(job.recipe.accelerator)),
+    }
+
+
+def write_model(model: nn.Module, path: Path) -> None:
+    """Save a trained model: a converted one as `lb.save` does, a plain one as its state dict."""
+    if isinstance(model, Ensemble) or any(True for _ in stochastic_layers(model)):
+        save(model, path)
+        return
+    temporary = path.with_suffix(".tmp")
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, temporary)
+    temporary.replace(path)
+
+
+def device_of(accelerator: str) -> torch.device:
+    """Return the device that Fabric will choose under this name."""
+    if accelerator == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if torch.backends.mps.is_available():
+        return torch.device("mps")
+    return torch.device("cpu")
+
+
+def _precision(job: Job, device: torch.device) -> AbstractContextManager[Any]:
+    if job.recipe.precision == "bf16-mixed":
+        return torch.autocast(device.type, torch.bfloat16)
+    return nullcontext()
+
+
+def _difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Name the first setting that differs."""
+    for name, value in new.items():
+        before = old.get(name)
+        if before != value:
+            if isinstance(before, dict) and isinstance(value, dict):
+                return f"{name}.{_difference(before, value)}"
+            return f"{name}: {before!r} there, {value!r} now"
+    return "a newer format"

@@ -1,0 +1,121 @@
+"""What the jobs of one comparison share: the data, the network's maker, foreign inputs, corrupted images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TYPE_CHECKING
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes import data
+from leanbayes.convert import convert
+from leanbayes.data import DataSet
+from leanbayes.experiments.config import Judging, Source
+from leanbayes.experiments.networks import maker
+from leanbayes.likelihoods import Categorical, Gaussian, Likelihood
+from leanbayes.methods.base import Method
+from leanbayes.methods.ensemble import DeepEnsemble, Ensemble
+
+if TYPE_CHECKING:
+    from leanbayes.shift import Shift
+
+START_STD = 0.5
+"""Where the learned noise of standardised regression targets starts."""
+
+
+class Workshop:
+    """Loads once what every job needs."""
+
+    def __init__(self, source: Source, net: str, judging: Judging) -> None:
+        """Load the data and make the network once: what is wrong with either should come out before any training."""
+        self.judging = judging
+        self.data = load(source)
+        self.root = source.root
+        self.make = maker(net, num_outputs=self.data.num_outputs, input_shape=self.data.input_shape)
+        self._try(net)
+
+    def likelihood(self) -> Likelihood:
+        """Return a fresh likelihood for the task."""
+        return Categorical() if self.data.task == "classification" else Gaussian(std=START_STD, learn=True)
+
+    def plain(self, seed: int) -> nn.Module:
+        """Return the plain network as this seed initialises it."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make()
+
+    def model(self, method: Method | None, seed: int) -> nn.Module:
+        """Return the model of a method; members of an ensemble are made one by one, each from a seed of its own."""
+        if method is None:
+            return self.plain(seed)
+        if isinstance(method, DeepEnsemble):
+            return Ensemble([self.plain(seed + 1000 * k) for k in range(method.components)], method)
+        net = self.plain(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return convert(net, method, likelihood=self.likelihood())
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw test rows, network inputs, and targets in their own units; all, or evenly spaced ones."""
+        split = self.data.test
+        rows = _evenly(len(split), self.judging.test_images)
+        return split.x[rows], self.data.inputs(split.x[rows]), split.y[rows]
+
+    @property
+    def units(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and deviation of regression targets."""
+        return None if self.data.task == "classification" else (self.data.target_mean, self.data.target_std)
+
+    @cached_property
+    def ood(self) -> dict[str, Any]:
+        """Foreign inputs by name."""
+        found = {name: data.foreign(name, self.data, self.root) for name in self.judging.ood}
+        limit = self.judging.test_images
+        return {name: (self.data.inputs(x[_evenly(len(x), limit)]), None) for name, x in found.items()}
+
+    @cached_property
+    def shift(self) -> Shift | None:
+        """Corrupted test images, made once for all jobs; None for tables."""
+        if not self.judging.shift or self.data.kind != "image" or self.data.input_shape[0] not in (1, 3):
+            return None
+        from leanbayes.shift import Shift
+
+        rows = _evenly(len(self.data.test), self.judging.shift_images)
+        return Shift(images=self.data.test.x[rows], y=self.data.test.y[rows], inputs=self.data.inputs).kept()
+
+    def _try(self, net: str) -> None:
+        """Run one row through the network, so that a network that does not fit the data says so now."""
+        network = self.plain(0).eval()
+        x = self.data.inputs(self.data.test.x[:2])
+        try:
+            with torch.no_grad():
+                y = network(x)
+        except Exception as error:
+            raise ValueError(
+                f"the network {net} cannot take inputs of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
+            ) from error
+        if not isinstance(y, Tensor) or y.shape != (len(x), self.data.num_outputs):
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(
+                f"expected the network {net} to give outputs of shape (rows, {self.data.num_outputs}) for "
+                f"{self.data.name}, got {got}"
+            )
+
+
+def load(source: Source) -> DataSet:
+    """Return the data that a source names, all or some of its training rows."""
+    whole = data.load(source.name, source.root, split=source.split, target=source.target, task=source.task)
+    if not 0 < source.train_rows < len(whole.train):
+        return whole
+    rows = _evenly(len(whole.train), source.train_rows)
+    return replace(whole, train=data.Split(whole.train.x[rows], whole.train.y[rows]))
+
+
+def _evenly(rows: int, wanted: int) -> Tensor:
+    """Return evenly spaced row numbers: sets sorted by class keep all classes."""
+    if not 0 < wanted < rows:
+        return torch.arange(rows)
+    return torch.arange(wanted) * rows // wanted

@@ -1,0 +1,206 @@
+"""The flags of the commands, as dataclasses; those of methods and recipes come from their own dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints, Literal, TypeVar
+
+from leanbayes import data
+from leanbayes.experiments.budgets import Budget
+from leanbayes.experiments.budgets import recipe as recipe_of
+from leanbayes.experiments.config import Job, Judging, method_of, PLAIN, recipe_for, Source
+from leanbayes.experiments.workshop import load
+from leanbayes.methods import all_methods
+from leanbayes.methods.base import Method
+from leanbayes.training import Recipe
+
+Options = TypeVar("Options")
+
+NET_OF_KIND = {"image": "lenet", "table": "mlp"}
+SMALLEST_LENET = 20
+"""Images below so many pixels are too small for LeNet's kernels; the small network takes them."""
+
+FOREIGN = {
+    "digits": ("noise", "shuffled"),
+    "mnist": ("fashion-mnist", "notmnist"),
+    "fashion-mnist": ("notmnist", "mnist"),
+    "cifar10": ("svhn",),
+    "cifar100": ("svhn",),
+}
+"""What serves as foreign inputs where nothing is said; other images get noise and shuffled pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Train methods on one data set and network, evaluate them alike.
+
+    Attributes:
+        data: a known name (leanbayes list data), or a file or folder of your own: .npz with x_train, y_train, x_test,
+            y_test; .csv; a folder train/CLASS/*.png, test/CLASS/*.png.
+        net: a known name (leanbayes list nets), or your own as package.module:function.
+        methods: which methods, separated by commas; "all" for every one, "plain" is the network as it is.
+        seeds: separated by commas; several give standard errors.
+        budget: how long to train: quick is minutes, short about an hour on two cores, full the papers' schedules.
+        samples: draws of every prediction.
+        ood: data sets that serve as foreign inputs, separated by commas; "none" for none, default by data set.
+        shift: evaluate on corrupted images, too.
+        shift_images: how many test images are corrupted.
+        test_images: use so many test rows; 0 is all.
+        train_rows: use so many training rows, evenly spaced; 0 is all.
+        split: number of the train/test split, for the UCI sets, digits and .csv files.
+        target: column of a .csv file that is to be predicted; default the last.
+        task: classification or regression, for data of your own; default by its targets.
+        root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
+        late: share of the epochs that the plain network is trained before it is converted; default by method, 0 converts
+            at the start.
+        device: auto, cpu, cuda or mps.
+        precision: bf16-mixed runs networks in bfloat16.
+        devices: processes on this machine; torchrun overrules it.
+        out: where results go; default runs/DATA.
+        fresh: begin anew instead of keeping finished runs and resuming others.
+    """
+
+    data: str = "digits"
+    net: str = ""
+    methods: str = "all"
+    seeds: str = "0"
+    budget: Budget = "quick"
+    samples: int = 16
+    ood: str = ""
+    shift: bool = True
+    shift_images: int = 1000
+    test_images: int = 0
+    train_rows: int = 0
+    split: int = 0
+    target: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    root: str | None = None
+    late: float | None = None
+    device: str = "auto"
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    devices: int = 1
+    out: Path | None = None
+    fresh: bool = False
+
+
+def parse(kind: type[Options], arguments: list[str], command: str) -> Options:
+    """Read flags into a dataclass; prints help and leaves on --help or a wrong flag."""
+    import tyro
+
+    read = ["--no-fresh" if argument == "--resume" else argument for argument in arguments]
+    return tyro.cli(kind, args=read, prog=f"leanbayes {command}")
+
+
+def comparison_options() -> type[Any]:
+    """Return the flags of a comparison: the common ones, --recipe.FIELD, and --METHOD.FIELD for every method."""
+    nested = {"recipe": _recipe_flags(), **all_methods()}
+    members = [(name, kind, field(default=kind())) for name, kind in nested.items()]
+    made = make_dataclass("Comparison", members, bases=(Common,), frozen=True, kw_only=True)
+    made.__doc__ = Common.__doc__
+    return made
+
+
+def jobs_of(options: Any) -> list[Job]:
+    """Return the jobs that the flags of a comparison ask for, plain network first, seed by seed."""
+    source = Source(
+        name=options.data,
+        root=options.root,
+        split=options.split,
+        target=options.target,
+        task=options.task,
+        train_rows=options.train_rows,
+    )
+    loaded = load(source)
+    recipe = recipe_of(options.budget, kind=loaded.kind, rows=len(loaded.train), augment=loaded.augment)
+    recipe = replace(
+        recipe,
+        accelerator=options.device,
+        precision=options.precision,
+        devices=options.devices,
+        **{f.name: value for f in fields(options.recipe) if (value := getattr(options.recipe, f.name)) is not None},
+    )
+    judging = Judging(
+        samples=options.samples,
+        ood=_foreign(options.ood, loaded),
+        shift=options.shift,
+        shift_images=options.shift_images,
+        test_images=options.test_images,
+    )
+    net = options.net or _net_for(loaded)
+    jobs = []
+    for method in (_method(name, options) for name in _methods(options.methods)):
+        for seed in _numbers(options.seeds):
+            own = replace(recipe_for(method, recipe, options.late), seed=seed)
+            jobs.append(Job(source=source, net=net, method=method, recipe=own, judging=judging))
+    return sorted(jobs, key=lambda job: job.seed)
+
+
+def out_of(options: Any) -> Path:
+    """Return the folder of a comparison."""
+    if options.out is not None:
+        return Path(options.out)
+    return Path("runs") / Path(options.data).stem
+
+
+def _method(name: str, options: Any) -> Method | None:
+    return None if name == PLAIN else method_of(name, getattr(options, name).fields())
+
+
+def _methods(text: str) -> list[str]:
+    known = [PLAIN, *all_methods()]
+    wanted = known if text == "all" else [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}")
+    if not wanted:
+        raise ValueError(f"expected at least one method among {', '.join(known)}, got none")
+    return list(dict.fromkeys(wanted))
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        seeds = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise ValueError(f"expected seeds such as 0,1,2, got {text!r}")
+    return list(dict.fromkeys(seeds))
+
+
+def _foreign(text: str, loaded: data.DataSet) -> tuple[str, ...]:
+    if text == "none" or (not text and loaded.kind == "table"):
+        return ()
+    if text:
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+    here = {row.name for row in data.describe() if not row.where.startswith("not here")}
+    usual = tuple(name for name in FOREIGN.get(loaded.name, ()) if name in here | {"noise", "shuffled"})
+    return usual or ("noise", "shuffled")
+
+
+def _net_for(loaded: data.DataSet) -> str:
+    if loaded.kind == "image" and min(loaded.input_shape[1:]) < SMALLEST_LENET:
+        return "small"
+    return NET_OF_KIND[loaded.kind]
+
+
+def _recipe_flags() -> type[Any]:
+    """Return the recipe's fields as flags that are None unless given; the budget decides those."""
+    import tyro
+
+    hints, helps = get_type_hints(Recipe), _helps(Recipe)
+    taken = ("seed", "accelerator", "devices", "precision")  # flags of their own
+    members = [
+        (f.name, Annotated[hints[f.name] | None, tyro.conf.arg(help=helps.get(f.name, ""))], field(default=None))
+        for f in fields(Recipe)
+        if f.name not in taken
+    ]
+    return make_dataclass("RecipeFlags", members, frozen=True, kw_only=True)
+
+
+def _helps(kind: type[Any]) -> Mapping[str, str]:
+    from docstring_parser import parse as parse_docstring
+
+    said = parse_docstring(kind.__doc__ or "")
+    return {p.arg_name: " ".join((p.description or "").split()) for p in said.params}
