@@ -1,0 +1,132 @@
+"""What a data set must satisfy; each way to fail has one sentence: what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from leanbayes.data.dataset import Task
+
+Array = npt.NDArray[Any]
+
+
+def check(
+    x_train: Array, y_train: Array, x_test: Array, y_test: Array, *, name: str, task: Task, count: int = 0
+) -> None:
+    """Raise ``ValueError`` at the first thing that is wrong; warn when a class is missing from the test split only.
+
+    Args:
+        x_train: Images (N, C, H, W) or features (N, d).
+        y_train: Labels (N,), or targets (N,) or (N, D).
+        x_test: As `x_train`.
+        y_test: As `y_train`.
+        name: What the set is called, for the message.
+        task: What the targets are.
+        count: Number of classes; 0 goes by the largest training label.
+    """
+    for split, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+        check_inputs(x, f"{name}: x_{split}")
+        _check_targets(y, f"{name}: y_{split}", task)
+        if len(x) != len(y):
+            raise ValueError(
+                f"{name}: x_{split} and y_{split} differ in length, {len(x)} and {len(y)}. Give every row one target."
+            )
+    for what, train, test in (("x", x_train, x_test), ("y", y_train, y_test)):
+        if train.shape[1:] != test.shape[1:]:
+            raise ValueError(
+                f"{name}: {what}_train has rows of shape {train.shape[1:]}, {what}_test of shape {test.shape[1:]}. "
+                "Bring both to one size."
+            )
+    if x_train.ndim == 4 and (x_train.dtype == np.uint8) != (x_test.dtype == np.uint8):
+        raise ValueError(f"{name}: x_train is {x_train.dtype}, x_test {x_test.dtype}. Save both as uint8 or as floats.")
+    if task == "classification":
+        _check_classes(y_train, y_test, name, count)
+
+
+def check_task(task: str | None, *, infer: Task) -> Task:
+    """Return the wanted task, or the inferred one without a wish."""
+    if task is None:
+        return infer
+    for known in get_args(Task):
+        if task == known:
+            chosen: Task = known
+            return chosen
+    raise ValueError(f"expected task 'classification' or 'regression' (or None, to go by the targets), got {task!r}")
+
+
+def check_inputs(x: Array, where: str) -> None:
+    """Raise ``ValueError`` when an array is not a batch of images or features that can be learned from."""
+    _check_numbers(x, where)
+    if x.ndim not in (2, 4) or 0 in x.shape[1:]:
+        raise ValueError(
+            f"{where} has shape {x.shape}; expected features (rows, columns), or images (rows, height, width) "
+            "or (rows, channels, height, width). Reshape it."
+        )
+    if x.ndim == 4 and x.dtype != np.uint8 and not (x.min() >= 0 and x.max() <= 1):
+        raise ValueError(
+            f"{where} has {x.dtype} pixels from {x.min():g} to {x.max():g}; expected uint8, or floats from 0 to 1. "
+            "Save x.astype('uint8') or x / 255, or flatten images to (rows, columns) to have them taken as features."
+        )
+
+
+def _check_numbers(values: Array, where: str) -> None:
+    """Refuse what is empty, no number, or not finite as float32."""
+    if values.dtype.kind not in "buif":
+        raise ValueError(f"{where} has dtype {values.dtype}; expected numbers. Convert it before saving.")
+    if values.ndim == 0 or len(values) == 0:
+        raise ValueError(f"{where} is empty (shape {values.shape}); expected at least one row. Check how it was saved.")
+    if values.dtype.kind != "f":
+        return
+    with np.errstate(over="ignore"):
+        bad = ~np.isfinite(values.astype(np.float32, copy=False))
+    if bad.any():
+        row = int(np.argmax(bad.reshape(len(bad), -1).any(1)))
+        raise ValueError(
+            f"{where} has {int(bad.sum())} values that are NaN or infinite, the first in row {row}. "
+            "Drop these rows, or fill the gaps before saving."
+        )
+
+
+def _check_targets(y: Array, where: str, task: Task) -> None:
+    _check_numbers(y, where)
+    if task == "regression":
+        if y.ndim > 2:
+            raise ValueError(f"{where} has shape {y.shape}; expected (rows,) or (rows, targets). Reshape it.")
+        return
+    if y.ndim != 1:
+        raise ValueError(
+            f"{where} has shape {y.shape}; expected one label a row, (rows,). Turn one-hot rows into labels: argmax(1)."
+        )
+    if y.dtype.kind == "f" and (between := y != np.round(y)).any():
+        row = int(np.argmax(between))
+        raise ValueError(
+            f"{where} has the label {y[row]:g} in row {row}; expected whole numbers "
+            "from 0. Renumber the labels, or say task='regression' for real targets."
+        )
+
+
+def _check_classes(train: Array, test: Array, name: str, count: int) -> None:
+    """Every class from 0 must have a training example, and no label may lie outside."""
+    count = count or int(train.max()) + 1
+    for split, y in (("train", train), ("test", test)):
+        outside = (y < 0) | (y >= count)
+        if outside.any():
+            raise ValueError(
+                f"{name}: y_{split} has the label {int(y[np.argmax(outside)])} in row {int(np.argmax(outside))}; "
+                f"expected labels from 0 to {count - 1}, the classes of training. Correct or drop these rows."
+            )
+    seen = np.unique(train)
+    if len(seen) < count:
+        empty = int(np.argmin(np.append(seen, -1) == np.arange(len(seen) + 1)))
+        raise ValueError(
+            f"{name}: class {empty} has no training example ({count - len(seen)} of {count} classes are empty). "
+            f"Add examples, or number the labels from 0 to {len(seen) - 1} without gaps; "
+            "for targets that are quantities say task='regression'."
+        )
+    if count < 2:
+        raise ValueError(f"{name}: all training labels are {int(seen[0])}; expected at least two classes.")
+    if missing := count - len(np.unique(test)):
+        warnings.warn(f"{name}: {missing} of {count} classes have no test example", stacklevel=4)

@@ -1,0 +1,142 @@
+"""`DataSet`: raw images or features with their targets, and how a network sees them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+# N rows, C channels, H height, W width, d columns, D targets
+
+Task = Literal["classification", "regression"]
+_CHUNK = 1 << 18  # numbers that are float64 at a time: few enough for the processor's cache
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Raw inputs and their targets.
+
+    Attributes:
+        x: images (N, C, H, W), uint8 or float32 in [0, 1], or float32 features (N, d).
+        y: int64 labels (N,), or float32 targets (N, D) in their own units.
+    """
+
+    x: Tensor
+    y: Tensor
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.x)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """Two splits, and the normalisation that the training split defines.
+
+    Networks see ``inputs(x) = (x - mean) / std`` with the moments of each channel (pixels in [0, 1]) or column of the
+    training split; a constant channel or column is only centred. Real targets are standardised alike.
+
+    Attributes:
+        name: what the set is called in results and folders.
+        task: "classification" or "regression".
+        train: what a network learns from.
+        test: what it is judged on.
+        classes: names of the classes, empty for regression.
+        sha256: digest of the files that were read, or of the arrays where there is no file.
+        augment: the augmentation that is usual for this set, see ``leanbayes.data.augment``.
+    """
+
+    name: str
+    task: Task
+    train: Split = field(repr=False)
+    test: Split = field(repr=False)
+    classes: tuple[str, ...]
+    sha256: str
+    augment: str = "none"
+
+    @property
+    def kind(self) -> Literal["image", "table"]:
+        """Tell whether rows are images or features."""
+        return "image" if self.train.x.dim() == 4 else "table"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Return the shape of one row: (C, H, W) or (d,)."""
+        return tuple(self.train.x.shape[1:])
+
+    @property
+    def num_outputs(self) -> int:
+        """Return the number of classes, or of targets."""
+        return len(self.classes) if self.task == "classification" else self.train.y.shape[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """Return the mean of every channel of the training images in [0, 1] (C,), or of every column (d,)."""
+        return self._input_moments[0]
+
+    @property
+    def std(self) -> Tensor:
+        """Return the standard deviation of every channel or column, one where it is constant."""
+        return self._input_moments[1]
+
+    @property
+    def target_mean(self) -> Tensor:
+        """Return the mean of every training target (D,)."""
+        return self._target_moments[0]
+
+    @property
+    def target_std(self) -> Tensor:
+        """Return the standard deviation of every training target (D,), one where it is constant."""
+        return self._target_moments[1]
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Turn raw images or features into normalised float32 network inputs, on the device of `x`."""
+        if tuple(x.shape[1:]) != self.input_shape:
+            raise ValueError(
+                f"{self.name} expected rows of shape {self.input_shape}, got {tuple(x.shape[1:])}. "
+                "Resize the images, or pick the same features."
+            )
+        scale = 255.0 if x.dtype == torch.uint8 else 1.0
+        as_row = (-1, *(1 for _ in self.input_shape[1:]))
+        mean, std = (moment.to(x.device).view(as_row) for moment in self._input_moments)
+        # In place on a copy: a data set as floats is large, and one more temporary is a whole one.
+        return x.to(torch.float32, copy=True).div_(scale).sub_(mean).div_(std)
+
+    def targets(self, y: Tensor) -> Tensor:
+        """Turn raw targets into what a network is trained on: labels as they are, real targets standardised."""
+        if self.task == "classification":
+            return y
+        return (y - self.target_mean.to(y.device)) / self.target_std.to(y.device)
+
+    def prepared(self, split: Split) -> tuple[Tensor, Tensor]:
+        """Return the network inputs and the training targets of a split."""
+        return self.inputs(split.x), self.targets(split.y)
+
+    @cached_property
+    def _input_moments(self) -> tuple[Tensor, Tensor]:
+        return _moments(self.train.x)
+
+    @cached_property
+    def _target_moments(self) -> tuple[Tensor, Tensor]:
+        if self.task == "classification":
+            raise ValueError(f"{self.name} has classes; only real targets (task 'regression') have a mean and a std.")
+        return _moments(self.train.y)
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation over rows and pixels, in float64 and two passes, a chunk at a time."""
+    over = [0, *range(2, x.dim())]
+    count = x.numel() / x.shape[1]
+    rows = max(1, _CHUNK * len(x) // x.numel())
+    zero = torch.zeros(x.shape[1], dtype=torch.float64)
+    mean = sum((chunk.double().sum(over) for chunk in torch.split(x, rows)), zero) / count
+    centre = mean.view(-1, *(1 for _ in over[1:]))
+    squares = ((chunk.double() - centre).square_().sum(over) for chunk in torch.split(x, rows))
+    std = (sum(squares, zero) / count).sqrt()
+    # What is constant up to the rounding of float32 must not be blown up to unit variance.
+    constant = std <= 1e-7 * mean.abs()
+    scale = 255.0 if x.dtype == torch.uint8 else 1.0
+    return (mean / scale).float(), torch.where(constant, 1.0, std / scale).float()

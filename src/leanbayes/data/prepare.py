@@ -1,0 +1,131 @@
+"""`prepare`: from the files that authors publish to the files of the cache."""
+
+from __future__ import annotations
+
+import tarfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+from leanbayes.data.cache import data_root, sha256_of_arrays, write_npz
+from leanbayes.data.converters import Files
+from leanbayes.data.download import check_md5, download, Progress
+from leanbayes.data.origins import Origin, Upstream
+from leanbayes.data.sources import find
+
+
+def prepare(
+    name: str,
+    root: str | Path | None = None,
+    source: str | Path | None = None,
+    *,
+    say: Callable[[str], None] = print,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Download the upstream files of a set, verify them, and write the files of the cache.
+
+    A broken download resumes; files that lie in the folder already are verified and used. A set that is in the cache
+    is left alone: delete its files to have them made anew.
+
+    Args:
+        name: A known set; "uci" stands for all UCI sets, which share a file.
+        root: The cache, as in ``load``.
+        source: A folder with the upstream files; then nothing is downloaded.
+        say: Gets a sentence about every step.
+        progress: Gets (file name, bytes so far, bytes in all or None) during downloads.
+
+    Returns:
+        The files of the cache, none for a set that needs no preparation.
+    """
+    known = find("uci-yacht" if name.lower() == "uci" else name)
+    if known.origin is None:
+        say(f"{known.name} {known.note}: nothing to prepare")
+        return []
+    folder = data_root(root)
+    paths = [folder / file for file in known.files]
+    if all(path.is_file() for path in paths):
+        say(f"{known.name} is already in {folder}")
+        return paths
+    upstream = Path(source) if source is not None else folder / "upstream" / known.origin.name
+    _gather(known.origin, upstream, source is None, say, progress)
+    return _convert(known.origin, upstream, folder, say)
+
+
+def _gather(
+    origin: Origin, folder: Path, may_download: bool, say: Callable[[str], None], progress: Progress | None
+) -> None:
+    """See to it that every upstream file lies in the folder and is the published one."""
+    for file in origin.files:
+        path = folder / file.name
+        if file.unpacked and (folder / file.unpacked).is_dir():
+            say(f"found {folder / file.unpacked}")
+            continue
+        if not path.is_file():
+            if not may_download:
+                raise FileNotFoundError(f"{path} is missing; {_advice(file, folder)}")
+            say(f"downloading {file.urls[0]}")
+            _download(file, path, progress)
+        else:
+            _verify(file, path)
+        say(f"verified {path}" if file.md5 else f"found {path}; its content is checked after conversion")
+
+
+def _download(file: Upstream, path: Path, progress: Progress | None) -> None:
+    try:
+        download(file.urls, path, md5=file.md5, progress=progress)
+    except ConnectionError as error:
+        raise ConnectionError(f"{error}. Run the command again to go on, or {_advice(file, path.parent)}") from error
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+
+
+def _verify(file: Upstream, path: Path) -> None:
+    try:
+        check_md5(path, file.md5)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not the published file: {error}. Delete it; {_advice(file, path.parent)}"
+        ) from error
+
+
+def _advice(file: Upstream, folder: Path) -> str:
+    checksum = f" (md5 {file.md5})" if file.md5 else ""
+    return f"get {file.name}{checksum} from {file.urls[0]} and put it into {folder}."
+
+
+def _convert(origin: Origin, upstream: Path, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    try:
+        files = origin.convert(upstream)
+    except (KeyError, EOFError, OSError, tarfile.TarError, zlib.error) as error:
+        raise ValueError(
+            f"the files in {upstream} are not what {origin.name} publishes ({error}). Delete them and get them anew."
+        ) from error
+    _check_content(origin, files, upstream)
+    paths = []
+    for file, arrays in files.items():
+        path = folder / file
+        try:
+            write_npz(path, arrays)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        say(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
+        paths.append(path)
+    return paths
+
+
+def _check_content(origin: Origin, files: Files, upstream: Path) -> None:
+    """Compare with the digest of a verified copy what has no published checksum."""
+    arrays = {name: array for contents in files.values() for name, array in contents.items()}
+    for prefix, expected in origin.content.items():
+        digest = sha256_of_arrays(array for name, array in arrays.items() if name.startswith(prefix))
+        if digest != expected:
+            raise ValueError(
+                f"{upstream} differs from the known {origin.name} {prefix.rstrip('_')}: expected content with SHA-256 "
+                f"{expected}, got {digest}. Delete the upstream files and run the command again."
+            )
+
+
+def _unwritable(folder: Path, error: OSError) -> OSError:
+    return OSError(
+        f"cannot write to {folder} ({error}). Pass another root, or set LEANBAYES_DATA to a folder of yours."
+    )

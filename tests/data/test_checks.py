@@ -1,0 +1,124 @@
+"""Every way in which data can be wrong has one clear sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from leanbayes import data
+
+
+def arrays(**changes):
+    """Return a good data set of 40 x 24 grey images in five classes, with changes."""
+    rng = np.random.default_rng(0)
+    good = {
+        "x_train": rng.integers(0, 256, (50, 40, 24), np.uint8),
+        "y_train": np.arange(50) % 5,
+        "x_test": rng.integers(0, 256, (20, 40, 24), np.uint8),
+        "y_test": np.arange(20) % 5,
+    }
+    return good | changes
+
+
+def load(tmp_path, task=None, **changes):
+    np.savez(tmp_path / "mine.npz", **arrays(**changes))
+    return data.load(tmp_path / "mine.npz", task=task)
+
+
+def spoilt(shape, where, value=np.nan):
+    x = np.zeros(shape)
+    x[where] = value
+    return x
+
+
+WRONG = {
+    "nan": (
+        {"x_train": spoilt((50, 7), (17, 2)), "x_test": np.zeros((20, 7))},
+        r"mine: x_train has 1 values that are NaN or infinite, the first in row 17\. Drop",
+    ),
+    "inf": (
+        {"x_train": np.zeros((50, 7)), "x_test": spoilt((20, 7), (slice(3, 5), 2), np.inf)},
+        r"mine: x_test has 2 values that are NaN or infinite, the first in row 3",
+    ),
+    "too large for float32": (
+        {"x_train": spoilt((50, 7), (0, 0), 1e300), "x_test": np.zeros((20, 7))},
+        r"x_train has 1 values that are NaN or infinite",
+    ),
+    "nan pixel": (
+        {"x_train": spoilt((50, 40, 24), (9, 3, 3)), "x_test": np.zeros((20, 40, 24))},
+        r"x_train has 1 values that are NaN or infinite, the first in row 9",
+    ),
+    "nan target": ({"y_test": spoilt(20, 4), "y_train": np.zeros(50)}, r"y_test has 1 values that are NaN .* row 4"),
+    "negative label": (
+        {"y_train": np.arange(50) % 5 - 1},
+        r"y_train has the label -1 in row 0; expected labels from 0",
+    ),
+    "test label out of range": (
+        {"y_test": np.arange(20) % 6},
+        r"y_test has the label 5 in row 5; expected labels from 0 to 4",
+    ),
+    "more labels than names": (
+        {"classes": np.array(["a", "b", "c"])},
+        r"y_train has the label 3 in row 3; expected labels from 0 to 2",
+    ),
+    "empty class": (
+        {"y_train": np.arange(50) % 4 + (np.arange(50) % 4 >= 2), "y_test": np.arange(20) % 2},
+        r"class 2 has no training example \(1 of 5 classes are empty\)\. .*from 0 to 3 without gaps",
+    ),
+    "labels from one": (
+        {"y_train": np.arange(50) % 5 + 1, "y_test": np.arange(20) % 5 + 1},
+        r"class 0 has no training",
+    ),
+    "huge labels": ({"y_train": np.arange(50) * 10**12}, r"class 1 has no training example .*task='regression'"),
+    "one class": ({"y_train": np.zeros(50, int), "y_test": np.zeros(20, int)}, r"all training labels are 0"),
+    "one-hot": ({"y_train": np.eye(5, dtype=int)[np.arange(50) % 5]}, r"y_train has shape \(50, 5\).*argmax"),
+    "image size": ({"x_test": np.zeros((20, 24, 40), np.uint8)}, r"x_train has rows of shape \(1, 40, 24\), x_test of"),
+    "lengths": ({"y_train": np.arange(49) % 5}, r"x_train and y_train differ in length, 50 and 49"),
+    "empty": ({"x_test": np.zeros((0, 40, 24), np.uint8), "y_test": np.zeros(0, int)}, r"x_test is empty"),
+    "scalar": ({"x_train": np.array(3.0)}, r"x_train is empty \(shape \(\)\)|x_train has shape"),
+    "text": ({"x_train": np.full((50, 7), "a")}, r"x_train has dtype <U1; expected numbers"),
+    "complex": ({"x_train": np.zeros((50, 7), complex)}, r"x_train has dtype complex128; expected numbers"),
+    "five axes": ({"x_train": np.zeros((50, 1, 2, 3, 4))}, r"x_train has shape \(50, 1, 2, 3, 4\); expected features"),
+    "no columns": ({"x_train": np.zeros((50, 0))}, r"x_train has shape \(50, 0\)"),
+    "pixel range": (
+        {"x_train": np.linspace(-2, 2, 50 * 40 * 24).reshape(50, 40, 24)},
+        r"x_train has float64 pixels from -2 to 2; expected uint8, or floats from 0 to 1\. Save",
+    ),
+    "pixels over 255": ({"x_train": np.full((50, 40, 24), 300)}, r"x_train has int64 pixels from 300 to 300"),
+    "mixed pixels": ({"x_test": np.zeros((20, 40, 24))}, r"x_train is uint8, x_test float64"),
+    "unknown test label": (
+        {"y_train": np.array(["cat", "dog"] * 25), "y_test": np.array(["cow"] * 20)},
+        r"the test label 'cow' does not occur in training, where the labels are cat, dog",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_data_are_refused_in_one_sentence(tmp_path, case):
+    changes, sentence = WRONG[case]
+    with pytest.raises(ValueError, match=sentence):
+        load(tmp_path, **changes)
+
+
+def test_labels_that_are_not_whole_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"y_train has the label 0\.5 in row 1; expected whole numbers"):
+        load(tmp_path, task="classification", y_train=np.arange(50) / 2)
+    with pytest.raises(ValueError, match=r"y_train has dtype <U1; expected numbers"):
+        load(tmp_path, task="regression", y_train=np.array(["a"] * 50))
+    with pytest.raises(ValueError, match=r"y_train has shape \(50, 1, 1\); expected \(rows,\)"):
+        load(tmp_path, task="regression", y_train=np.zeros((50, 1, 1)))
+    with pytest.raises(ValueError, match=r"expected task 'classification' or 'regression' .*got 'ranking'"):
+        load(tmp_path, task="ranking")
+
+
+def test_a_class_missing_from_the_test_split_is_a_warning(tmp_path):
+    with pytest.warns(UserWarning, match="mine: 2 of 5 classes have no test example"):
+        loaded = load(tmp_path, y_test=np.arange(20) % 3)
+    assert loaded.num_outputs == 5
+
+
+def test_good_data_pass_without_a_word(tmp_path):
+    loaded = load(tmp_path)
+    assert (loaded.name, loaded.task, loaded.input_shape, loaded.classes) == (
+        "mine", "classification", (1, 40, 24), tuple("01234"),
+    )  # fmt: skip
