@@ -1,5 +1,75 @@
-"""Pure functions on predictions and targets."""
+"""Metrics: pure functions on predictions and targets.
 
+They return float64 scalars (0-dim tensors) on the device of their input. Wrong input raises; a figure that right input
+leaves undefined, such as a ratio to an error of zero, is NaN.
+"""
+
+from leanbayes.metrics.calibration import adaptive_ece as adaptive_ece
+from leanbayes.metrics.calibration import Bin as Bin
+from leanbayes.metrics.calibration import classwise_ece as classwise_ece
 from leanbayes.metrics.calibration import ece as ece
+from leanbayes.metrics.calibration import mce as mce
+from leanbayes.metrics.calibration import reliability as reliability
+from leanbayes.metrics.classification import accuracy as accuracy
+from leanbayes.metrics.classification import brier as brier
+from leanbayes.metrics.classification import doubt as doubt
+from leanbayes.metrics.classification import nll as nll
+from leanbayes.metrics.classification import top_k_accuracy as top_k_accuracy
+from leanbayes.metrics.detection import aupr as aupr
+from leanbayes.metrics.detection import auroc as auroc
+from leanbayes.metrics.detection import detect as detect
+from leanbayes.metrics.detection import Detection as Detection
+from leanbayes.metrics.detection import fpr95 as fpr95
+from leanbayes.metrics.diversity import disagreement as disagreement
+from leanbayes.metrics.diversity import ensemble_equivalent as ensemble_equivalent
+from leanbayes.metrics.diversity import Equivalent as Equivalent
+from leanbayes.metrics.diversity import pairwise_disagreement as pairwise_disagreement
+from leanbayes.metrics.regression import crps as crps
+from leanbayes.metrics.regression import crps_gaussian as crps_gaussian
+from leanbayes.metrics.regression import interval_coverage as interval_coverage
+from leanbayes.metrics.regression import lpd as lpd
+from leanbayes.metrics.regression import rmse as rmse
+from leanbayes.metrics.rows import flatten as flatten
+from leanbayes.metrics.selective import aurc as aurc
+from leanbayes.metrics.selective import risk_coverage as risk_coverage
+from leanbayes.metrics.selective import RiskCoverage as RiskCoverage
+from leanbayes.metrics.temperature import best_joint_temperature as best_joint_temperature
+from leanbayes.metrics.temperature import best_temperature as best_temperature
+from leanbayes.metrics.temperature import calibrated_nll as calibrated_nll
+from leanbayes.metrics.temperature import temper as temper
 
-__all__ = ["ece"]
+__all__ = [
+    "Bin",
+    "Detection",
+    "Equivalent",
+    "RiskCoverage",
+    "accuracy",
+    "adaptive_ece",
+    "aupr",
+    "aurc",
+    "auroc",
+    "best_joint_temperature",
+    "best_temperature",
+    "brier",
+    "calibrated_nll",
+    "classwise_ece",
+    "crps",
+    "crps_gaussian",
+    "detect",
+    "disagreement",
+    "doubt",
+    "ece",
+    "ensemble_equivalent",
+    "flatten",
+    "fpr95",
+    "interval_coverage",
+    "lpd",
+    "mce",
+    "nll",
+    "pairwise_disagreement",
+    "reliability",
+    "risk_coverage",
+    "rmse",
+    "temper",
+    "top_k_accuracy",
+]

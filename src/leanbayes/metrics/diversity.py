@@ -1,0 +1,108 @@
+"""Diversity: how different are the draws, and how many independent networks is their average worth?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from leanbayes.metrics.rows import flatten
+
+# S draws, N targets, C classes
+
+
+def pairwise_disagreement(samples: Tensor, y: Tensor) -> Tensor:
+    """Return how often two draws predict different classes, averaged over all pairs of draws and all rows.
+
+    Args:
+        samples: probabilities of the draws (S, B, C, ...), S >= 2.
+        y: classes (B, ...); only says which rows count (targets of -100 do not).
+    """
+    return _disagreement(_votes(samples, y)[0], samples.shape[2])
+
+
+def disagreement(samples: Tensor, y: Tensor, error: Literal["mean", "members"] = "mean") -> Tensor:
+    """Return the pairwise disagreement of the draws divided by an error; zero for draws that agree.
+
+    Networks that err more differ more without being more diverse (Fort et al., 2019); hence the ratio. NaN where the
+    error is zero.
+
+    Args:
+        samples: probabilities of the draws (S, B, C, ...), S >= 2.
+        y: classes (B, ...).
+        error: "mean" divides by the error of the averaged prediction, "members" by the average error of the draws.
+    """
+    if error not in ("mean", "members"):
+        raise ValueError(f"expected error to be mean or members, got {error!r}")
+    votes, classes = _votes(samples, y)
+    if error == "mean":
+        # Added up draw by draw: a copy of all samples in float64 would be twice their size.
+        pooled = sum((sample.double() for sample in samples[1:]), start=samples[0].double()) / len(samples)
+        wrong = (flatten(pooled, y)[0].argmax(1) != classes).double().mean()
+    else:
+        wrong = (votes != classes).double().mean()
+    return torch.where(wrong > 0, _disagreement(votes, samples.shape[2]) / wrong, torch.nan)
+
+
+class Equivalent(NamedTuple):
+    """A number of independent networks, and whether it is only a bound; prints as `1.4` or `at least 4`."""
+
+    networks: float
+    bound: Literal["", "at most", "at least"] = ""
+
+    def __str__(self) -> str:
+        """Say the bound with the number."""
+        return f"{self.bound} {self.networks:.3g}".strip()
+
+
+def ensemble_equivalent(cnll: float, curve: Mapping[int, float]) -> Equivalent:
+    """Return how many independent networks give the same calibrated NLL (Ashukha et al., 2020).
+
+    Between measured ensembles the curve is linear; where chance makes a larger ensemble worse than a smaller one, it
+    counts as good as that one. Worse than the smallest ensemble is "at most" its size, so 1 if the curve begins with a
+    single network; better than the best is "at least" the largest size.
+
+    Args:
+        cnll: calibrated negative log-likelihood, as from `calibrated_nll`.
+        curve: that of deep ensembles by their number of networks, {1: 0.180, 2: 0.160, ...}.
+    """
+    sizes = sorted(curve)
+    if not sizes or sizes[0] < 1 or not all(math.isfinite(value) for value in (cnll, *curve.values())):
+        raise ValueError(
+            f"expected a finite likelihood and a curve {{1: nll, 2: nll, ...}} of finite ones, got {cnll!r} and "
+            f"{dict(curve)!r}"
+        )
+    best = list(accumulate((curve[size] for size in sizes), min))
+    if cnll > best[0]:
+        return Equivalent(float(sizes[0]), "at most")
+    if cnll < best[-1]:
+        return Equivalent(float(sizes[-1]), "at least")
+    reached = next(i for i, value in enumerate(best) if value <= cnll)
+    if best[reached] == cnll:
+        return Equivalent(float(sizes[reached]))
+    share = (best[reached - 1] - cnll) / (best[reached - 1] - best[reached])
+    return Equivalent(sizes[reached - 1] + share * (sizes[reached] - sizes[reached - 1]))
+
+
+def _votes(samples: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the class every draw predicts (S, N), and the targets (N,)."""
+    if samples.dim() < 3 or len(samples) < 2:
+        raise ValueError(
+            f"expected the probabilities of at least two draws, (S, B, C), got shape {tuple(samples.shape)}; "
+            f"predict with samples=2 or more and keep_samples=True"
+        )
+    rows = [flatten(sample, y) for sample in samples]
+    return torch.stack([each.argmax(1) for each, _ in rows]), rows[0][1]
+
+
+def _disagreement(votes: Tensor, classes: int) -> Tensor:
+    """Count pairs that agree by the number of votes n_c for each class: sum_c n_c (n_c - 1) of S (S - 1)."""
+    agreeing = torch.zeros(votes.shape[1], dtype=torch.float64, device=votes.device)
+    for c in range(classes):
+        count = (votes == c).sum(0).double()
+        agreeing += count * (count - 1)
+    return 1 - (agreeing / (len(votes) * (len(votes) - 1))).mean()

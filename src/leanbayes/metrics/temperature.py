@@ -1,0 +1,93 @@
+"""Temperature: softmax(log p / T), the one number that is worth fitting before networks are compared.
+
+Calibrated likelihoods separate better functions from better temperatures (Ashukha et al., 2020).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from leanbayes.metrics.rows import flatten, log_probabilities, pick
+
+LARGEST = 100.0
+"""Temperatures are sought between 1 / LARGEST and LARGEST."""
+
+
+def temper(probabilities: Tensor, temperature: float | Tensor) -> Tensor:
+    """Return softmax(log p / T) over axis 1: above one softer, below one sharper; shape and dtype are kept."""
+    return (log_probabilities(probabilities) / temperature).softmax(1).to(probabilities.dtype)
+
+
+def best_temperature(probabilities: Tensor, y: Tensor) -> Tensor:
+    """Return the temperature T that minimises the mean of -log softmax(log p / T)_y.
+
+    The loss is convex in 1 / T. Where it has no minimum (every answer is right, or none better than chance), a
+    standard normal law of log T that weighs as much as one row holds it: few right answers do not prove certainty.
+    """
+    return best_joint_temperature([probabilities], y)
+
+
+def best_joint_temperature(samples: Tensor | Sequence[Tensor], y: Tensor) -> Tensor:
+    """Return the temperature that minimises the mean of -log mean_s softmax(log p_s / T)_y over S draws.
+
+    Every draw is tempered, then they are averaged; with one draw this is `best_temperature`.
+
+    Args:
+        samples: probabilities of the draws (S, B, C, ...).
+        y: classes (B, ...).
+    """
+    rows = [flatten(sample, y) for sample in samples]
+    logs, classes = [log_probabilities(each) for each, _ in rows], rows[0][1]
+
+    def slope(inverse: float) -> float:
+        # d/db log softmax(b l)_y = l_y - sum_c softmax(b l)_c l_c, and a draw counts by its share of the likelihood.
+        tempered = [(inverse * each).log_softmax(1) for each in logs]
+        gains = [pick(each, classes) - (t.exp() * each).sum(1) for each, t in zip(logs, tempered, strict=True)]
+        shares = torch.stack([pick(t, classes) for t in tempered]).softmax(0)
+        return -(shares * torch.stack(gains)).sum(0).mean().item()
+
+    return torch.tensor(1 / best_inverse(slope, len(classes)), dtype=torch.float64, device=classes.device)
+
+
+def calibrated_nll(probabilities: Tensor, y: Tensor, seed: int = 0) -> Tensor:
+    """Return the negative log-likelihood after temperature scaling, in nats, honestly: cross-fitted.
+
+    The rows are split in two by the seed; the temperature of each half is scored on the other. Dense predictions are
+    split by images, not by pixels.
+    """
+    flatten(probabilities, y)  # refuses wrong input as a whole, before it is split
+    if len(probabilities) < 2:
+        raise ValueError(f"expected at least two rows, one to fit and one to score, got {len(probabilities)}")
+    order = torch.randperm(len(probabilities), generator=torch.Generator().manual_seed(seed))
+    first, second = order.tensor_split(2)
+    scores = []
+    for fitted, scored in ((first, second), (second, first)):
+        p, q = (probabilities[half.to(probabilities.device)] for half in (fitted, scored))
+        y_p, y_q = (y[half.to(y.device)] for half in (fitted, scored))
+        rows, classes = flatten(q, y_q)
+        logits = log_probabilities(rows) / best_temperature(p, y_p)
+        scores.append(-pick(logits.log_softmax(1), classes))
+    return torch.cat(scores).mean()
+
+
+def best_inverse(slope: Callable[[float], float], rows: int) -> float:
+    """Find the inverse temperature 1 / T where the mean loss of so many rows is least, from its slope.
+
+    Bisection on the logarithm, to nine digits. Where the slope does not change its sign, a standard normal law of
+    log T with the weight of one row is added: its slope is log b / (b rows).
+    """
+    chosen = slope
+    if slope(1 / LARGEST) >= 0 or slope(LARGEST) <= 0:
+
+        def chosen(inverse: float) -> float:
+            return slope(inverse) + math.log(inverse) / (inverse * rows)
+
+    low, high = -math.log(LARGEST), math.log(LARGEST)
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if chosen(math.exp(middle)) < 0 else (low, middle)
+    return math.exp((low + high) / 2)
