@@ -261,6 +261,30 @@ def test_names_are_unique_and_complete():
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "widths"),
+    [
+        ("wrn-28-5", [16, 80, 160, 320]),
+        ("wrn-10-1.9", [16, 30, 61, 122]),
+        ("wrn-16-2.0", [16, 32, 64, 128]),
+        ("lenet-w2", [12, 32, 240]),
+        ("lenet-w0.5", [3, 8, 60]),
+        ("lenet-w0.01", [1, 1, 1]),
+    ],
+)
+def test_networks_of_any_width(name, widths):
+    with torch.device("meta"):
+        network = models.build(name, num_outputs=10, input_shape=(3, 32, 32))
+    found = [m.out_channels for m in network.modules() if isinstance(m, nn.Conv2d)]
+    assert list(dict.fromkeys(found)) == list(dict.fromkeys(widths))
+
+
+@pytest.mark.parametrize("name", ["wrn-16-", "wrn-16-x", "wrn-16--1", "lenet-w", "lenet-2", "wrn-16-1.", "wrn-16-1e3"])
+def test_names_that_almost_fit_are_refused(name):
+    with pytest.raises(ValueError, match="wrn-DEPTH-WIDTH, lenet-wWIDTH"):
+        models.build(name, num_outputs=10, input_shape=(3, 32, 32))
+
+
 # --------------------------------------------------------------------------------- errors
 
 
@@ -280,7 +304,7 @@ def test_wide_resnet_depth(depth, suggestion):
     ("maker", "options", "message"),
     [
         (models.LeNet, {"input_shape": (1, 27, 28)}, r"LeNet .*at least 28 x 28 .*got 27 x 28"),
-        (models.LeNet, {"width": 0}, r"LeNet expected width >= 1, got 0"),
+        (models.LeNet, {"width": 0}, r"LeNet expected width > 0, got 0"),
         (models.LeNet5, {"input_shape": (1, 15, 15)}, r"LeNet5 .*at least 16 x 16"),
         (models.SmallConvNet, {"input_shape": (1, 1, 8)}, r"at least 2 x 2 .*got 1 x 8"),
         (models.vgg11, {"input_shape": (1, 28, 28)}, r"VGG .*at least 32 x 32 .*got 28 x 28"),
@@ -288,7 +312,7 @@ def test_wide_resnet_depth(depth, suggestion):
         (models.resnet18, {"stem": "mnist"}, r"ResNet expected 'cifar' or .*got 'mnist'"),
         (models.resnet18, {"input_shape": (32, 32)}, r"\(channels, height, width\).*\(32, 32\)"),
         (models.WideResNet, {"input_shape": (0, 32, 32)}, r"positive sizes, got \(0, 32, 32\)"),
-        (models.WideResNet, {"widen": 0}, r"WideResNet expected widen >= 1, got 0"),
+        (models.WideResNet, {"widen": 0}, r"WideResNet expected widen > 0, got 0"),
     ],
 )
 def test_wrong_sizes(maker, options, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Protocol
 
@@ -54,6 +55,9 @@ _MAKERS: tuple[tuple[str, _Maker], ...] = (
 )
 
 
+_NUMBER = r"(\d+(?:\.\d+)?)"
+
+
 def names() -> list[str]:
     """Return the names that ``build`` knows, small networks first."""
     return [name for name, _ in _MAKERS]
@@ -65,14 +69,26 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     VGG and ResNet take their CIFAR form for images of at most 64 pixels, else the ImageNet form.
 
     Args:
-        name: One of ``names()``.
+        name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH`` and ``lenet-wWIDTH``, such as ``wrn-28-5`` or
+            ``lenet-w0.5``.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
 
     Raises:
         ValueError: The name is unknown, or the network cannot take such inputs.
     """
-    for known, make in _MAKERS:
-        if known == name:
-            return make(num_outputs=num_outputs, input_shape=input_shape)
-    raise ValueError(f"build expected one of {', '.join(names())}, got {name!r}. Pick one of them.")
+    make = dict(_MAKERS).get(name) or _of_any_width(name)
+    if make is None:
+        raise ValueError(
+            f"build expected one of {', '.join(names())}, got {name!r}. Pick one of them, or a width of your own: "
+            "wrn-DEPTH-WIDTH, lenet-wWIDTH."
+        )
+    return make(num_outputs=num_outputs, input_shape=input_shape)
+
+
+def _of_any_width(name: str) -> _Maker | None:
+    if found := re.fullmatch(rf"wrn-(\d+)-{_NUMBER}", name):
+        return partial(WideResNet, int(found[1]), float(found[2]))
+    if found := re.fullmatch(rf"lenet-w{_NUMBER}", name):
+        return partial(LeNet, width=float(found[1]))
+    return None

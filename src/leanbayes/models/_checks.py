@@ -16,6 +16,18 @@ def check_positive(network: str, **sizes: int) -> None:
             raise ValueError(f"{network} expected {name} >= 1, got {size}. Pass a positive whole number.")
 
 
+def scaled(channels: int, factor: float) -> int:
+    """Return the width of a layer that has been made wider or narrower, at least one channel."""
+    return max(1, round(channels * factor))
+
+
+def check_factor(network: str, **factors: float) -> None:
+    """Raise ``ValueError`` when one of the named factors on widths is not above zero."""
+    for name, factor in factors.items():
+        if not factor > 0:
+            raise ValueError(f"{network} expected {name} > 0, got {factor}. Pass a positive number.")
+
+
 def check_image(network: str, input_shape: tuple[int, ...], *, smallest: int = 1) -> tuple[int, int, int]:
     """Return ``(channels, height, width)``, or say why the network cannot take such images.
 

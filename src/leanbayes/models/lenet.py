@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn, Tensor
 
-from leanbayes.models._checks import check_image, check_positive
+from leanbayes.models._checks import check_factor, check_image, check_positive, scaled
 
 
 class LeNet5(nn.Module):
@@ -41,32 +41,34 @@ class LeNet(nn.Module):
     Args:
         num_outputs: Number of classes or regression outputs.
         input_shape: Channels, height and width of an image, at least 28 x 28 pixels.
-        width: Factor on every hidden width.
+        width: Factor on every hidden width; the products are rounded.
     """
 
     def __init__(
         self,
         num_outputs: int = 10,
         input_shape: tuple[int, ...] = (1, 28, 28),
-        width: int = 1,
+        width: float = 1,
     ) -> None:
         """Build the layers."""
         super().__init__()
-        check_positive("LeNet", num_outputs=num_outputs, width=width)
+        check_positive("LeNet", num_outputs=num_outputs)
+        check_factor("LeNet", width=width)
         channels, rows, columns = check_image("LeNet", input_shape, smallest=28)
+        first, second, third, hidden = (scaled(size, width) for size in (6, 16, 120, 64))
         self.features = nn.Sequential(
-            nn.Conv2d(channels, 6 * width, 5),
+            nn.Conv2d(channels, first, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(6 * width, 16 * width, 5),
+            nn.Conv2d(first, second, 5),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(16 * width, 120 * width, 4),
+            nn.Conv2d(second, third, 4),
             nn.ReLU(),
             nn.Flatten(-3),
         )
         pixels = (_pooled(rows) - 3) * (_pooled(columns) - 3)
-        self.head = _head(120 * width * pixels, 64 * width, num_outputs)
+        self.head = _head(third * pixels, hidden, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images ``(B, C, H, W)`` to ``(B, num_outputs)``."""

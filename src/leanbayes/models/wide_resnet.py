@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn, Tensor
 
-from leanbayes.models._checks import check_image, check_positive
+from leanbayes.models._checks import check_factor, check_image, check_positive, scaled
 from leanbayes.models._conv import conv, init_convolutions
 
 
@@ -45,7 +45,7 @@ class WideResNet(nn.Module):
 
     Args:
         depth: Number of convolutions along the longest path, plus the linear layer; ``6n + 4``.
-        widen: Factor on the width of the three stages.
+        widen: Factor on the width of the three stages; the products are rounded.
         num_outputs: Number of classes or regression outputs.
         input_shape: Channels, height and width of an image.
     """
@@ -53,7 +53,7 @@ class WideResNet(nn.Module):
     def __init__(
         self,
         depth: int = 28,
-        widen: int = 10,
+        widen: float = 10,
         num_outputs: int = 10,
         input_shape: tuple[int, ...] = (3, 32, 32),
     ) -> None:
@@ -66,12 +66,13 @@ class WideResNet(nn.Module):
                 f"WideResNet expected depth = 6n + 4 with n >= 1 (10, 16, 22, 28, ...), "
                 f"got {depth}. Try depth={suggestion}."
             )
-        check_positive("WideResNet", widen=widen, num_outputs=num_outputs)
+        check_positive("WideResNet", num_outputs=num_outputs)
+        check_factor("WideResNet", widen=widen)
         image_channels, _, _ = check_image("WideResNet", input_shape)
         channels = 16
         self.stem = conv(image_channels, channels)
         self.stages = nn.Sequential()
-        for width, stride in ((16 * widen, 1), (32 * widen, 2), (64 * widen, 2)):
+        for width, stride in ((scaled(16, widen), 1), (scaled(32, widen), 2), (scaled(64, widen), 2)):
             stage = nn.Sequential(PreactBlock(channels, width, stride=stride))
             stage.extend(PreactBlock(width, width, stride=1) for _ in range(blocks - 1))
             self.stages.append(stage)
