@@ -182,7 +182,7 @@ def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
     def fail(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leanbayes.checkpoint.save_file", fail)
+    monkeypatch.setattr("leanbayes.files.save_file", fail)
     with pytest.raises(KeyboardInterrupt):
         lb.save(bnn, path)
     assert path.read_bytes() == before

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -17,11 +16,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import safe_open, SafetensorError
-from safetensors.torch import save_file
 from torch import nn, Tensor
 
 from leanbayes.convert import attach_likelihood, convert, own_likelihood, stochastic_layers, unwrap, walk
+from leanbayes.files import read_tensors, tied, untied, write_tensors
 from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
@@ -55,17 +53,17 @@ def save(
         raise ValueError("expected a converted model, got a plain one; save its state_dict() with safetensors instead")
     if only not in ("all", "posterior"):
         raise ValueError(f"expected only to be one of all, posterior, got {only!r}")
-    tensors, tied = _untied(_state(model, only))
+    tensors, others = untied(_state(model, only))
     header = {
         "format": FORMAT,
         **chain[0],
         "chain": chain[1:],
         "likelihood": _describe(own_likelihood(model)),
         "only": only,
-        "tied": tied,
+        "tied": others,
         "versions": {"leanbayes": _version("leanbayes"), "torch": str(torch.__version__)},
     }
-    _write(tensors, Path(path), {**(extra or {}), HEADER: json.dumps(header)})
+    write_tensors(tensors, Path(path), {**(extra or {}), HEADER: json.dumps(header)})
 
 
 def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.Module:
@@ -116,43 +114,10 @@ def _state(model: nn.Module, only: str) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if name.startswith(prefixes)}
 
 
-def _untied(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Keep one of several names of the same tensor; safetensors refuses shared memory."""
-    first: dict[tuple[Any, ...], str] = {}
-    tensors: dict[str, Tensor] = {}
-    tied: dict[str, str] = {}
-    for name, tensor in state.items():
-        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.device)
-        if tensor.numel() and key in first:
-            tied[name] = first[key]
-        else:
-            first[key] = name
-            tensors[name] = tensor.detach().cpu().contiguous().clone()
-    return tensors, tied
-
-
-def _write(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata)
-        with Path(temporary).open("rb") as written:
-            os.fsync(written.fileno())
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
-
-
 def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
         raise FileNotFoundError(f"no checkpoint at '{path}'")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"'{path}' is damaged or not a safetensors file ({error})") from error
+    metadata, state = read_tensors(path, tensors=tensors)
     if HEADER not in metadata:
         raise ValueError(
             f"'{path}' was not written by leanbayes.save (no '{HEADER}' header); load a plain checkpoint into the "
@@ -219,7 +184,7 @@ def _describe(likelihood: Likelihood | None) -> dict[str, Any] | None:
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], header: Mapping[str, Any], path: PathLike) -> None:
-    tensors = tensors | {name: tensors[other] for name, other in header.get("tied", {}).items() if other in tensors}
+    tensors = tied(tensors, header.get("tied", {}))
     expected = _state(model, header.get("only", "all"))
     for name in (*expected, *tensors):
         there, wanted = tensors.get(name), expected.get(name)

@@ -1,0 +1,84 @@
+"""Lightning Fabric, and all we want of it: which device, how many processes, how they start and talk."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed
+
+from leanbayes.training.failure import TrainingError
+from leanbayes.training.recipe import Recipe
+
+PACKAGES = ("lightning_fabric", "lightning.fabric")
+
+
+def launch(recipe: Recipe) -> Any:
+    """Return a Fabric whose processes run.
+
+    Under `torchrun` the processes are there already, and their number is torchrun's. Otherwise, with several devices,
+    the script that called `fit` is started again for each further device, as Fabric does it.
+    """
+    devices, nodes = _counts(recipe)
+    fabric = _fabric_class()(
+        accelerator=recipe.accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        strategy="ddp" if devices * nodes > 1 else "auto",
+    )
+    fabric.launch()
+    if recipe.batch_size % fabric.world_size:
+        raise ValueError(
+            f"expected batch_size to be a multiple of the {fabric.world_size} processes, which share every batch, got "
+            f"{recipe.batch_size}"
+        )
+    return fabric
+
+
+def share_buffers(fabric: Any, module: torch.nn.Module) -> None:
+    """Give every process the buffers of the first: batch norms collect statistics of their own rows."""
+    if fabric.world_size > 1:
+        for buffer in module.buffers():
+            distributed.broadcast(buffer, 0)
+
+
+def on_first(fabric: Any, action: Callable[[], None]) -> None:
+    """Let the first process do something for all; if it fails, all raise the same error instead of waiting for it."""
+    problem: str | None = None
+    if fabric.is_global_zero:
+        try:
+            action()
+        except TrainingError as error:
+            problem = str(error)
+    problem = fabric.broadcast(problem)
+    if problem is not None:
+        raise TrainingError(problem)
+
+
+def first_answer(fabric: Any, answer: str | None) -> str | None:
+    """Return the answer of the first process that has one."""
+    if fabric.world_size == 1:
+        return answer
+    answers: list[str | None] = [None] * fabric.world_size
+    distributed.all_gather_object(answers, answer)
+    return next((one for one in answers if one is not None), None)
+
+
+def _counts(recipe: Recipe) -> tuple[int, int]:
+    """Return devices a machine, and machines."""
+    if not (distributed.is_available() and distributed.is_torchelastic_launched()):
+        return recipe.devices, recipe.nodes
+    world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    return local, world // local
+
+
+def _fabric_class() -> Any:
+    for package in PACKAGES:
+        try:
+            return importlib.import_module(package).Fabric
+        except ModuleNotFoundError:
+            continue
+    raise ModuleNotFoundError("fit needs Lightning Fabric: pip install lightning-fabric")

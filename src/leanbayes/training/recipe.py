@@ -1,0 +1,143 @@
+"""`Recipe`: how to train, every field a flag of the command line."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, get_args, Literal
+
+from leanbayes.methods.checks import check_at_least_zero, check_choice, check_positive
+
+Optimizer = Literal["sgd", "adam"]
+Schedule = Literal["cosine", "step", "linear", "constant"]
+PosteriorSchedule = Literal["same", "constant"]
+Augment = Literal["none", "flip", "crop", "crop_flip"]
+Precision = Literal["32-true", "bf16-mixed"]
+
+HIGHEST_ADAM_RATE = 0.1
+"""Adam moves every weight by about its rate at every step: from here on it only destroys."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How to train a network. Times are in epochs; the learning rate and the KL's weight change at every step.
+
+    Attributes:
+        epochs: passes over the training set.
+        batch_size: rows of a step, of all processes together.
+        optimizer: "sgd" with Nesterov momentum, or "adam".
+        lr: learning rate of the weights; for Adam, 1e-3 is usual.
+        posterior_lr: learning rate of the posterior; None is `lr`.
+        momentum: of SGD.
+        weight_decay: of the weights; posteriors do not decay.
+        schedule: "cosine" to zero; "step" by `decay` at each of `milestones`; "linear", constant for half of the
+            epochs, then down to 1 % at nine tenths of them; "constant".
+        posterior_schedule: "same" as the weights', or "constant" (as the implicit-nodes paper has it).
+        milestones: epochs of the steps; () is 30, 60 and 80 % of the epochs.
+        decay: factor of each step.
+        warmup_epochs: over which the rate rises from zero.
+        beta: weight of the KL; 1 is the evidence lower bound.
+        anneal_epochs: over which the KL's weight rises from zero, counted from the conversion.
+        tile: give every row to every component (K times the work) instead of dealing the rows out.
+        tile_last_epochs: do so in the last epochs only.
+        samples: draws for each row.
+        convert_at_epoch: train the plain network of the shared weights until then.
+        clip_norm: largest norm of the gradient.
+        augment: what is done to the images of a batch, on the device.
+        precision: "bf16-mixed" runs the network under autocast; losses and KL stay in float32.
+        accelerator: "auto", "cpu", "cuda", "mps", ..., as Lightning Fabric names them.
+        devices: processes on each machine; `torchrun` overrules it.
+        nodes: machines; `torchrun` overrules it.
+        seed: of the order of rows, of the augmentation and of torch's generators.
+        compile: compile the whole loss, network and KL, with `torch.compile`.
+        channels_last: keep images and convolutions in channels-last memory order.
+
+    Example:
+        >>> lb.fit(bnn, (x, y), Recipe(epochs=50, lr=0.05, convert_at_epoch=35))
+    """
+
+    epochs: int = 20
+    batch_size: int = 128
+    optimizer: Optimizer = "sgd"
+    lr: float = 0.1
+    posterior_lr: float | None = None
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    schedule: Schedule = "cosine"
+    posterior_schedule: PosteriorSchedule = "same"
+    milestones: tuple[int, ...] = ()
+    decay: float = 0.2
+    warmup_epochs: float = 0.0
+    beta: float = 1.0
+    anneal_epochs: float = 0.0
+    tile: bool = False
+    tile_last_epochs: int = 0
+    samples: int = 1
+    convert_at_epoch: int = 0
+    clip_norm: float | None = None
+    augment: Augment = "none"
+    precision: Precision = "32-true"
+    accelerator: str = "auto"
+    devices: int = 1
+    nodes: int = 1
+    seed: int = 0
+    compile: bool = False
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field; a wrong one says what was expected."""
+        for name in ("epochs", "batch_size", "samples", "devices", "nodes"):
+            self._check_whole(name, 1)
+        for name in ("tile_last_epochs", "convert_at_epoch", "seed"):
+            self._check_whole(name, 0)
+        self._check_numbers()
+        self._check_choices()
+        self._check_epochs()
+
+    @property
+    def steps_down(self) -> tuple[int, ...]:
+        """Epochs at which the step schedule goes down."""
+        return self.milestones or tuple(round(share * self.epochs) for share in (0.3, 0.6, 0.8))
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON can hold them."""
+        return asdict(self) | {"milestones": list(self.milestones)}
+
+    def _check_whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+            raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
+
+    def _check_numbers(self) -> None:
+        check_positive(lr=self.lr)
+        for name in ("posterior_lr", "clip_norm"):
+            if getattr(self, name) is not None:
+                check_positive(**{name: getattr(self, name)})
+        for name in ("weight_decay", "warmup_epochs", "beta", "anneal_epochs"):
+            check_at_least_zero(**{name: getattr(self, name)})
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"expected momentum to be at least 0 and below 1, got {self.momentum!r}")
+        if not 0 < self.decay <= 1:
+            raise ValueError(f"expected decay to be above 0 and at most 1, got {self.decay!r}")
+        if self.optimizer == "adam" and self.lr >= HIGHEST_ADAM_RATE:
+            raise ValueError(f"expected lr to be below {HIGHEST_ADAM_RATE} for adam, got {self.lr!r}; 1e-3 is usual")
+
+    def _check_choices(self) -> None:
+        check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        check_choice("schedule", self.schedule, get_args(Schedule))
+        check_choice("posterior_schedule", self.posterior_schedule, get_args(PosteriorSchedule))
+        check_choice("augment", self.augment, get_args(Augment))
+        check_choice("precision", self.precision, get_args(Precision))
+
+    def _check_epochs(self) -> None:
+        for name in ("convert_at_epoch", "warmup_epochs"):
+            if getattr(self, name) >= self.epochs:
+                raise ValueError(f"expected {name} to be below the {self.epochs} epochs, got {getattr(self, name)!r}")
+        if self.tile_last_epochs > self.epochs:
+            raise ValueError(
+                f"expected tile_last_epochs to be at most the {self.epochs} epochs, got {self.tile_last_epochs!r}"
+            )
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise ValueError(f"expected milestones to be rising epochs, got {self.milestones!r}")
+
+
+DEFAULT = Recipe()

@@ -1,0 +1,204 @@
+"""One model in training: epochs, steps, and what happens between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.convert import own_likelihood, stochastic_layers
+from leanbayes.inputs import Inputs, Output
+from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.objective import Loss
+from leanbayes.training import schedule
+from leanbayes.training.batches import batches_of, Data, Placement, training_batches
+from leanbayes.training.devices import first_answer, on_first, share_buffers
+from leanbayes.training.failure import explain, TAME, TrainingError
+from leanbayes.training.history import History, peak_memory_mb
+from leanbayes.training.meter import Meter, NotFinite
+from leanbayes.training.optimise import clip, optimizer_of, set_rates
+from leanbayes.training.phases import CompiledLoss, left_as_it_was, loss_of, LossOf, Phase, plain_view
+from leanbayes.training.progress import Display
+from leanbayes.training.recipe import Recipe
+from leanbayes.training.state import Checkpoint, random_state, restore_random_state
+from leanbayes.training.validation import validate
+
+
+@dataclass(frozen=True)
+class EpochState:
+    """What a callback is told after an epoch.
+
+    Attributes:
+        epoch: number of epochs done.
+        model: what was trained in it, on the training device: before a late conversion, the plain network.
+        row: the epoch's row of the history.
+        history: all rows so far.
+        fabric: Lightning's Fabric, for what concerns all processes.
+    """
+
+    epoch: int
+    model: nn.Module
+    row: dict[str, Any]
+    history: History
+    fabric: Any
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What `fit` was asked for beside the recipe; see there."""
+
+    train: Data
+    likelihood: Loss | None
+    validation: Data | None
+    folder: Path | None
+    resume: bool
+    callbacks: Sequence[Callable[[EpochState], object]]
+    output: Output | None
+
+
+def run(model: nn.Module, recipe: Recipe, wishes: Wishes, fabric: Any, shown: Display, done: int) -> History:
+    """Train one model on the device of `fabric`, and show progress after `done` epochs of others."""
+    likelihood = wishes.likelihood or own_likelihood(model) or Categorical()
+    phase = Phase(model, likelihood, recipe.precision)
+    with left_as_it_was(phase, fabric.device, channels_last=recipe.channels_last):
+        return Training(phase, likelihood, recipe, wishes, fabric).run(shown, done)
+
+
+class Training:
+    """A model, its data and its optimiser on the training device."""
+
+    def __init__(self, phase: Phase, likelihood: Loss, recipe: Recipe, wishes: Wishes, fabric: Any) -> None:
+        """Set everything up, and look whether states can be written."""
+        self.recipe, self.wishes, self.fabric, self.likelihood = recipe, wishes, fabric, likelihood
+        self._take_data()
+        self.checkpoint: Checkpoint | None = None
+        if wishes.folder is not None:
+            self.checkpoint = Checkpoint(wishes.folder, recipe, self.batches.rows)
+            on_first(fabric, partial(self.checkpoint.prepare, keep=wishes.resume))
+        self.full, self.plain = phase, phase
+        if recipe.convert_at_epoch and any(True for _ in stochastic_layers(phase)):
+            self.plain = Phase(plain_view(phase.network), likelihood, recipe.precision)
+        # What Fabric makes of them: DistributedDataParallel with several processes, else the same.
+        self.modules = {one: fabric.strategy.setup_module(one) for one in dict.fromkeys((self.full, self.plain))}
+        self.losses: dict[tuple[Phase, bool], LossOf] = {}
+        self.optimizer = optimizer_of(phase, recipe)
+        self.meter = Meter(fabric, self.optimizer)
+
+    def run(self, shown: Display, done: int) -> History:
+        """Train to the end, from the beginning or from the last state."""
+        if self.fabric.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.fabric.device)
+        torch.manual_seed(self.recipe.seed)
+        history = History()
+        if self.checkpoint is not None:
+            history = self.checkpoint.load(self.full, self.optimizer)
+        shown.begin(done + len(history))
+        for epoch in range(len(history), self.recipe.epochs):
+            row = self._epoch(epoch, lambda share, values: shown.step(done + len(history) + share, values))
+            history.append(row)
+            if self.checkpoint is not None:
+                on_first(self.fabric, partial(self.checkpoint.save, self.full, self.optimizer, history))
+            shown.epoch(done + len(history), row)
+            self._call_back(history)
+        self.optimizer.zero_grad()
+        return history
+
+    def _take_data(self) -> None:
+        fabric, wishes = self.fabric, self.wishes
+        placement = Placement(fabric.device, fabric.global_rank, fabric.world_size, self.recipe)
+        self.batches = training_batches(wishes.train, placement)
+        self.validation = None if wishes.validation is None else batches_of(wishes.validation, placement)
+        if self.validation is not None and not self.validation.rows:
+            raise ValueError("expected rows to validate on, got none; leave validation out")
+        if self.validation is not None and not isinstance(self.likelihood, Likelihood):
+            raise TypeError("validation needs a likelihood that predicts, such as lb.Categorical(), got a plain loss")
+
+    def _epoch(self, epoch: int, show: Callable[[float, dict[str, Any]], None]) -> dict[str, Any]:
+        """Train one epoch and return its row of the history."""
+        phase = self._phase(epoch)
+        phase.train()
+        self.meter.start()
+        random, clock = random_state(self.fabric.device), time.perf_counter()
+        try:
+            for step, (x, y) in enumerate(self.batches.epoch(epoch)):
+                progress = epoch + step / self.batches.steps
+                if self._step(epoch, progress, x, y):
+                    speed = self.fabric.world_size * self.meter.rows / (time.perf_counter() - clock)
+                    show(progress - epoch, self.meter.means() | {"lr": self.lr, "rows_per_second": speed})
+            self.meter.look()
+        except NotFinite as problem:
+            raise TrainingError(self._explanation(epoch, problem, random)) from None
+        row = {"epoch": epoch + 1, **self.meter.means(), "beta": self.beta, "lr": self.lr}
+        row |= {"seconds": time.perf_counter() - clock, "peak_memory_mb": peak_memory_mb(self.fabric.device)}
+        share_buffers(self.fabric, self.full)
+        return row | self._validate(phase)
+
+    def _step(self, epoch: int, progress: float, x: Inputs, y: Tensor) -> bool:
+        """Make one step; return whether the loss was looked at."""
+        self.lr = set_rates(self.optimizer, self.recipe, progress)
+        self.beta = schedule.beta(self.recipe, progress)
+        self.meter.before()
+        terms = self._loss(epoch)(x, y, self.beta)
+        looked = self.meter.add(terms, len(y))
+        self.optimizer.zero_grad()
+        terms.loss.backward()  # type: ignore[no-untyped-call]
+        clip(self.full, self.recipe)
+        self.optimizer.step()
+        return looked
+
+    def _phase(self, epoch: int) -> Phase:
+        return self.plain if epoch < self.recipe.convert_at_epoch else self.full
+
+    def _loss(self, epoch: int) -> LossOf:
+        """Return the loss of an epoch: of its network, split or tiled."""
+        phase, tile = self._phase(epoch), schedule.tile(self.recipe, epoch)
+        if (phase, tile) not in self.losses:
+            loss = self._eager_loss(self.modules[phase], tile)
+            self.losses[phase, tile] = CompiledLoss(loss, self.fabric.device) if self.recipe.compile else loss
+        return self.losses[phase, tile]
+
+    def _eager_loss(self, module: nn.Module, tile: bool) -> LossOf:
+        rows, output = self.batches.rows, self.wishes.output
+        return loss_of(module, self.likelihood, self.recipe, num_data=rows, tile=tile, output=output)
+
+    def _validate(self, phase: Phase) -> dict[str, Any]:
+        if self.validation is None:
+            return {}
+        assert isinstance(self.likelihood, Likelihood)
+        with self._own_randomness():
+            return validate(phase, self.validation, self.likelihood, self.wishes.output, self.fabric)
+
+    def _call_back(self, history: History) -> None:
+        model = self._phase(len(history) - 1).network
+        for callback in self.wishes.callbacks:
+            with self._own_randomness():
+                callback(EpochState(len(history), model, history[-1], history, self.fabric))
+
+    def _own_randomness(self) -> AbstractContextManager[None]:
+        """Return a context whose random draws do not change the training."""
+        device = self.fabric.device
+        return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
+
+    def _explanation(self, epoch: int, problem: NotFinite, random: dict[str, Tensor]) -> str:
+        """Repeat the step that failed, with its batch and its noise, and say what broke."""
+        device, phase = self.fabric.device, self._phase(epoch)
+        restore_random_state(random, device)
+        x, y = next(islice(self.batches.epoch(epoch), problem.step, None))
+        restore_random_state(problem.random, device)
+        loss = self._eager_loss(phase, schedule.tile(self.recipe, epoch))
+        with torch.no_grad():
+            cause = explain(phase.network, x, y, lambda: loss(x, y, self.beta))
+        cause = first_answer(self.fabric, cause) or f"the same batch is finite when it is run again; {TAME}"
+        kept = f" The state of epoch {epoch} is kept." if self.checkpoint is not None and epoch else ""
+        return (
+            f"the loss is {problem.value} at epoch {epoch + 1}, step {problem.step + 1} of {self.batches.steps}: "
+            f"{cause}.{kept}"
+        )

@@ -1,0 +1,188 @@
+"""The state of a training on disk: one safetensors file, replaced after every epoch, from which it goes on exactly.
+
+`<folder>/checkpoint/last.safetensors` holds the model, the optimiser's tensors and the states of torch's generators.
+Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, layers, tied names. Nothing is
+pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.convert import stochastic_layers
+from leanbayes.files import read_tensors, remove_leftovers, tied, untied, write_tensors
+from leanbayes.training.failure import TrainingError
+from leanbayes.training.history import History
+from leanbayes.training.recipe import Recipe
+
+FORMAT = 1
+HEADER = "leanbayes.training"
+MODEL, OPTIMIZER, RANDOM = "model/", "optimizer/", "random/"
+NETWORK = "network."  # where a phase keeps the user's model
+KEYS = ("format", "epoch", "history", "recipe", "rows", "layers", "tied")
+ANEW = "resume=False starts anew"
+
+
+class Checkpoint:
+    """The last whole state of one training."""
+
+    def __init__(self, folder: str | os.PathLike[str], recipe: Recipe, rows: int) -> None:
+        """Name the file, and what a state must have been made with to be continued."""
+        self.path = Path(folder) / "checkpoint" / "last.safetensors"
+        self.recipe = json.loads(json.dumps(recipe.fields()))
+        self.rows = rows
+
+    def prepare(self, *, keep: bool) -> None:
+        """Make sure that the folder can be written; remove leftovers, and the last state unless it is to be kept."""
+        folder = self.path.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+            remove_leftovers(self.path)
+            if not keep:
+                self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise TrainingError(
+                f"checkpoints cannot be written to '{folder}' ({error.strerror or error}); choose a folder that you "
+                "may write"
+            ) from error
+
+    def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> None:
+        """Write the state after an epoch; until it is whole, the last one stays."""
+        tensors, others = untied({MODEL + name: tensor for name, tensor in module.state_dict().items()})
+        tensors |= untied(_optimizer_state(module, optimizer))[0]
+        tensors |= {RANDOM + name: state for name, state in random_state(_device(module)).items()}
+        header = {
+            "format": FORMAT,
+            "epoch": len(history),
+            "history": list(history),
+            "recipe": self.recipe,
+            "rows": self.rows,
+            "layers": _layers(module),
+            "tied": others,
+        }
+        try:
+            write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
+        except OSError as error:
+            kept = f"that of epoch {len(history) - 1} is kept" if self.path.is_file() else "there is none before it"
+            raise TrainingError(
+                f"the checkpoint of epoch {len(history)} could not be written to '{self.path.parent}' "
+                f"({error.strerror or error}); {kept}: make room, and resume"
+            ) from error
+
+    def load(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> History:
+        """Put the last state back and return its history, an empty one if there is no state.
+
+        Raises:
+            ValueError: in one sentence, if the file is damaged or belongs to another training.
+        """
+        if not self.path.is_file():
+            return History()
+        header, tensors = self._read()
+        self._compare(header, module)
+        tensors = tied(tensors, header["tied"])
+        model = _part(tensors, MODEL)
+        self._compare_shapes(model, module.state_dict())
+        module.load_state_dict(model)
+        _load_optimizer(module, optimizer, _part(tensors, OPTIMIZER))
+        restore_random_state(_part(tensors, RANDOM), _device(module))
+        return History(header["history"])
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        advice = f"delete it, or {ANEW}"
+        try:
+            metadata, tensors = read_tensors(self.path)
+            header = json.loads(metadata[HEADER])
+            version, *_ = (header[key] for key in KEYS)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"the checkpoint '{self.path}' is damaged; {advice}") from error
+        if version > FORMAT:
+            raise ValueError(f"'{self.path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
+        return header, tensors
+
+    def _compare(self, header: dict[str, Any], module: nn.Module) -> None:
+        """Refuse a state of another recipe, another training set or another conversion."""
+        here: dict[str, dict[str, Any]] = {
+            "recipe": self.recipe,
+            "training set": {"rows": self.rows},
+            "conversion": _layers(module),
+        }
+        there = {
+            "recipe": header["recipe"],
+            "training set": {"rows": header["rows"]},
+            "conversion": header["layers"],
+        }
+        for kind, mine in here.items():
+            for name in mine | there[kind]:
+                old, new = there[kind].get(name, "nothing"), mine.get(name, "nothing")
+                if old != new:
+                    raise ValueError(
+                        f"the checkpoint '{self.path}' belongs to another {kind}: {name} was {old} and is {new}; "
+                        f"pass the same, or {ANEW}"
+                    )
+
+    def _compare_shapes(self, there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
+        for name in there | here:
+            old, new = (f"{tuple(state[name].shape)}" if name in state else "missing" for state in (there, here))
+            if old != new:
+                raise ValueError(
+                    f"the checkpoint '{self.path}' belongs to another network: '{name.removeprefix(NETWORK)}' is {old} "
+                    f"there and {new} here; pass the same network, or {ANEW}"
+                )
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of torch's generators: the CPU's, and the GPU's where there is one."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def restore_random_state(states: dict[str, Tensor], device: torch.device) -> None:
+    """Set torch's generators to states that `random_state` returned."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the tensors that the optimiser keeps for each parameter: `optimizer/<what>/<parameter>`."""
+    return {
+        f"{OPTIMIZER}{what}/{name}": value
+        for name, parameter in module.named_parameters()
+        for what, value in optimizer.state.get(parameter, {}).items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    parameters = dict(module.named_parameters())
+    optimizer.state.clear()
+    for key, value in tensors.items():
+        what, _, name = key.partition("/")
+        parameter = parameters[name]
+        # In the memory order of its parameter, which fused kernels expect; counts of steps are scalars of their own.
+        like = parameter if value.shape == parameter.shape else value
+        own = torch.empty_like(like, dtype=value.dtype, device=parameter.device).copy_(value)
+        optimizer.state[parameter][what] = own
+
+
+def _layers(module: nn.Module) -> dict[str, str]:
+    return {path.removeprefix(NETWORK): repr(layer.method) for path, layer in stochastic_layers(module)}
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _device(module: nn.Module) -> torch.device:
+    return next(module.parameters()).device

@@ -1,0 +1,152 @@
+"""Every row once, the same order everywhere, and the same batches from tensors, a Dataset or a DataLoader."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
+
+from leanbayes.training.batches import batches_of, Placement, training_batches
+
+from .problems import short
+
+CPU = torch.device("cpu")
+X, Y = torch.arange(45.0)[:, None], torch.arange(45)
+
+
+def placed(rank=0, world=1, **fields):
+    return Placement(CPU, rank, world, short(**fields))
+
+
+def kinds(placement):
+    return {
+        "tensors": batches_of((X, Y), placement),
+        "dataset": batches_of(TensorDataset(X, Y), placement),
+        "loader": batches_of(DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True), placement),
+    }
+
+
+@pytest.mark.parametrize("kind", ["tensors", "dataset", "loader"])
+def test_an_epoch_has_every_row_once_in_an_order_of_its_own(kind):
+    batches = kinds(placed())[kind]
+    assert (batches.rows, batches.steps) == (45, 3)
+    orders = []
+    for epoch in (0, 1):
+        parts = list(batches.epoch(epoch))
+        assert [len(y) for _, y in parts] == [16, 16, 13]
+        assert all(torch.equal(x[:, 0], y.float()) for x, y in parts)
+        orders.append(torch.cat([y for _, y in parts]))
+        assert torch.equal(orders[-1].sort().values, Y)
+    assert not torch.equal(*orders)
+
+
+@pytest.mark.parametrize("kind", ["tensors", "dataset", "loader"])
+def test_processes_share_the_rows_of_every_batch(kind):
+    torch.manual_seed(5)
+    whole = [y for _, y in kinds(placed())[kind].epoch(2)]
+    parts = []
+    for rank in range(3):
+        torch.manual_seed(5)  # a loader without a generator takes its order from torch's
+        parts.append([y for _, y in kinds(placed(rank, 3, batch_size=15 if kind != "loader" else 16))[kind].epoch(2)])
+    sizes = {len(part) for part in zip(*parts, strict=True)}
+    assert sizes == {3}
+    for ours in zip(*parts, strict=True):
+        assert len({len(part) for part in ours}) == 1  # as many rows each
+    dealt = torch.stack([torch.cat(part) for part in parts], 1).flatten()
+    assert len(set(dealt.tolist())) == len(dealt)
+    if kind != "loader":
+        assert torch.equal(dealt, torch.cat(whole))
+
+
+@pytest.mark.parametrize("kind", ["tensors", "dataset", "loader"])
+def test_outside_of_training_all_processes_together_have_each_row_once(kind):
+    seen = []
+    for rank in range(2):
+        torch.manual_seed(5)
+        seen += [y for _, y in kinds(placed(rank, 2))[kind].in_order()]
+    assert torch.equal(torch.cat(seen).sort().values, Y)
+
+
+def test_tensors_and_datasets_give_equal_batches():
+    here = kinds(placed())
+    for (x, y), (other_x, other_y) in zip(here["tensors"].epoch(3), here["dataset"].epoch(3), strict=True):
+        assert torch.equal(x, other_x)
+        assert torch.equal(y, other_y)
+
+
+def test_a_last_batch_of_one_row_is_left_out():
+    x = torch.randn(33, 2)
+    assert [len(y) for _, y in batches_of((x, x[:, 0]), placed()).epoch(0)] == [16, 16]
+    assert [len(y) for _, y in batches_of((x[:4], x[:4, 0]), placed()).epoch(0)] == [4]
+    with pytest.raises(ValueError, match="expected at least 2 rows to train on, 2 for each process, got 1"):
+        training_batches((x[:1], x[:1, 0]), placed())
+    assert [len(y) for _, y in batches_of((x[:1], x[:1, 0]), placed()).in_order()] == [1]
+
+
+def test_a_loader_with_a_generator_repeats_its_epochs():
+    loader = DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True, generator=torch.Generator())
+    batches = batches_of(loader, placed())
+    first, other, again = (torch.cat([y for _, y in batches.epoch(epoch)]) for epoch in (0, 1, 0))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_the_number_of_rows_is_that_of_the_subset_not_of_repeats():
+    data = TensorDataset(X, Y)
+    assert batches_of(DataLoader(data, sampler=SubsetRandomSampler(range(10))), placed()).rows == 10
+    often = RandomSampler(data, replacement=True, num_samples=200)
+    assert batches_of(DataLoader(data, sampler=often), placed()).rows == 45
+
+
+def test_augmentation_repeats_itself_differs_between_processes_and_leaves_noise_alone():
+    x = torch.randn(32, 1, 8, 8)
+    before = torch.get_rng_state()
+    batches = batches_of((x, torch.arange(32)), placed(augment="crop_flip"))
+    first, again = (torch.cat([x for x, _ in batches.epoch(0)]) for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(torch.get_rng_state(), before)
+    (a, rows_a), (b, rows_b) = (
+        next(batches_of((x[:1].expand(32, -1, -1, -1), torch.arange(32)), placed(rank, 2, augment="crop")).epoch(0))
+        for rank in (0, 1)
+    )
+    assert not torch.equal(rows_a, rows_b)
+    assert not torch.equal(a, b)
+    plain = torch.cat([x for x, _ in batches.in_order()])
+    assert torch.equal(plain, x)
+
+
+def test_nested_inputs_and_memory_order():
+    inputs = {"image": torch.randn(20, 3, 4, 4), "scale": 2.0}
+    x, y = next(batches_of((inputs, torch.arange(20)), placed()).epoch(0))
+    assert torch.equal(x["image"], inputs["image"][y])
+    assert x["scale"] == 2.0
+    x, _ = next(batches_of((inputs["image"], torch.arange(20)), placed(channels_last=True)).epoch(0))
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    with pytest.raises(TypeError, match=r"augment='flip' needs images as one tensor \(B, C, H, W\), got dict"):
+        next(batches_of((inputs, torch.arange(20)), placed(augment="flip")).epoch(0))
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from zip(X, Y, strict=True)
+
+
+class Single(torch.utils.data.Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return X[index]
+
+
+def test_what_cannot_be_trained_on_is_refused():
+    with pytest.raises(ValueError, match="expected as many inputs as targets, got 45 and 44"):
+        batches_of((X, Y[:44]), placed())
+    with pytest.raises(
+        TypeError, match=r"expected data as a pair \(inputs, targets\), a Dataset or a DataLoader, got str"
+    ):
+        batches_of("cifar", placed())
+    with pytest.raises(TypeError, match="expected data whose number of rows is known"):
+        batches_of(DataLoader(Endless()), placed())
+    with pytest.raises(TypeError, match=r"expected batches \(inputs, target\) with a tensor of targets, got Tensor"):
+        next(batches_of(Single(), placed()).epoch(0))

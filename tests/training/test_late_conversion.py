@@ -1,0 +1,69 @@
+"""A late conversion: first the plain network of the shared weights, then the converted model, one optimiser."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.convert import strip
+from leanbayes.methods.base import StochasticLayer
+from leanbayes.training import fit
+from leanbayes.training.phases import plain_view
+
+from .problems import images, network, rank1, same, short
+
+
+def test_the_plain_view_is_the_stripped_network_with_the_same_tensors():
+    bnn = rank1()
+    view = plain_view(bnn)
+    x = images(8)[0]
+    assert not any(isinstance(module, StochasticLayer) for module in view.modules())
+    assert torch.equal(view(x), strip(bnn)(x))
+    ours, theirs = dict(view.named_parameters()), dict(bnn.named_parameters())
+    assert ours["0.weight"] is theirs["0.base.weight"]
+    assert ours["1.bias"] is theirs["1.bias"]
+    assert view[1].running_mean is bnn[1].running_mean
+    root = lb.convert(nn.Linear(3, 2), lb.Rank1())
+    assert plain_view(root).weight is root.base.weight
+    assert lb.kl(view) == 0
+
+
+def test_before_the_conversion_it_is_a_plain_training_and_the_posterior_waits():
+    plain = network()
+    fit(plain, images(), short(epochs=2, schedule="constant"))
+    bnn, seen = rank1(), []
+    before = copy.deepcopy([layer.posterior.state_dict() for _, layer in lb.stochastic_layers(bnn)])
+
+    def watch(state):
+        if state.epoch == 2:
+            posteriors = [layer.posterior.state_dict() for _, layer in lb.stochastic_layers(bnn)]
+            untouched = all(torch.equal(a[n], b[n]) for a, b in zip(before, posteriors, strict=True) for n in a)
+            seen.append((same(state.model, plain), same(strip(bnn), plain), untouched))
+        seen.append(type(state.model[0]).__name__)
+
+    history = fit(bnn, images(), short(epochs=4, schedule="constant", convert_at_epoch=2), callbacks=[watch])
+    assert seen == ["Conv2d", (True, True, True), "Conv2d", "Rank1Layer", "Rank1Layer"]
+    assert [row["beta"] for row in history] == [0, 0, 1, 1]
+    assert [row["kl"] > 0 for row in history] == [False, False, True, True]
+    after = [layer.posterior.state_dict() for _, layer in lb.stochastic_layers(bnn)]
+    assert not any(torch.equal(a[n], b[n]) for a, b in zip(before, after, strict=True) for n in a)
+
+
+def test_the_last_epochs_give_every_row_to_every_component():
+    bnn, rows = rank1(), []
+    bnn[0].register_forward_hook(lambda module, args, result: rows.append(len(result)))
+    fit(bnn, images(32), short(epochs=3, tile_last_epochs=1))
+    assert rows == [16] * 4 + [32] * 2
+    rows.clear()
+    fit(bnn, images(32), short(epochs=1, samples=3))
+    assert rows == [48, 48]
+
+
+def test_a_plain_network_ignores_the_conversion():
+    nets = [network(), network()]
+    fit(nets[0], images(), short())
+    fit(nets[1], images(), short(convert_at_epoch=2))
+    assert same(*nets)

@@ -1,0 +1,221 @@
+"""Stopped and resumed equals unbroken, bit for bit; what cannot be continued is refused in a sentence."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+from contextlib import contextmanager, ExitStack
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import leanbayes as lb
+from leanbayes.training import fit, TrainingError
+
+from .problems import images, network, rank1, same, short
+
+HARD = {"epochs": 6, "convert_at_epoch": 2, "tile_last_epochs": 2, "augment": "crop_flip", "anneal_epochs": 3}
+
+
+class Stop(Exception):
+    """Raised by a callback, as an interruption would be."""
+
+
+def stop_after(epoch):
+    def stop(state):
+        if state.epoch == epoch:
+            raise Stop
+
+    return stop
+
+
+def file_of(folder):
+    return folder / "checkpoint" / "last.safetensors"
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 4, 5])
+@pytest.mark.parametrize("optimizer", [{}, {"optimizer": "adam", "lr": 0.01}])
+def test_a_resumed_training_equals_an_unbroken_one(tmp_path, epoch, optimizer):
+    recipe = short(**HARD | optimizer)
+    unbroken, broken, fresh = rank1(), rank1(), rank1()
+    whole = fit(unbroken, images(90), recipe)
+    with pytest.raises(Stop):
+        fit(broken, images(90), recipe, folder=tmp_path, callbacks=[stop_after(epoch)])
+    torch.randn(99)
+    history = fit(fresh, images(90), recipe, folder=tmp_path, resume=True)
+    assert same(fresh, unbroken)
+    for ours, theirs in zip(history, whole, strict=True):
+        assert {k: v for k, v in ours.items() if k not in ("seconds", "peak_memory_mb")} == {
+            k: v for k, v in theirs.items() if k not in ("seconds", "peak_memory_mb")
+        }
+
+
+def test_a_loader_in_an_order_of_its_own_is_resumed_too(tmp_path):
+    def loader(generator):
+        return DataLoader(TensorDataset(*images()), 16, shuffle=True, generator=generator)
+
+    for generator in (None, torch.Generator()):
+        unbroken, fresh = rank1(), rank1()
+        fit(unbroken, loader(generator), short())
+        with pytest.raises(Stop):
+            fit(rank1(), loader(generator), short(), folder=tmp_path, callbacks=[stop_after(2)])
+        fit(fresh, loader(torch.Generator() if generator else None), short(), folder=tmp_path, resume=True)
+        assert same(fresh, unbroken)
+
+
+def test_a_finished_training_ends_at_once_with_its_weights(tmp_path):
+    done, fresh = rank1(), rank1()
+    history = fit(done, images(), short(), folder=tmp_path)
+    written = file_of(tmp_path).stat().st_mtime_ns
+    assert fit(fresh, images(), short(), folder=tmp_path, resume=True, callbacks=[stop_after(3)]) == history
+    assert same(fresh, done)
+    assert file_of(tmp_path).stat().st_mtime_ns == written
+
+
+def test_resuming_without_a_state_begins_and_beginning_removes_the_old_one(tmp_path):
+    first = rank1()
+    fit(first, images(), short(), folder=tmp_path, resume=True)
+    seen = []
+    fit(rank1(), images(), short(lr=0.01), folder=tmp_path, callbacks=[lambda state: seen.append(state.epoch)])
+    assert seen == [1, 2, 3]
+    with pytest.raises(Stop):
+        fit(rank1(), images(), short(seed=9), folder=tmp_path, callbacks=[stop_after(1)])
+    assert len(json.loads(header(tmp_path))["history"]) == 1
+
+
+def header(folder):
+    with safe_open(file_of(folder), framework="pt") as file:
+        return file.metadata()["leanbayes.training"]
+
+
+def test_the_file_is_readable_by_people_and_holds_no_objects(tmp_path):
+    fit(rank1(), images(), short(), folder=tmp_path)
+    head = json.loads(header(tmp_path))
+    assert head["format"] == 1
+    assert head["epoch"] == 3
+    assert head["recipe"]["lr"] == 0.05
+    assert head["layers"]["0"].startswith("Rank1(components=2")
+    tensors = load_file(file_of(tmp_path))
+    assert tensors["random/cpu"].dtype == torch.uint8
+    assert "optimizer/momentum_buffer/network.0.base.weight" in tensors
+    assert "model/network.0.posterior.bias" in tensors
+    assert not (file_of(tmp_path).stat().st_mode & 0o777) & ~0o666
+
+
+def test_tied_weights_are_resumed(tmp_path):
+    def tied():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Linear(16, 3))
+        net[3].weight = net[1].weight
+        return net
+
+    unbroken, fresh = tied(), tied()
+    fit(unbroken, images(), short())
+    with pytest.raises(Stop):
+        fit(tied(), images(), short(), folder=tmp_path, callbacks=[stop_after(1)])
+    fit(fresh, images(), short(), folder=tmp_path, resume=True)
+    assert same(fresh, unbroken)
+
+
+def test_another_recipe_training_set_conversion_or_network_is_refused(tmp_path):
+    fit(rank1(), images(), short(), folder=tmp_path)
+
+    def resume(model, data=None, **fields):
+        return fit(model, data or images(), short(**fields), folder=tmp_path, resume=True)
+
+    with pytest.raises(
+        ValueError, match=r"belongs to another recipe: lr was 0\.05 and is 0\.1; pass the same, or resume=F"
+    ):
+        resume(rank1(), lr=0.1)
+    with pytest.raises(ValueError, match="belongs to another training set: rows was 96 and is 64"):
+        resume(rank1(), images(64))
+    with pytest.raises(ValueError, match=r"another conversion: 0 was Rank1\(.*prior_std=0.1.* and is .*=0.2"):
+        resume(lb.convert(network(), lb.Rank1(components=2, prior_std=0.2)))
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    fit(wide, images(), short(), folder=tmp_path)
+    with pytest.raises(ValueError, match=r"belongs to another network: '1.bias' is \(3,\) there and \(5,\) here"):
+        resume(nn.Sequential(nn.Flatten(), nn.Linear(16, 5)))
+
+
+def test_a_damaged_state_is_refused_and_left_alone(tmp_path):
+    fit(rank1(), images(), short(), folder=tmp_path)
+    content = file_of(tmp_path).read_bytes()
+    tensors = load_file(file_of(tmp_path))
+    foreign = tmp_path / "foreign.safetensors"
+    save_file(tensors, foreign, {"leanbayes.training": '{"format": 1}'})
+    for broken in (content[: len(content) // 2], b"", b"no state at all", foreign.read_bytes()):
+        file_of(tmp_path).write_bytes(broken)
+        with pytest.raises(ValueError, match=r"the checkpoint '.*' is damaged; delete it, or resume=False starts anew"):
+            fit(rank1(), images(), short(), folder=tmp_path, resume=True)
+        assert file_of(tmp_path).read_bytes() == broken
+    save_file(tensors, file_of(tmp_path), {"leanbayes.training": header_with(content, tmp_path, format=9)})
+    with pytest.raises(ValueError, match="has format 9, this leanbayes reads up to 1: update it"):
+        fit(rank1(), images(), short(), folder=tmp_path, resume=True)
+
+
+def header_with(content, folder, **changes):
+    file_of(folder).write_bytes(content)
+    return json.dumps(json.loads(header(folder)) | changes)
+
+
+def test_leftovers_of_a_killed_process_are_removed(tmp_path):
+    fit(rank1(), images(), short(), folder=tmp_path)
+    leftover = file_of(tmp_path).with_name(".last.safetensors.1a2b3c4d.tmp")
+    leftover.write_bytes(b"half a state")
+    fit(rank1(), images(), short(), folder=tmp_path, resume=True)
+    assert [path.name for path in file_of(tmp_path).parent.iterdir()] == ["last.safetensors"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(
+        TrainingError, match=r"checkpoints cannot be written to '.*file/run/checkpoint' \(Not a directory\)"
+    ):
+        fit(rank1(), images(), short(), folder=tmp_path / "file" / "run", callbacks=[stop_after(1)])
+
+
+@contextmanager
+def small_files():
+    """Let files be no larger than 64 KiB: what is beyond fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_that_breaks_off_loses_nothing(tmp_path):
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 1000), nn.ReLU(), nn.Linear(1000, 3))
+
+    unbroken, fresh = net(), net()
+    fit(unbroken, images(), short())
+    sentence = r"the checkpoint of epoch 2 could not be written to '.*' \(.*File too large.*\); that of epoch 1 is kept"
+    stack = ExitStack()
+    with stack, pytest.raises(TrainingError, match=sentence):
+        fit(net(), images(), short(), folder=tmp_path, callbacks=[lambda state: stack.enter_context(small_files())])
+    assert [path.name for path in file_of(tmp_path).parent.iterdir()] == ["last.safetensors"]
+    history = fit(fresh, images(), short(), folder=tmp_path, resume=True)
+    assert len(history) == 3
+    assert same(fresh, unbroken)
+
+
+def test_a_full_disk_says_so_and_that_there_is_nothing_yet(tmp_path, monkeypatch):
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        TrainingError,
+        match=r"epoch 1 could not be written to .* \(No space left on device\); there is none before it: make",
+    ):
+        fit(rank1(), images(), short(), folder=tmp_path)
+    assert list(file_of(tmp_path).parent.iterdir()) == []
