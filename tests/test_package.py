@@ -10,7 +10,7 @@ from leanbayes.methods import all_methods
 
 HEAVY = (
     "matplotlib", "sklearn", "rich", "scipy", "torchmetrics", "lightning_fabric", "onnx", "pandas", "torchvision",
-    "torch._dynamo", "torch._inductor", "transformers",
+    "torch._dynamo", "torch._inductor", "transformers", "tyro", "PIL",
 )  # fmt: skip
 
 
@@ -19,13 +19,13 @@ def test_import_is_light_and_silent():
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
     assert not [name for name in loaded if name.startswith(HEAVY)]
-    assert len(loaded) < 120
+    assert len(loaded) < 180
     assert run.stderr == ""
 
 
 def test_the_public_page_is_small_and_documented():
     public = [name for name in vars(lb) if not name.startswith("_") and callable(getattr(lb, name))]
-    assert len(public) <= 25
+    assert len(public) <= 32
     assert all(getattr(lb, name).__doc__ for name in public)
 
 

@@ -1,14 +1,17 @@
 """leanbayes: honest uncertainty for any PyTorch network, at about the price of the network itself."""
 
+from leanbayes import data as data
 from leanbayes import layers as layers
 from leanbayes import metrics as metrics
 from leanbayes import models as models
+from leanbayes import recalibrate as recalibrate
 from leanbayes.checkpoint import load as load
 from leanbayes.checkpoint import save as save
 from leanbayes.convert import convert as convert
 from leanbayes.convert import draw as draw
 from leanbayes.convert import mean as mean
 from leanbayes.convert import stochastic_layers as stochastic_layers
+from leanbayes.evaluation import evaluate as evaluate
 from leanbayes.likelihoods import Bernoulli as Bernoulli
 from leanbayes.likelihoods import Categorical as Categorical
 from leanbayes.likelihoods import Gaussian as Gaussian
@@ -28,5 +31,7 @@ from leanbayes.predict import predict as predict
 from leanbayes.prediction import Prediction as Prediction
 from leanbayes.sampling import draws as draws
 from leanbayes.summary import summary as summary
+from leanbayes.training import fit as fit
+from leanbayes.training import Recipe as Recipe
 
 __version__ = "0.1.0"

@@ -10,7 +10,7 @@ import torch
 
 from leanbayes.convert import convert
 from leanbayes.cost import measure_cost
-from leanbayes.experiments import results
+from leanbayes import results
 from leanbayes.experiments.config import PLAIN
 from leanbayes.experiments.networks import maker
 from leanbayes.experiments.run import device_of

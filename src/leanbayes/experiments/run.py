@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from leanbayes.checkpoint import save
 from leanbayes.convert import own_likelihood, stochastic_layers
 from leanbayes.evaluation import evaluate, Result
-from leanbayes.experiments import results
+from leanbayes import results
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.examples import examples
 from leanbayes.experiments.workshop import Workshop
+from leanbayes.files import untied, write_tensors
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.processes import rank_and_world
@@ -198,9 +199,8 @@ def write_model(model: nn.Module, path: Path) -> None:
     if isinstance(model, Ensemble) or any(True for _ in stochastic_layers(model)):
         save(model, path)
         return
-    temporary = path.with_suffix(".tmp")
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}, temporary)
-    temporary.replace(path)
+    tensors, tied = untied(model.state_dict())
+    write_tensors(tensors, path, {"tied": json.dumps(tied)})
 
 
 def device_of(accelerator: str) -> torch.device:

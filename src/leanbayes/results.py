@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import subprocess
 import sys
-import tempfile
 from datetime import datetime, UTC
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -17,22 +15,16 @@ from typing import Any
 
 import torch
 
+from leanbayes.files import write_text
+
 SCHEMA = 1
 FILE = "result.json"
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:
     """Write a result under a temporary name, then rename it: there is a whole file or none."""
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
-    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{FILE}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", path)
     return path
 
 

@@ -1,0 +1,247 @@
+"""Find the result files under a folder and put together what belongs together."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from leanbayes.results import FILE, SCHEMA
+from leanbayes.report.estimate import number
+
+REFERENCE = "plain"  # the network without a method: what every cost and every mCE is relative to
+SECTIONS: dict[str, type] = {
+    "method": dict,
+    "network": dict,
+    "data": dict,
+    "recipe": dict,
+    "metrics": dict,
+    "cost": dict,
+    "figures": dict,
+    "history": list,
+    "environment": dict,
+}
+
+
+class DamagedResult(ValueError):
+    """A result file that cannot be read; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One result file.
+
+    Attributes:
+        path: where it was found, relative to the folder of the report.
+        record: its content.
+    """
+
+    path: str
+    record: Mapping[str, Any]
+
+    @property
+    def done(self) -> bool:
+        """Whether the run came to its end."""
+        return bool(self.record["status"] == "done")
+
+    @property
+    def name(self) -> str:
+        """Name of the method."""
+        return str(self.record["method"]["name"])
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the method."""
+        return dict(self.part("method", "fields") or {})
+
+    @property
+    def seed(self) -> str:
+        """The seed, as text."""
+        return str(self.record.get("seed"))
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Data, network and task: runs with equal keys can be compared."""
+        data = self.record["data"]
+        return str(data["name"]), str(self.record["network"]["name"]), str(data.get("task", "classification"))
+
+    def part(self, *path: str) -> Any:
+        """Return what lies at the end of a path of keys, None where the path breaks off."""
+        value: Any = self.record
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+    def number(self, *path: str) -> float | None:
+        """Return the finite number at the end of a path, or None."""
+        return number(self.part(*path))
+
+    def rows(self, *path: str) -> list[Mapping[str, Any]]:
+        """Return the records of the list at the end of a path; an absent list is empty."""
+        value = self.part(*path)
+        return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A method with its fields, and the seeds it came through.
+
+    Attributes:
+        label: the name; with the fields that differ where one method takes part several times.
+        name: the name of the method.
+        runs: the runs that came to their end, by seed.
+        series: its number in the group, which fixes its colour and its marker.
+    """
+
+    label: str
+    name: str
+    runs: tuple[Run, ...]
+    series: int
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether this is the network without a method."""
+        return self.name == REFERENCE
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not come to its end: who, which seed, where, and the error it left."""
+
+    label: str
+    seed: str
+    path: str
+    error: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Everything that was run on one data set with one network."""
+
+    data: str
+    network: str
+    task: str
+    contenders: tuple[Contender, ...]
+    failures: tuple[Failure, ...]
+
+    @property
+    def title(self) -> str:
+        """Data and network."""
+        return f"{self.data}, {self.network}"
+
+    @property
+    def plain(self) -> Contender | None:
+        """The network without a method, if it took part."""
+        return next((contender for contender in self.contenders if contender.is_reference), None)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs that came to their end."""
+        return tuple(run for contender in self.contenders for run in contender.runs)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What lay under a folder: groups of runs, and a sentence for every file that could not be read."""
+
+    groups: tuple[Group, ...]
+    damaged: tuple[str, ...]
+
+
+def load_results(folder: str | Path) -> Results:
+    """Read every `result.json` under a folder.
+
+    Args:
+        folder: the output folder of `leanbayes compare`: <data>/<net>/<method>/seed<k>/result.json lie below it.
+
+    Returns:
+        The results, grouped by data and network; a damaged file becomes a sentence in `damaged`.
+    """
+    folder = Path(folder)
+    files = sorted(folder.rglob(FILE))
+    if not files:
+        raise FileNotFoundError(
+            f"expected {FILE} files under {folder}, found none; `leanbayes compare --out {folder}` writes them"
+        )
+    runs, damaged = [], []
+    for file in files:
+        try:
+            runs.append(_read(file, file.relative_to(folder).as_posix()))
+        except DamagedResult as error:
+            damaged.append(str(error))
+    keys = sorted({run.key for run in runs})
+    return Results(tuple(_group(key, [r for r in runs if r.key == key]) for key in keys), tuple(damaged))
+
+
+def _read(file: Path, name: str) -> Run:
+    """Read one file, or say what is wrong with it."""
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedResult(f"{name} is not readable JSON ({error}); delete it and run it again") from error
+    if not isinstance(record, dict) or record.get("schema") != SCHEMA:
+        found = repr(record.get("schema")) if isinstance(record, dict) else f"a {type(record).__name__}"
+        raise DamagedResult(f"{name}: expected a result of schema {SCHEMA}, got {found}; run it again")
+    for section, kind in SECTIONS.items():
+        if not isinstance(record.get(section) or kind(), kind):
+            got = type(record[section]).__name__
+            raise DamagedResult(f"{name}: expected `{section}` to be a {kind.__name__}, got a {got}; run it again")
+    missing = [s for s in ("method", "network", "data") if not isinstance((record.get(s) or {}).get("name"), str)]
+    if missing or record.get("status") not in ("done", "failed"):
+        lacks = ", ".join([f"{section}.name" for section in missing] or ["status (done or failed)"])
+        raise DamagedResult(f"{name}: expected {lacks}, which is not there; run it again")
+    return Run(name, record)
+
+
+def _group(key: tuple[str, str, str], runs: list[Run]) -> Group:
+    """Sort runs into contenders, the reference first and the others by name, and failures."""
+    labels = _labels(runs)
+    order = sorted(set(labels.values()), key=lambda label: (label[0] != REFERENCE, *map(_natural, label)))
+    found = {label: [run for run in runs if labels[run.path] == label] for label in order}
+    alive = {label: sorted((r for r in some if r.done), key=_by_seed) for label, some in found.items()}
+    contenders = [(label, done) for label, done in alive.items() if done]
+    return Group(
+        *key,
+        contenders=tuple(
+            Contender(label[1], label[0], tuple(done), series) for series, (label, done) in enumerate(contenders)
+        ),
+        failures=tuple(
+            Failure(label[1], run.seed, run.path, str(run.record.get("error") or "no error was recorded"))
+            for label, some in found.items()
+            for run in sorted(some, key=_by_seed)
+            if not run.done
+        ),
+    )
+
+
+def _by_seed(run: Run) -> tuple[float, str]:
+    return number(run.record.get("seed")) or 0.0, run.path
+
+
+def _labels(runs: Iterable[Run]) -> dict[str, tuple[str, str]]:
+    """Name every run (by its path): the method, with those fields that differ between runs of the same method."""
+    values: dict[tuple[str, str], set[str]] = {}
+    runs = list(runs)
+    for run in runs:
+        for field, value in run.fields.items():
+            values.setdefault((run.name, field), set()).add(_plain(value))
+    labels = {}
+    for run in runs:
+        differing = sorted(field for (name, field), found in values.items() if name == run.name and len(found) > 1)
+        told = ", ".join(f"{field}={_plain(run.fields.get(field))}" for field in differing)
+        labels[run.path] = (run.name, f"{run.name} ({told})" if told else run.name)
+    return labels
+
+
+def _natural(text: str) -> list[tuple[float, str]]:
+    """Split a label so that components=4 comes before components=16."""
+    return [(float(part), "") if part.isdecimal() else (0.0, part) for part in re.split(r"(\d+)", text)]
+
+
+def _plain(value: Any) -> str:
+    """Write a field as a person would: text without quotes, everything else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
