@@ -76,7 +76,7 @@ def measure_cost(
     device = next(plain.parameters()).device
     x, y = to_device(x, device), y.to(device)
     steps = [_training_step(network, x, y, likelihood, output) for network in (model, plain)]
-    predictions = [
+    predictions: list[Work] = [
         lambda: predict(model, x, likelihood, samples=samples, keep_samples=False, output=output),
         _passes(plain, x, passes, output),
     ]
@@ -85,8 +85,8 @@ def measure_cost(
         parameters=said.parameters,
         extra_parameters=said.extra_parameters,
         extra_percent=said.extra_percent,
-        train_step_ratio=1.0 if is_plain else ratio(*steps, turns, device),
-        predict_ratio=1.0 if is_plain else ratio(*predictions, turns, device),
+        train_step_ratio=1.0 if is_plain else ratio(steps[0], steps[1], turns, device),
+        predict_ratio=1.0 if is_plain else ratio(predictions[0], predictions[1], turns, device),
         passes=passes,
     )
 
@@ -106,7 +106,8 @@ def _training_step(model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihoo
     def step() -> None:
         optimizer.zero_grad()
         tile = isinstance(twin, Ensemble)
-        elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss.backward()
+        loss = elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss
+        torch.autograd.backward(loss)
         optimizer.step()
 
     return step

@@ -34,7 +34,9 @@ def of_all_processes(mine: Prediction, rows: int) -> Prediction:
     shares: list[Any] = [None] * world
     distributed.all_gather_object(shares, tensors)
     order = torch.cat([torch.arange(rank, rows, world) for rank in range(world)]).argsort()
-    whole = {name: _joined([share[name] for share in shares], order, ROW_AXES[name]) for name in tensors}
+    whole: dict[str, Any] = {
+        name: _joined([share[name] for share in shares], order, ROW_AXES[name]) for name in tensors
+    }
     return replace(mine, **whole)
 
 

@@ -53,8 +53,8 @@ class Common:
         target: column of a .csv file that is to be predicted; default the last.
         task: classification or regression, for data of your own; default by its targets.
         root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
-        late: share of the epochs that the plain network is trained before it is converted; default by method, 0 converts
-            at the start.
+        late: share of the epochs that the plain network is trained before it is converted; default by method, 0
+            converts at the start.
         device: auto, cpu, cuda or mps.
         precision: bf16-mixed runs networks in bfloat16.
         devices: processes on this machine; torchrun overrules it.

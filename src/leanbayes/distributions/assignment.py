@@ -1,9 +1,9 @@
 """Which component serves whom: rows of a batch, whole layers, channels or single elements.
 
-Two questions, one answer each. *Which rows?* `blocks` deals components to the rows of a batch; a row keeps its component
-through the whole network (rank-1, implicit nodes, explicit ensembles). *Who shares an index?* `pick` turns uniform noise
-into component indices, one for each number: noise with one number a layer gives the layer one index (ensemble model
-patching), one number a channel gives MC dropout, one number an element gives DropConnect and crossed patching.
+Two questions, one answer each. *Which rows?* `blocks` deals components to the rows of a batch; a row keeps its
+component through the whole network (rank-1, implicit nodes, explicit ensembles). *Who shares an index?* `pick` turns
+uniform noise into component indices, one for each number: noise with one number a layer gives the layer one index
+(ensemble model patching), one a channel gives MC dropout, one an element gives DropConnect and crossed patching.
 """
 
 from __future__ import annotations

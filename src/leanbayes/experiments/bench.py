@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
+from leanbayes import results
 from leanbayes.convert import convert
 from leanbayes.cost import measure_cost
-from leanbayes import results
 from leanbayes.experiments.config import PLAIN
 from leanbayes.experiments.networks import maker
 from leanbayes.experiments.run import device_of

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from leanbayes.experiments.config import Job
-from leanbayes.experiments.run import finished, perform, Stage
+from leanbayes.experiments.run import Callback, finished, perform, Stage
 from leanbayes.experiments.workshop import Workshop
 from leanbayes.processes import rank_and_world
 
 
 def run_all(
-    jobs: Sequence[Job], out: Path, *, stage: Stage = "compare", fresh: bool = False, progress: bool = True
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    stage: Stage = "compare",
+    fresh: bool = False,
+    progress: bool = True,
+    watch: Callable[[Job, Workshop], tuple[Callback, ...]] | None = None,
 ) -> list[dict[str, Any]]:
     """Perform the jobs in order and return their results.
 
-    Jobs on the same data and network share what is loaded. Finished runs are kept as they are, unless `fresh`.
+    Jobs on the same data and network share what is loaded. Finished runs are kept as they are, unless `fresh`. What
+    `watch` returns for a job is called after each of its epochs.
     """
     out.mkdir(parents=True, exist_ok=True)
     workshops: dict[Any, Workshop] = {}
@@ -39,7 +46,7 @@ def run_all(
                 out,
                 stage=stage,
                 fresh=fresh,
-                callbacks=(overview.epoch,),
+                callbacks=(overview.epoch, *(watch(job, workshops[key]) if watch else ())),
                 progress=False,
             )
             overview.end(job, result)

@@ -14,10 +14,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from leanbayes import results
 from leanbayes.checkpoint import save
 from leanbayes.convert import own_likelihood, stochastic_layers
 from leanbayes.evaluation import evaluate, Result
-from leanbayes import results
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.examples import examples
 from leanbayes.experiments.workshop import Workshop
