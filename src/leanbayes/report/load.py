@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from leanbayes.results import FILE, SCHEMA
 from leanbayes.report.estimate import number
+from leanbayes.results import FILE, SCHEMA
 
 REFERENCE = "plain"  # the network without a method: what every cost and every mCE is relative to
 SECTIONS: dict[str, type] = {
@@ -228,11 +228,11 @@ def _labels(runs: Iterable[Run]) -> dict[str, tuple[str, str]]:
     runs = list(runs)
     for run in runs:
         for field, value in run.fields.items():
-            values.setdefault((run.name, field), set()).add(_plain(value))
+            values.setdefault((run.name, field), set()).add(write_value(value))
     labels = {}
     for run in runs:
         differing = sorted(field for (name, field), found in values.items() if name == run.name and len(found) > 1)
-        told = ", ".join(f"{field}={_plain(run.fields.get(field))}" for field in differing)
+        told = ", ".join(f"{field}={write_value(run.fields.get(field))}" for field in differing)
         labels[run.path] = (run.name, f"{run.name} ({told})" if told else run.name)
     return labels
 
@@ -242,6 +242,6 @@ def _natural(text: str) -> list[tuple[float, str]]:
     return [(float(part), "") if part.isdecimal() else (0.0, part) for part in re.split(r"(\d+)", text)]
 
 
-def _plain(value: Any) -> str:
+def write_value(value: Any) -> str:
     """Write a field as a person would: text without quotes, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

@@ -1,0 +1,127 @@
+"""Results to one page: a single HTML file that needs nothing else and asks for nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from leanbayes.files import write_text
+from leanbayes.report.figures import figures
+from leanbayes.report.figures.examples import galleries, Gallery
+from leanbayes.report.figures.figure import Figure
+from leanbayes.report.figures.svg import key_symbol
+from leanbayes.report.load import Group, load_results, Results
+from leanbayes.report.provenance import Provenance, provenance
+from leanbayes.report.table import comparison, Table
+from leanbayes.report.verdict import RULE, Verdict, verdict
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page shows of one group."""
+
+    id: str
+    group: Group
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The answer in one sentence."""
+        return verdict(self.group)
+
+    @cached_property
+    def sentence(self) -> tuple[str, str, str]:
+        """The answer, split around the method that it recommends."""
+        found = self.verdict
+        return found.sentence.partition(found.choice) if found.choice else (found.sentence, "", "")
+
+    @cached_property
+    def table(self) -> Table:
+        """The comparison."""
+        return comparison(self.group)
+
+    @cached_property
+    def figures(self) -> list[Figure]:
+        """The figures."""
+        return figures(self.group)
+
+    @cached_property
+    def galleries(self) -> list[Gallery]:
+        """The examples."""
+        return galleries(self.group)
+
+    @property
+    def open_gallery(self) -> str:
+        """The contender whose examples are open at first: the recommended one, or the first that is not plain."""
+        labels = [gallery.contender.label for gallery in self.galleries]
+        stochastic = [g.contender.label for g in self.galleries if not g.contender.is_reference]
+        return self.verdict.choice if self.verdict.choice in labels else [*stochastic, *labels][0]
+
+    @cached_property
+    def provenance(self) -> Provenance:
+        """What was run."""
+        return provenance(self.group)
+
+
+def build(folder: str | Path, out: str | Path | None = None) -> Path:
+    """Write the report of all results under a folder.
+
+    Args:
+        folder: the output folder of `leanbayes compare`.
+        out: the file to write; `report.html` in the folder when not given.
+
+    Returns:
+        The path of the page.
+    """
+    results = load_results(folder)
+    out = Path(out) if out is not None else Path(folder) / "report.html"
+    write_text(render(results), out)
+    return out
+
+
+def render(results: Results) -> str:
+    """Return the page of some results; equal results give equal pages."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,  # every text in a result is a stranger's
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["breakable"] = _breakable
+    script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
+    return environment.get_template("report.html").render(
+        sections=[Section(f"group{i}", group) for i, group in enumerate(results.groups, 1)],
+        damaged=results.damaged,
+        rule=RULE,
+        style=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
+        script=script,
+        policy=_policy(script),
+        key_symbol=key_symbol,
+    )
+
+
+def _breakable(text: str) -> Markup:
+    """Let long names break after underscores, and nothing break around a ± sign."""
+    from markupsafe import escape, Markup
+
+    return Markup(str(escape(text)).replace("_", "_<wbr>").replace(" ± ", "&nbsp;±&nbsp;"))
+
+
+def _policy(script: str) -> str:
+    """Return a content security policy under which the page can ask for nothing and run this one script only."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "
+        "base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,264 @@
+"""The columns of the comparison: what each figure is called, which way is better, how it is written."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from leanbayes.report.estimate import Estimate
+
+Key = tuple[str, ...]
+SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "confidence": "confidence"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One figure of merit or cost.
+
+    Attributes:
+        key: where a run's facts keep it.
+        title: its name in the head of the table.
+        group: the columns it stands with.
+        better: which way is better.
+        help: what it means, in a sentence.
+        unit: written after the title.
+        scale: the factor between the file's number and the written one (100 for percent).
+        style: "number" gets equal decimals down the column; "short" three digits each; "count"; "time" in seconds.
+        digits: significant digits of a typical value.
+        alone: the title where the name of the group does not stand above it.
+        marked: whether the best is marked; costs are not, the plain network would always win.
+        place: "brief" shows it in the terminal too, "main" in every other table, "rest" below the main table only.
+    """
+
+    key: Key
+    title: str
+    group: str
+    better: Literal["higher", "lower"]
+    help: str
+    unit: str = ""
+    scale: float = 1.0
+    style: Literal["number", "short", "count", "time"] = "number"
+    digits: int = 3
+    alone: str = ""
+    marked: bool = True
+    place: Literal["brief", "main", "rest"] = "main"
+
+    @property
+    def head(self) -> str:
+        """Title and unit, as they read without the name of the group."""
+        return f"{self.alone or self.title} {self.unit}".rstrip()
+
+    def decimals(self, estimates: Iterable[Estimate]) -> int:
+        """Choose one number of decimals for the column: enough for typical values and typical standard errors."""
+        known = list(estimates)
+        middle = _middle([abs(e.mean * self.scale) for e in known])
+        error = _middle([e.sem * self.scale for e in known if e.sem])
+        wanted = self.digits - 1 - math.floor(math.log10(middle)) if middle else 1
+        return min(max(wanted, -math.floor(math.log10(error)) if error else 0, 0), 5)
+
+    def write(self, estimate: Estimate, decimals: int) -> tuple[str, str]:
+        """Write the mean and its standard error; a cost that is the same in every run needs none."""
+        mean = estimate.mean * self.scale
+        if self.style != "number":
+            return _WRITERS[self.style](mean), ""
+        written = f"{estimate.bound}{mean:.{decimals}f}"
+        if estimate.sem is None or (estimate.sem == 0 and not self.marked):
+            return written, ""
+        sem, smallest = estimate.sem * self.scale, 10.0**-decimals
+        return written, f"<{smallest:.{decimals}f}" if 0 < sem < smallest / 2 else f"{sem:.{decimals}f}"
+
+
+def _middle(sizes: list[float]) -> float:
+    """Return the median of the sizes that are not zero, or zero."""
+    return statistics.median([size for size in sizes if size] or [0.0])
+
+
+def duration(seconds: float) -> str:
+    """Write a time with the unit that suits it."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+_WRITERS: dict[str, Callable[[float], str]] = {"short": "{:.3g}".format, "count": "{:,.0f}".format, "time": duration}
+
+
+def test_columns(task: str) -> list[Column]:
+    """List the columns on the test set."""
+    return list(REGRESSION if task == "regression" else CLASSIFICATION)
+
+
+def foreign_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column]:
+    """List the columns on one set of foreign inputs.
+
+    Args:
+        name: the set.
+        scores: the uncertainties by which it was told apart from the test set.
+        brief: whether the terminal has room for it.
+    """
+    group = "Foreign inputs"
+    what = f"test inputs against {name}"
+    return [
+        Column(
+            key=("ood", name, "auroc"), title=f"AUROC {name}", group=group, better="higher",
+            place="brief" if brief else "main",
+            help=f"Area under the ROC curve, {what} by uncertainty: 1 tells them apart, 0.5 is chance.",
+        ),
+        Column(
+            key=("ood", name, "aupr"), title=f"AUPR {name}", group=group, better="higher", place="rest",
+            help=f"Area under the precision-recall curve, {what}.",
+        ),
+        Column(
+            key=("ood", name, "fpr95"), title=f"FPR95 {name}", group=group, better="lower", place="rest",
+            help=f"Share of test inputs taken for foreign where 95 % of {name} are found.",
+        ),
+        *(
+            Column(
+                key=("ood", name, score, "auroc"), title=f"AUROC {name} by {SCORES.get(score, score)}", group=group,
+                better="higher", place="rest", help=f"Area under the ROC curve, {what} by {SCORES.get(score, score)}.",
+            )
+            for score in scores
+        ),
+    ]  # fmt: skip
+
+
+CLASSIFICATION = (
+    Column(
+        key=("test", "accuracy"), title="Accuracy", unit="%", scale=100, digits=4, group="Test set", better="higher",
+        place="brief", help="Share of test inputs whose most probable class is right.",
+    ),
+    Column(
+        key=("test", "nll"), title="NLL", group="Test set", better="lower", place="brief",
+        help="Mean of -log p(true class), in nats: right and unsure costs little, wrong and sure costs much.",
+    ),
+    Column(
+        key=("test", "cnll"), title="Calibrated NLL", group="Test set", better="lower",
+        help="NLL after the best temperature, found by two-fold cross-validation: what is left once sharpness is free.",
+    ),
+    Column(
+        key=("test", "ensemble_equivalent"), title="Ensemble equivalent", digits=2, group="Test set",
+        better="higher", marked=False,
+        help="Networks that a deep ensemble needs for the same calibrated NLL, along the line between those measured.",
+    ),
+    Column(
+        key=("test", "ece"), title="ECE", unit="%", scale=100, group="Test set", better="lower", place="brief",
+        help="Expected calibration error: mean gap between confidence and accuracy over bins.",
+    ),
+    Column(
+        key=("test", "brier"), title="Brier", group="Test set", better="lower",
+        help="Mean squared distance between the probabilities and the truth.",
+    ),
+    Column(
+        key=("test", "aurc"), title="AURC", group="Test set", better="lower",
+        help="Area under the risk-coverage curve: the error rate when the least certain inputs are handed on.",
+    ),
+    Column(
+        key=("test", "top5"), title="Top-5 accuracy", unit="%", scale=100, digits=4, group="Test set",
+        better="higher", place="rest", help="Share of test inputs whose class is among the five most probable.",
+    ),
+    Column(
+        key=("test", "mce"), title="Largest calibration gap", unit="%", scale=100, group="Test set", better="lower",
+        place="rest", help="The largest gap between confidence and accuracy of any bin.",
+    ),
+    Column(
+        key=("test", "ece20"), title="ECE, 20 bins", unit="%", scale=100, group="Test set", better="lower",
+        place="rest", help="Expected calibration error with 20 bins.",
+    ),
+    Column(
+        key=("test", "adaptive_ece"), title="Adaptive ECE", unit="%", scale=100, group="Test set", better="lower",
+        place="rest", help="Calibration error over bins that hold equally many inputs.",
+    ),
+    Column(
+        key=("test", "classwise_ece"), title="Classwise ECE", unit="%", scale=100, group="Test set", better="lower",
+        place="rest", help="Calibration error of every class's probability, averaged over classes.",
+    ),
+    Column(
+        key=("test", "temperature"), title="Temperature", group="Test set", better="lower", marked=False,
+        place="rest", help="The temperature that calibrates best: above 1 the network was too sure.",
+    ),
+    Column(
+        key=("test", "disagreement"), title="Disagreement", group="Test set", better="higher", marked=False,
+        place="rest", help="How often two draws name different classes, over the mean error of the draws: diversity.",
+    ),
+)  # fmt: skip
+
+REGRESSION = (
+    Column(
+        key=("test", "rmse"), title="RMSE", group="Test set", better="lower", place="brief",
+        help="Root of the mean squared error, in the target's units.",
+    ),
+    Column(
+        key=("test", "lpd"), title="LPD", group="Test set", better="higher", place="brief",
+        help="Mean log predictive density of the true targets.",
+    ),
+    Column(
+        key=("test", "crps"), title="CRPS", group="Test set", better="lower", place="brief",
+        help="Continuous ranked probability score, in the target's units: the error of the whole distribution.",
+    ),
+    Column(
+        key=("test", "coverage"), title="Coverage", unit="%", scale=100, group="Test set", better="higher",
+        marked=False, place="brief", help="Share of targets inside the central 95 % interval: 95 would be right.",
+    ),
+)  # fmt: skip
+
+CORRUPTED = (
+    Column(
+        key=("shift", "accuracy"), title="Accuracy", alone="Corrupted accuracy", unit="%", scale=100, digits=4,
+        group="Corrupted", better="higher",
+        help="Accuracy on corrupted test images, mean over corruptions and severities.",
+    ),
+    Column(
+        key=("shift", "nll"), title="NLL", alone="Corrupted NLL", group="Corrupted", better="lower",
+        help="NLL on corrupted test images, mean over corruptions and severities.",
+    ),
+    Column(
+        key=("shift", "ece"), title="ECE", alone="Corrupted ECE", unit="%", scale=100, group="Corrupted",
+        better="lower",
+        help="Calibration error on corrupted test images, mean over corruptions and severities.",
+    ),
+    Column(
+        key=("shift", "mce"), title="mCE", unit="%", scale=100, digits=4, group="Corrupted", better="lower",
+        place="brief", help="Mean corruption error: errors under corruption in percent of the plain network's.",
+    ),
+    Column(
+        key=("shift", "relative_mce"), title="Relative mCE", unit="%", scale=100, digits=4, group="Corrupted",
+        better="lower", place="rest",
+        help="Errors added by corruption, in percent of those added to the plain network.",
+    ),
+)  # fmt: skip
+
+COST = (
+    Column(
+        key=("cost", "extra_percent"), title="Extra params", unit="%", style="short", group="Cost", better="lower",
+        marked=False, place="brief", help="Parameters beyond the plain network's.",
+    ),
+    Column(
+        key=("cost", "train_step_ratio"), title="Train step", unit="x", group="Cost", better="lower", marked=False,
+        place="brief", help="Time of a training step, in training steps of the plain network.",
+    ),
+    Column(
+        key=("cost", "predict_ratio"), title="Predict", unit="x", group="Cost", better="lower", marked=False,
+        place="brief", help="Time of an answer, in as many passes of the plain network as it has draws.",
+    ),
+    Column(
+        key=("cost", "passes"), title="Passes", style="count", group="Cost", better="lower", marked=False,
+        help="Passes of a plain network that one answer takes.",
+    ),
+    Column(
+        key=("cost", "train_seconds"), title="Training", style="time", alone="Training time", group="Cost",
+        better="lower", marked=False,
+        help="Time that training took.",
+    ),
+    Column(
+        key=("cost", "peak_memory_mb"), title="Peak memory", unit="MB", group="Cost", better="lower", marked=False,
+        place="rest", help="Most memory in use.",
+    ),
+    Column(
+        key=("cost", "extra_parameters"), title="Extra parameters", style="count", group="Cost", better="lower",
+        marked=False, place="rest", help="Parameters beyond the plain network's, counted.",
+    ),
+)  # fmt: skip

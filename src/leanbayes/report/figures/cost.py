@@ -1,0 +1,75 @@
+"""Quality against cost: is the gain worth its price?"""
+
+from __future__ import annotations
+
+from leanbayes.report.figures.figure import ends, Figure, Numbers, Panel, write
+from leanbayes.report.figures.svg import Chart, linear_axis, Point, ratio_axis, series_class
+from leanbayes.report.load import Group
+from leanbayes.report.verdict import AFFORDABLE, Candidate, candidates, COSTS, headline
+
+TITLES = {"train_step_ratio": "Training step", "predict_ratio": "Prediction", "parameter_ratio": "Parameters"}
+LETTER = 6.4  # pixels, about the width of one at the size of labels
+LINE = 11.0
+
+
+def cost_figure(group: Group) -> Figure | None:
+    """Draw the deciding figure against the cost of training, prediction and parameters."""
+    found = sorted(candidates(group), key=lambda candidate: candidate.contender.series)
+    column = headline(group.task)
+    panels = [
+        Panel(TITLES[name], _scatter(known, name, f"{column.title} ({column.better} is better)"))
+        for name in COSTS
+        if len(known := [candidate for candidate in found if name in candidate.ratios]) > 1
+    ]
+    if not panels:
+        return None
+    rows = [(c.label, c.written, *(write(c.ratios.get(name)) for name in COSTS)) for c in found]
+    return Figure(
+        key="cost",
+        title="Quality against cost",
+        caption="Means over seeds; whiskers are standard errors. Costs are in plain networks, on a logarithmic scale; "
+        f"the shaded side costs more than {AFFORDABLE:g}. Predictions are compared pass for pass: an answer takes as "
+        "many passes as it has draws.",
+        panels=panels,
+        numbers=Numbers(("Method", column.title, *(TITLES[name] for name in COSTS)), rows),
+        legend=tuple(candidate.contender for candidate in found),
+    )
+
+
+def _scatter(found: list[Candidate], name: str, quality: str) -> str:
+    """Draw one cost."""
+    x = ratio_axis("times the plain network", [end for c in found for end in ends(c.ratios[name])])
+    y = linear_axis(quality, [end for c in found for end in ends(c.quality)])
+    chart = Chart(x, y)
+    if x.high > AFFORDABLE:
+        chart.bar((AFFORDABLE, y.low), (x.high, y.high), "dear", f"more than {AFFORDABLE:g} times the plain network")
+    places = [(c.ratios[name].mean, c.quality.mean) for c in found]
+    for c, (cost, good) in zip(found, places, strict=True):
+        classes = f"whisker {series_class(c.contender.series)}"
+        chart.line([(cost, end) for end in ends(c.quality)], classes)
+        chart.line([(end, good) for end in ends(c.ratios[name])], classes)
+    _name_points(chart, [chart.at(*place) for place in places], [c.contender.name for c in found])
+    for c, place in zip(found, places, strict=True):
+        title = f"{c.label}: {c.written} at {write(c.ratios[name])} times the plain network"
+        chart.marker(place, c.contender.series, title)
+    return chart.render(f"{quality} against {TITLES[name].lower()} in times the plain network")
+
+
+def _name_points(chart: Chart, pixels: list[Point], names: list[str]) -> None:
+    """Write names beside points where there is room: right, left, above, below; the legend names the others."""
+    size = chart.size
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in pixels]
+    for (x, y), name in zip(pixels, names, strict=True):
+        wide = LETTER * len(name)
+        for shift, drop, anchor in ((8, 4, "start"), (-8, 4, "end"), (4, -8, "start"), (4, 16, "start")):
+            left = x + shift - (wide if anchor == "end" else 0)
+            box = (left, y + drop - LINE, left + wide, y + drop + 2)
+            inside = size.left <= left and box[2] <= size.width and box[3] <= size.height - size.bottom
+            if inside and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                chart.text((x + shift, y + drop), name, anchor)
+                break
+
+
+def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

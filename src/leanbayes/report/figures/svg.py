@@ -1,0 +1,191 @@
+"""Small charts as SVG text: axes, lines, marks, bars. Colours come from the page's style sheet by class name."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+Point = tuple[float, float]
+COLOURS = 10  # how many the style sheet defines; series beyond them come back dashed
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of values, the ticks on it, and how a value is bent into a share of the axis."""
+
+    label: str
+    low: float
+    high: float
+    ticks: tuple[float, ...]
+    bend: Callable[[float], float] = field(default=lambda value: value)
+
+    def share(self, value: float) -> float:
+        """Return where a value lies between the ends of the axis: 0 at the low one, 1 at the high one."""
+        low, high = self.bend(self.low), self.bend(self.high)
+        return (self.bend(min(max(value, self.low), self.high)) - low) / (high - low)
+
+
+@dataclass(frozen=True)
+class Size:
+    """Size of a chart and its margins, in CSS pixels at its natural scale."""
+
+    width: int
+    height: int
+    left: int
+    bottom: int
+    top: int = 8
+    right: int = 10
+
+
+LARGE = Size(width=380, height=250, left=48, bottom=36)
+SMALL = Size(width=200, height=170, left=30, bottom=32)
+
+
+def linear_axis(label: str, values: Iterable[float], *, wanted: int = 5) -> Axis:
+    """Return an axis that holds the values and ends at round numbers."""
+    known = list(values)
+    low, high = min(known), max(known)
+    if high - low < 1e-9 * max(abs(high), 1.0):
+        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    step = _round_step((high - low) / wanted)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
+    return Axis(label, ticks[0], ticks[-1], ticks)
+
+
+def ratio_axis(label: str, values: Iterable[float]) -> Axis:
+    """Return a logarithmic axis for ratios to the plain network, which is 1."""
+    known = [*values, 1.0]
+    low, high = min(known) / 1.08, max(*known, 1.25) * 1.12
+    candidates = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+    ticks: list[float] = []
+    for tick in (t for t in candidates if low <= t <= high):
+        if not ticks or math.log(tick / ticks[-1]) > 0.11 * math.log(high / low):
+            ticks.append(tick)
+    return Axis(label, low, high, tuple(ticks), math.log)
+
+
+def _round_step(step: float) -> float:
+    """Round a step up to 1, 2, 2.5 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(m * power for m in (1, 2, 2.5, 5, 10) if step <= m * power * (1 + 1e-9))
+
+
+def write_tick(value: float) -> str:
+    """Write a number on an axis in few characters."""
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * size:
+            return f"{value / size:g}{letter}"
+    return f"{value:.6g}"
+
+
+def series_class(series: int) -> str:
+    """Return the class names of a series: its number, its colour, and whether colours come round again."""
+    return f"n{series} s{series % COLOURS}" + (" again" if series >= COLOURS else "")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """One chart; marks are drawn in the order in which they are added."""
+
+    x: Axis
+    y: Axis
+    size: Size = LARGE
+    marks: list[str] = field(default_factory=list)
+
+    def at(self, x: float, y: float) -> Point:
+        """Return the pixel of a pair of values."""
+        s = self.size
+        across, up = s.width - s.left - s.right, s.height - s.top - s.bottom
+        return s.left + across * self.x.share(x), s.top + up * (1 - self.y.share(y))
+
+    def line(self, points: Sequence[Point], classes: str, title: str = "") -> None:
+        """Draw a line through the points."""
+        self._add("polyline", classes, title, points=" ".join(_pair(self.at(*point)) for point in points))
+
+    def area(self, points: Sequence[Point], classes: str, title: str = "") -> None:
+        """Fill the polygon of the points."""
+        self._add("polygon", classes, title, points=" ".join(_pair(self.at(*point)) for point in points))
+
+    def bar(self, low: Point, high: Point, classes: str, title: str = "") -> None:
+        """Fill the rectangle between two corners."""
+        (x0, y1), (x1, y0) = self.at(*low), self.at(*high)
+        self._add("rect", classes, title, x=_short(x0), y=_short(y0), width=_short(x1 - x0), height=_short(y1 - y0))
+
+    def marker(self, point: Point, series: int, title: str, kind: str = "") -> None:
+        """Draw the marker of a series: colour and shape tell it apart."""
+        x, y = self.at(*point)
+        path = _SHAPES[series % len(_SHAPES)]
+        classes = f"marker {series_class(series)} {kind}".rstrip()
+        self._add("path", classes, title, transform=f"translate({_pair((x, y))})", d=path)
+
+    def text(self, pixel: Point, text: str, anchor: str) -> None:
+        """Write a label at a pixel."""
+        place = f'x="{_short(pixel[0])}" y="{_short(pixel[1])}" text-anchor="{anchor}"'
+        self.marks.append(f'<text class="label" {place}>{html.escape(text)}</text>')
+
+    def render(self, description: str) -> str:
+        """Return the chart as an SVG element that reads out as `description`."""
+        s = self.size
+        return (
+            f'<svg viewBox="0 0 {s.width} {s.height}" role="img" aria-label="{html.escape(description)}">'
+            f"{self._axes()}{''.join(self.marks)}</svg>"
+        )
+
+    def _add(self, tag: str, classes: str, title: str, **attributes: str) -> None:
+        written = "".join(f' {name}="{value}"' for name, value in attributes.items())
+        inside = f"<title>{html.escape(title)}</title>" if title else ""
+        self.marks.append(f'<{tag} class="{classes}"{written}>{inside}</{tag}>')
+
+    def _axes(self) -> str:
+        """Draw the ticks with thin lines across, and the labels."""
+        s, parts = self.size, []
+        for tick in self.y.ticks:
+            y = self.at(self.x.low, tick)[1]
+            parts.append(f'<path class="grid" d="M{s.left} {_short(y)}H{s.width - s.right}"/>')
+            parts.append(_tick_text(s.left - 5, y + 3.5, "end", tick))
+        for tick in self.x.ticks:
+            x = self.at(tick, self.y.low)[0]
+            parts.append(f'<path class="tick" d="M{_short(x)} {s.height - s.bottom}v4"/>')
+            parts.append(_tick_text(x, s.height - s.bottom + 15, "middle", tick))
+        parts.append(f'<path class="axis" d="M{s.left} {s.height - s.bottom}H{s.width - s.right}"/>')
+        middle = (s.left + s.width - s.right) / 2
+        parts.append(f'<text class="name" x="{_short(middle)}" y="{s.height - 4}">{html.escape(self.x.label)}</text>')
+        if self.y.label:
+            place = f"translate(11 {_short((s.top + s.height - s.bottom) / 2)}) rotate(-90)"
+            parts.append(f'<text class="name" transform="{place}">{html.escape(self.y.label)}</text>')
+        return "".join(parts)
+
+
+_SHAPES = (
+    "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",
+    "M-3.3 -3.3h6.6v6.6h-6.6z",
+    "M0 -4.4L4.2 3H-4.2z",
+    "M0 -4.7L4.7 0L0 4.7L-4.7 0z",
+    "M0 4.4L4.2 -3H-4.2z",
+    "M-1.5 -4.2h3v2.7h2.7v3h-2.7v2.7h-3v-2.7h-2.7v-3h2.7z",
+    "M-4.1 -2L-2 -4.1L0 -2.1L2 -4.1L4.1 -2L2.1 0L4.1 2L2 4.1L0 2.1L-2 4.1L-4.1 2L-2.1 0z",
+)
+
+
+def key_symbol(series: int) -> str:
+    """Return the marker of a series alone, for legends and tables."""
+    path = _SHAPES[series % len(_SHAPES)]
+    return (
+        '<svg class="key" viewBox="-6 -6 12 12" aria-hidden="true">'
+        f'<path class="marker {series_class(series)}" d="{path}"/></svg>'
+    )
+
+
+def _tick_text(x: float, y: float, anchor: str, value: float) -> str:
+    return f'<text class="number" x="{_short(x)}" y="{_short(y)}" text-anchor="{anchor}">{write_tick(value)}</text>'
+
+
+def _short(value: float) -> str:
+    return f"{round(value, 1):g}"
+
+
+def _pair(pixel: Point) -> str:
+    return f"{_short(pixel[0])},{_short(pixel[1])}"

@@ -1,0 +1,143 @@
+"""What was run and how to repeat it; and what makes a comparison less fair than it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, UTC
+from typing import Any
+
+from leanbayes.report.load import Contender, Group, Run, write_value
+
+VERSIONS = ("python", "torch", "leanbayes")
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the figures of a group come from.
+
+    Attributes:
+        facts: pairs of a name and a text: data, network, seeds, commit, device, versions.
+        recipe: fields of the recipe that all runs share, with their values.
+        differing: fields of the recipe that differ, with the value of each contender.
+        commands: the command lines, each once.
+        remarks: sentences on what differs between runs that are compared.
+    """
+
+    facts: list[tuple[str, str]]
+    recipe: list[tuple[str, str]]
+    differing: list[tuple[str, str]]
+    commands: list[str]
+    remarks: list[str]
+
+
+def provenance(group: Group) -> Provenance:
+    """Collect what was run in a group."""
+    runs = group.runs
+    recipe, differing = _recipe(group)
+    facts = [
+        ("Data", _join(_data(run) for run in runs)),
+        ("Network", _join(_network(run) for run in runs)),
+        ("Seeds", _seeds(group)),
+        ("Commit", _join(run.part("commit") for run in runs)),
+        ("Device", _join(_device(run) for run in runs)),
+        ("Versions", _join(_versions(run) for run in runs)),
+        ("Run", _period(runs)),
+        ("Recipes", f"differ in {', '.join(name for name, _ in differing)}" if differing else ""),
+    ]
+    return Provenance(
+        facts=[(name, text) for name, text in facts if text],
+        recipe=recipe,
+        differing=differing,
+        commands=_unique(run.part("command") for run in runs),
+        remarks=_remarks(runs),
+    )
+
+
+def _unique(values: Iterable[Any]) -> list[str]:
+    """Return the texts among the values, each once, in their order."""
+    return list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+
+
+def _join(values: Iterable[Any]) -> str:
+    return "; ".join(_unique(values))
+
+
+def _count(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "?"
+
+
+def _data(run: Run) -> str:
+    data = run.record["data"]
+    digest = f", sha256 {str(data['sha256'])[:12]}" if data.get("sha256") else ""
+    return f"{data['name']}: {_count(data.get('train'))} training and {_count(data.get('test'))} test inputs{digest}"
+
+
+def _network(run: Run) -> str:
+    network = run.record["network"]
+    return f"{network['name']}, {_count(network.get('parameters'))} parameters"
+
+
+def _device(run: Run) -> str:
+    device, threads = run.part("environment", "device"), run.part("environment", "threads")
+    if not device:
+        return ""
+    return f"{device}, {threads} thread{'s' if threads != 1 else ''}" if threads else str(device)
+
+
+def _versions(run: Run) -> str:
+    known = ((name, run.part("environment", name)) for name in VERSIONS)
+    return ", ".join(f"{name} {version}" for name, version in known if version)
+
+
+def _seeds(group: Group) -> str:
+    """List the seeds once where all contenders have the same ones, else by contender."""
+    seeds = {contender.label: ", ".join(run.seed for run in contender.runs) for contender in group.contenders}
+    if len(set(seeds.values())) == 1:
+        return next(iter(seeds.values()))
+    return "; ".join(f"{label}: {text}" for label, text in seeds.items())
+
+
+def _period(runs: Iterable[Run]) -> str:
+    times = sorted(_minute(time) for time in _unique(run.part("created") for run in runs))
+    return " to ".join(dict.fromkeys([times[0], times[-1]])) if times else ""
+
+
+def _minute(time: str) -> str:
+    """Write a time to the minute; what is no ISO 8601 time stays as it is."""
+    try:
+        return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return time
+
+
+def _recipe(group: Group) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Split the recipe into what all contenders share and what differs between them; the seed is told elsewhere."""
+    names = _unique(name for run in group.runs for name in (run.part("recipe") or {}) if name != "seed")
+    shared, differing = [], []
+    for name in names:
+        values = {contender.label: _values(contender, name) for contender in group.contenders}
+        if len(set(values.values())) == 1:
+            shared.append((name, next(iter(values.values()))))
+        else:
+            differing.append((name, "; ".join(f"{label}: {value}" for label, value in values.items())))
+    return shared, differing
+
+
+def _values(contender: Contender, name: str) -> str:
+    return " or ".join(_unique(write_value(run.part("recipe", name)) for run in contender.runs))
+
+
+def _remarks(runs: Iterable[Run]) -> list[str]:
+    """Say what differs between runs that the tables put side by side."""
+    runs = list(runs)
+    found = []
+    for what, values, effect in (
+        ("versions of the data", [run.part("data", "sha256") for run in runs], "their figures are not comparable"),
+        ("devices", [_device(run) for run in runs], "their times are not comparable"),
+        ("commits", [run.part("commit") for run in runs], "differences may come from the code"),
+    ):
+        count = len(_unique(values))
+        if count > 1:
+            found.append(f"The runs used {count} different {what}: {effect}.")
+    return found

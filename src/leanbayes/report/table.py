@@ -1,0 +1,156 @@
+"""The comparison as data: a row for every contender, a column for every figure, the best marked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+
+from leanbayes.report.columns import Column, CORRUPTED, COST, foreign_columns, Key, test_columns
+from leanbayes.report.corrupted import corrupted_facts, mean_rows, Rows
+from leanbayes.report.equivalent import ensemble_equivalents
+from leanbayes.report.estimate import difference_error, Estimate, estimate, number
+from leanbayes.report.load import Contender, Group, Run
+
+Mark = Literal["best", "near", ""]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of one contender: the estimate, how it is written, whether it is the best or near it."""
+
+    estimate: Estimate
+    mean: str
+    sem: str
+    mark: Mark
+
+    @property
+    def text(self) -> str:
+        """Mean and standard error in one line."""
+        return f"{self.mean} ± {self.sem}" if self.sem else self.mean
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender; a figure it lacks is None."""
+
+    contender: Contender
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A comparison."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether any cell has a standard error: with one seed none has."""
+        return any(cell.sem for row in self.rows for cell in row.cells if cell)
+
+    def only(self, *places: str) -> Table:
+        """Return the table of the columns that have their place there."""
+        kept = [i for i, column in enumerate(self.columns) if column.place in places]
+        rows = (Row(row.contender, tuple(row.cells[i] for i in kept)) for row in self.rows)
+        return Table(tuple(self.columns[i] for i in kept), tuple(rows))
+
+    def groups(self) -> list[tuple[str, int]]:
+        """Return the groups of neighbouring columns, each with the number of columns it spans."""
+        return [(name, len(list(columns))) for name, columns in groupby(self.columns, lambda column: column.group)]
+
+
+def comparison(group: Group) -> Table:
+    """Compare the contenders of a group on everything that at least one of them measured."""
+    estimates = estimates_of(group)
+    columns = [c for c in _columns(group) if any(c.key in found for found in estimates)]
+    cells = [_cells(column, [found.get(column.key) for found in estimates]) for column in columns]
+    rows = (Row(contender, tuple(column[i] for column in cells)) for i, contender in enumerate(group.contenders))
+    return Table(tuple(columns), tuple(rows))
+
+
+def estimates_of(group: Group) -> list[dict[Key, Estimate]]:
+    """Estimate every figure of every contender over its seeds."""
+    plain = mean_rows(group.plain.runs) if group.plain else []
+    found = []
+    for contender in group.contenders:
+        seeds = [facts(run, plain) for run in contender.runs]
+        keys = {key for seed in seeds for key in seed}
+        estimates = {key: estimate(seed.get(key) for seed in seeds) for key in keys}
+        found.append({key: value for key, value in estimates.items() if value is not None})
+    for mine, worth in zip(found, ensemble_equivalents(group, found), strict=True):
+        if worth is not None:
+            mine["test", "ensemble_equivalent"] = worth
+    return found
+
+
+def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
+    """Collect the figures of one run under keys such as ("test", "nll") or ("ood", "svhn", "entropy", "auroc").
+
+    Args:
+        run: the run.
+        plain: rows of the plain network under corruption, which an mCE is relative to.
+    """
+    found: dict[Key, float | None] = {("shift", key): value for key, value in corrupted_facts(run, plain).items()}
+    for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
+        found |= {(section, key): value for key, value in _numbers(content)}
+    for name, content in _items(run.part("metrics", "ood")):
+        found |= {("ood", name, key): value for key, value in _numbers(content)}
+        for score, content_by_score in _items(content.get("scores")):
+            found |= {("ood", name, score, key): value for key, value in _numbers(content_by_score)}
+    return found
+
+
+def _numbers(content: Any) -> Iterator[tuple[str, float]]:
+    """Yield the finite numbers of a mapping."""
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        if (found := number(value)) is not None:
+            yield key, found
+
+
+def _items(content: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the mappings inside a mapping."""
+    items = content.items() if isinstance(content, Mapping) else ()
+    return [(key, value) for key, value in items if isinstance(value, Mapping)]
+
+
+def _columns(group: Group) -> list[Column]:
+    """List all columns that a group may fill, in their order."""
+    scores: dict[str, dict[str, None]] = {}
+    for run in group.runs:
+        for name, content in _items(run.part("metrics", "ood")):
+            others = [score for score, _ in _items(content.get("scores")) if score != content.get("by")]
+            scores.setdefault(name, {}).update(dict.fromkeys(others))
+    foreign = [c for i, name in enumerate(sorted(scores)) for c in foreign_columns(name, scores[name], brief=i < 2)]
+    return [*test_columns(group.task), *CORRUPTED, *foreign, *COST]
+
+
+def _cells(column: Column, estimates: list[Estimate | None]) -> list[Cell | None]:
+    """Write a column: equal decimals, marks at the best and at those that may be as good."""
+    known = [found for found in estimates if found is not None]
+    decimals = column.decimals(known)
+    marks = _marks(column, known)
+    return [
+        None if found is None else Cell(found, *column.write(found, decimals), marks[id(found)]) for found in estimates
+    ]
+
+
+def _marks(column: Column, known: list[Estimate]) -> dict[int, Mark]:
+    """Mark the best mean, and those no farther from it than one standard error of the difference.
+
+    Where all means are equal there is no best.
+    """
+    if not column.marked or len({found.mean for found in known}) < 2:
+        return {id(found): "" for found in known}
+    sign = 1 if column.better == "higher" else -1
+    best = max(known, key=lambda found: sign * found.mean)
+
+    def mark(found: Estimate) -> Mark:
+        gap = abs(found.mean - best.mean)
+        if gap == 0:
+            return "best"
+        return "near" if gap <= difference_error(found, best) else ""
+
+    return {id(found): mark(found) for found in known}

@@ -1,0 +1,243 @@
+"""The page in a real browser: every figure shows, the table sorts, nothing leaves the page, nothing complains."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from leanbayes.report import build
+from tests.report import make
+from tests.report.test_build import HOSTILE
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WIDE, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
+METHODS = {name: make.METHODS[name] for name in ("plain", "deep_ensemble", "implicit", "mean_field", "rank1")}
+FIGURES = ("cost", "reliability", "severity", "total-histogram", "epistemic-histogram", "training")
+
+
+def missing(what):
+    """Skip where a browser cannot be had; in CI that is a failure."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"the browser tests need {what}, and CI has to run them")
+    pytest.skip(f"needs {what}")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    executable = shutil.which("chromium")
+    if executable is None:
+        missing("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright")
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=executable, args=FLAGS)
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """A report on classification, regression, a failed run and hostile names."""
+    folder = make.tree(tmp_path_factory.mktemp("report"), METHODS)
+    make.regression_tree(folder)
+    make.write(folder, make.failed("nested", 0, f"RuntimeError: {HOSTILE}"))
+    make.tree(folder, {"plain": make.METHODS["plain"], HOSTILE: make.METHODS["rank1"]}, seeds=1, data=HOSTILE)
+    return build(folder)
+
+
+@pytest.fixture
+def open_page(browser, report):
+    """Return a function that opens the report; check in the end that it asked for nothing and complained of nothing."""
+    opened, asked, said = [], [], []
+
+    def open_it(viewport=WIDE, scheme="light", **options):
+        context = browser.new_context(viewport=viewport, color_scheme=scheme, **options)
+        page = context.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.goto(report.as_uri())
+        page.wait_for_load_state("load")
+        opened.append(context)
+        return page
+
+    yield open_it
+    for context in opened:
+        context.close()
+    assert {url for url in asked if not url.startswith("data:image/png;base64,")} == {report.as_uri()}
+    assert said == []
+
+
+def names(page, table):
+    return [text.strip() for text in table.locator("tbody th.who span").all_inner_texts()]
+
+
+def digits_section(page):
+    return page.locator("section.group", has=page.locator("h2", has_text="digits with lenet")).first
+
+
+def shown(page, selector):
+    """Return the boxes of what a selector finds, all of which must be visible."""
+    found = page.locator(selector)
+    assert found.count() > 0, selector
+    boxes = [found.nth(i).bounding_box() for i in range(found.count())]
+    assert all(box and box["width"] > 20 and box["height"] > 20 for box in boxes), selector
+    return boxes
+
+
+def test_every_figure_is_visible_and_drawn(open_page):
+    page = open_page()
+    section = digits_section(page)
+    identity = section.get_attribute("id")
+    for key in FIGURES:
+        shown(page, f"#{identity}-{key} .panel > svg")
+        drawn = page.locator(f"#{identity}-{key} .panel > svg").evaluate_all(
+            "all => all.map(svg => svg.querySelectorAll('polyline, polygon, path.marker').length)"
+        )
+        assert min(drawn) >= 1, key
+    shown(page, f"#{identity}-comparison table.comparison >> nth=0")
+    shown(page, f"#{identity}-examples details[open] .card")
+    shown(page, f"#{identity}-repeat .command")
+    shown(page, f"#{identity}-failures")
+    images = page.locator(f"#{identity}-examples details[open] img")
+    assert images.evaluate_all("all => all.every(image => image.complete && image.naturalWidth === 8)")
+    regression = page.locator("section.group", has=page.locator("h2", has_text="concrete with mlp"))
+    assert regression.locator(".panel > svg").count() == 3 + 4 + 2
+
+
+def test_series_have_their_own_colours(open_page):
+    page = open_page()
+    fills = (
+        digits_section(page)
+        .locator("tbody th.who path.marker >> visible=true")
+        .evaluate_all("all => all.map(mark => getComputedStyle(mark).fill)")
+    )
+    assert len(set(fills)) == len(METHODS)
+
+
+def test_the_table_sorts_by_click(open_page):
+    page = open_page()
+    table = digits_section(page).locator("table.comparison").first
+    before = names(page, table)
+    head = table.locator("thead th", has_text="NLL").first
+    head.locator("button").click()
+    ascending = names(page, table)
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert ascending[:3] == ["deep_ensemble", "rank1", "implicit"]
+    assert sorted(ascending) == sorted(before)
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    assert names(page, table) == ascending[::-1]
+    accuracy = table.locator("thead th", has_text="Accuracy").first
+    accuracy.locator("button").click()
+    assert accuracy.get_attribute("aria-sort") == "descending", "where more is better, the best comes first"
+    assert head.get_attribute("aria-sort") == "none"
+    assert names(page, table)[0] == "deep_ensemble"
+    table.locator("thead th.who button").click()
+    assert names(page, table) == before
+
+
+def test_the_table_sorts_by_keyboard(open_page):
+    page = open_page()
+    table = digits_section(page).locator("table.comparison").first
+    table.locator("thead th.who button").focus()
+    for _ in range(2):
+        page.keyboard.press("Tab")
+    assert "NLL" in page.evaluate("document.activeElement.textContent")
+    page.keyboard.press("Enter")
+    assert names(page, table)[0] == "deep_ensemble"
+    page.keyboard.press("Space")
+    assert names(page, table)[-1] == "deep_ensemble"
+
+
+def test_what_is_missing_sorts_last(open_page):
+    page = open_page()
+    table = digits_section(page).locator("table.comparison").first
+    table.locator("tbody tr").nth(3).locator("td").nth(1).evaluate("cell => delete cell.dataset.value")
+    name = names(page, table)[3]
+    button = table.locator("thead th", has_text="NLL").first.locator("button")
+    for _ in range(2):
+        button.click()
+        assert names(page, table)[-1] == name
+
+
+def test_a_name_in_the_legend_shows_its_series_alone(open_page):
+    page = open_page()
+    section = digits_section(page)
+    button = section.locator("#" + section.get_attribute("id") + "-severity .legend button", has_text="rank1")
+    faint = section.locator(".panels .curve.faint")
+    button.press("Enter")
+    assert button.get_attribute("aria-pressed") == "true"
+    assert faint.count() > 0
+    assert section.locator(".panels:not(.small) .curve.n4.faint").count() == 0
+    button.press("Enter")
+    assert faint.count() == 0
+
+
+def background(page):
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def test_colours_follow_the_system_until_the_button_is_pressed(open_page):
+    light, dark = open_page(scheme="light"), open_page(scheme="dark")
+    by_system = background(light), background(dark)
+    assert by_system[0] != by_system[1]
+    assert light.locator("#theme").get_attribute("aria-label") == "Switch to dark colours"
+    for page in (light, dark):
+        page.locator("#theme").press("Enter")
+    assert (background(light), background(dark)) == by_system[::-1]
+    light.emulate_media(color_scheme="dark")
+    assert background(light) == by_system[1], "a choice outlives a change of the system"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_scrolls_down_and_not_sideways(open_page, scheme):
+    page = open_page(PHONE, scheme)
+    page.locator("details").evaluate_all(
+        "all => all.forEach(each => { each.removeAttribute('name'); each.open = true; })"
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    table = digits_section(page).locator(".scroll").first
+    assert table.evaluate("box => box.scrollWidth > box.clientWidth")
+    table.evaluate("box => { box.scrollLeft = 400; }")
+    first = table.locator("tbody th.who").first.bounding_box()
+    assert abs(first["x"] - table.bounding_box()["x"]) < 2, "the names stay where they are"
+
+
+def test_without_script_everything_but_sorting_works(open_page):
+    page = open_page(java_script_enabled=False)
+    assert page.locator("table.comparison").first.is_visible()
+    assert page.locator(".panel > svg").first.is_visible()
+    assert page.locator("#theme").is_hidden()
+    assert page.get_by_text("Press the head of a column to sort.").first.is_hidden()
+
+
+def test_hostile_names_are_read_as_text(open_page):
+    page = open_page()
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("h2", has_text="</script></style><img src=x").first.is_visible()
+
+
+def test_print_is_light_and_whole(open_page):
+    page = open_page(scheme="dark")
+    page.emulate_media(media="print", color_scheme="light")
+    assert page.locator("#theme").is_hidden()
+    assert page.locator(".panel > svg").first.is_visible()
+
+
+@pytest.mark.skipif("LEANBAYES_SHOTS" not in os.environ, reason="for people: set LEANBAYES_SHOTS to a folder")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_take_screenshots(open_page, viewport, scheme):
+    page = open_page(viewport, scheme)
+    folder = Path(os.environ["LEANBAYES_SHOTS"])
+    page.screenshot(path=folder / f"report-{viewport['width']}-{scheme}.png", full_page=True)

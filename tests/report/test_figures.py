@@ -1,0 +1,201 @@
+"""Figures: what is drawn is what the files say, and what they do not say is not drawn."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from leanbayes.report import load_results
+from leanbayes.report.figures import figures
+from leanbayes.report.figures.examples import galleries
+from leanbayes.report.figures.svg import Axis, Chart, linear_axis, ratio_axis, series_class, write_tick
+from leanbayes.report.pooled import pooled_histograms, pooled_reliability, rebin
+from tests.report import make
+
+THREE = {name: make.METHODS[name] for name in ("plain", "deep_ensemble", "rank1")}
+FIVE = THREE | {name: make.METHODS[name] for name in ("mean_field", "variance")}
+KEYS = ["cost", "reliability", "severity", "total-histogram", "epistemic-histogram", "training"]
+
+
+def group_of(folder):
+    (group,) = load_results(folder).groups
+    return group
+
+
+def one_run(folder, **parts):
+    """Return a group of one run that has nothing but these parts."""
+    make.write(folder, make.record("plain", 0, "digits", "lenet", "classification") | parts)
+    return group_of(folder)
+
+
+def test_every_figure_is_drawn_from_full_results(tmp_path):
+    found = {figure.key: figure for figure in figures(group_of(make.tree(tmp_path, THREE)))}
+    assert list(found) == KEYS
+    assert [panel.title for panel in found["cost"].panels] == ["Training step", "Prediction", "Parameters"]
+    assert [panel.title for panel in found["reliability"].panels] == ["plain", "deep_ensemble", "rank1"]
+    assert len(found["severity"].panels) == 5
+    assert [panel.title for panel in found["epistemic-histogram"].panels] == ["deep_ensemble", "rank1"]
+    assert [panel.title for panel in found["training"].panels] == [
+        "Loss, nats per input",
+        "NLL, nats per input",
+        "KL, nats",
+    ]
+
+
+def test_charts_are_well_formed_named_and_inside_their_frame(tmp_path):
+    for figure in figures(group_of(make.tree(tmp_path, FIVE))):
+        assert figure.numbers.rows
+        assert {len(row) for row in figure.numbers.rows} == {len(figure.numbers.head)}
+        for panel in figure.panels:
+            root = ElementTree.fromstring(panel.svg)
+            assert root.get("role") == "img"
+            assert root.get("aria-label")
+            width, height = map(float, root.get("viewBox").split()[2:])
+            for node in root.iter("polyline"):
+                points = np.array([pair.split(",") for pair in node.get("points").split()], float)
+                assert (points >= 0).all()
+                assert (points <= (width, height)).all()
+
+
+def test_points_tell_their_numbers(tmp_path):
+    severity = next(f for f in figures(group_of(make.tree(tmp_path, THREE))) if f.key == "severity")
+    assert re.search(r"<title>rank1, severity 3: [\d.]+ ± [\d.]+</title>", severity.panels[0].svg)
+
+
+def test_results_without_figures_have_none(tmp_path):
+    assert figures(one_run(tmp_path, metrics={"test": {"nll": 0.3}})) == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"figures": {"reliability": None, "histograms": None, "examples": None}},
+        {"figures": {"reliability": {"bins": [None, {"confidence": None}]}, "histograms": {"total": {"edges": [0]}}}},
+        {"figures": {"histograms": {"total": {"edges": [0, 0, 0], "counts": {"test": [1, 0]}}}}},
+        {"figures": {"histograms": {"total": {"edges": [0, 1, 2], "counts": {"test": [1]}}}}},
+        {"figures": {"histograms": {"total": {"edges": [0, 1, 2], "counts": {"test": [1, "x"]}}}}},
+        {"metrics": {"shift": [{"corruption": "clean", "severity": 0, "accuracy": None}]}},
+        {"metrics": {"shift": None, "ood": None, "test": None}},
+        {"history": [{"epoch": None, "loss": 1.0}, 3]},
+        {"history": [{"epoch": 1, "loss": 1.0}]},
+    ],
+)
+def test_null_and_broken_parts_leave_no_empty_frame(tmp_path, broken):
+    group = one_run(tmp_path, **broken)
+    assert figures(group) == []
+    assert galleries(group) == []
+
+
+def test_regression_draws_levels_and_training(tmp_path):
+    found = figures(group_of(make.regression_tree(tmp_path)))
+    assert [figure.key for figure in found] == ["cost", "reliability", "training"]
+    assert found[1].numbers.head == ("Method", "Level", "Coverage")
+    assert found[1].panels[0].note == "Coverage 91.0 %"
+    assert [panel.title for panel in found[2].panels] == ["Loss, nats per input", "NLL, nats per input"]
+
+
+def test_reliability_pools_the_inputs_of_all_seeds(tmp_path):
+    """Empty bins are left out of the files; bins are matched by confidence and weigh their counts."""
+    rows = [
+        [{"confidence": 0.50, "accuracy": 0.4, "count": 10}, {"confidence": 0.95, "accuracy": 0.9, "count": 90}],
+        [{"confidence": 0.94, "accuracy": 1.0, "count": 10}],
+    ]
+    for seed, bins in enumerate(rows):
+        record = make.record("plain", seed, "digits", "lenet", "classification")
+        make.write(tmp_path, record | {"figures": {"reliability": {"bins": bins}}})
+    low, high = pooled_reliability(group_of(tmp_path).runs)
+    assert (low.confidence, low.accuracy, low.count) == (0.5, 0.4, 10)
+    assert high.confidence == pytest.approx((90 * 0.95 + 10 * 0.94) / 100)
+    assert high.accuracy == pytest.approx((90 * 0.9 + 10 * 1.0) / 100)
+    assert high.count == 100
+
+
+def test_bins_with_few_inputs_are_faint(tmp_path):
+    bins = [{"confidence": c, "accuracy": c, "count": n} for c, n in ((0.3, 1), (0.6, 500), (0.9, 600))]
+    (figure,) = figures(one_run(tmp_path, figures={"reliability": {"bins": bins}}))
+    assert figure.panels[0].svg.count("sparse") == 1
+    assert len(figure.numbers.rows) == 3
+
+
+def test_rebinning_keeps_shares_and_agrees_with_a_cumulative_interpolation():
+    rng = np.random.default_rng(0)
+    edges, shares = np.linspace(0, 1.7, 31), rng.dirichlet(np.ones(30))
+    wanted = np.linspace(0, 2.3, 31)
+    cumulative = np.interp(wanted, edges, np.concatenate([[0], shares.cumsum()]))
+    moved = rebin(edges.tolist(), shares.tolist(), wanted.tolist())
+    np.testing.assert_allclose(moved, np.diff(cumulative), atol=1e-12)
+    assert sum(moved) == pytest.approx(1)
+
+
+def test_histograms_share_their_edges(tmp_path):
+    group = group_of(make.tree(tmp_path, THREE))
+    found = pooled_histograms([contender.runs for contender in group.contenders], "total")
+    tops = [run.part("figures", "histograms", "total", "edges")[-1] for run in group.runs]
+    assert [h.edges[-1] for h in found] == pytest.approx([max(tops)] * 3)
+    assert all(sum(shares) == pytest.approx(1) for h in found for shares in h.shares.values())
+
+
+@pytest.mark.parametrize("values", [(0.1, 0.9), (-3.2, -2.9), (0, 0), (5, 5), (1e-4, 3e-4), (12, 90_000)])
+def test_linear_axes_hold_their_values_between_round_ticks(values):
+    axis = linear_axis("x", values)
+    assert axis.low <= min(values)
+    assert max(values) <= axis.high
+    assert 2 <= len(axis.ticks) <= 9
+    steps = np.diff(axis.ticks)
+    np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
+    assert axis.share(axis.low) == 0
+    assert axis.share(axis.high) == 1
+
+
+def test_ratio_axes_are_logarithmic_and_hold_one():
+    axis = ratio_axis("x", [1.1, 4.0])
+    assert axis.low < 1 < 4 < axis.high
+    assert {1, 2, 4} <= set(axis.ticks)
+    assert axis.share(4) - axis.share(2) == pytest.approx(axis.share(2) - axis.share(1))
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.25, "0.25"), (2500, "2500"), (40_000, "40k"), (2e7, "20M"), (-3, "-3")])
+def test_ticks_are_short(value, text):
+    assert write_tick(value) == text
+
+
+def test_series_beyond_the_palette_are_told_apart():
+    assert series_class(3) == "n3 s3"
+    assert series_class(13) == "n13 s3 again"
+
+
+def test_charts_escape_what_they_are_told():
+    chart = Chart(Axis("<b>", 0, 1, (0, 1)), Axis('"&', 0, 1, (0, 1)))
+    chart.marker((0.5, 0.5), 1, "</title><script>")
+    chart.text((3, 3), "<i>", "start")
+    root = ElementTree.fromstring(chart.render('"><img>'))
+    assert root.get("aria-label") == '"><img>'
+    assert not list(root.iter("script"))
+
+
+def test_examples_show_the_likeliest_classes_and_the_true_one(tmp_path):
+    example = {
+        "image": make.png(np.zeros((8, 8))), "label": 9, "predicted": 0,
+        "probabilities": [0.5, 0.2, 0.1, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.005], "spread": [0.6] + [0.01] * 9,
+        "total": 1.5, "aleatoric": 1.0, "epistemic": 0.5,
+    }  # fmt: skip
+    (gallery,) = galleries(one_run(tmp_path, figures={"examples": {"uncertain": [example] * 6, "certain": []}}))
+    ((title, cards),) = gallery.shelves
+    assert (title, len(cards)) == ("Least certain", 4)
+    card = cards[0]
+    assert card.image.startswith("data:image/png;base64,iVBOR")
+    assert [bar.name for bar in card.bars] == ["0", "1", "2", "9"]
+    assert (card.bars[0].percent, card.bars[0].low, card.bars[0].high) == (50, 0, 100)
+    assert [bar.is_label for bar in card.bars] == [False, False, False, True]
+    assert not card.right
+    assert card.uncertainties == [("epistemic", "0.500"), ("aleatoric", "1.000")]
+
+
+@pytest.mark.parametrize("image", [None, "not base64!", "aGVsbG8=", "A" * 70_000, 7])
+def test_what_is_no_small_png_is_not_shown(tmp_path, image):
+    example = {"image": image, "label": 1, "predicted": 1, "probabilities": [], "spread": []}
+    (gallery,) = galleries(one_run(tmp_path, figures={"examples": {"certain": [example]}}))
+    assert gallery.shelves[0][1][0].image is None

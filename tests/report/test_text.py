@@ -1,0 +1,92 @@
+"""Markdown and terminal."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from leanbayes.report import load_results, markdown, terminal
+from tests.report import make
+
+TWO = {name: make.METHODS[name] for name in ("plain", "rank1")}
+DOCS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def test_markdown_depends_on_the_results_alone(tmp_path):
+    first = make.tree(tmp_path / "here", TWO)
+    second = make.tree(tmp_path / "elsewhere" / "deep", TWO)
+    text = markdown(load_results(first))
+    assert text == markdown(load_results(second))
+    assert str(tmp_path) not in text
+
+
+def test_markdown_tells_commit_device_and_command(tmp_path):
+    text = markdown(load_results(make.tree(tmp_path, TWO)))
+    assert "* Commit: 4f1c2d7a9b3e" in text
+    assert "* Device: cpu (x86\\_64), 1 thread" in text
+    assert "```text\nleanbayes compare --data digits" in text
+
+
+def test_markdown_table_has_equal_rows_and_marks_the_best(tmp_path):
+    text = markdown(load_results(make.tree(tmp_path)))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + len(make.METHODS)
+    assert len({line.count("|") for line in lines}) == 1
+    (best,) = [line for line in lines if line.startswith("| deep")]
+    assert best.startswith("| deep\\_ensemble | **9")
+
+
+def test_markdown_escapes_names_and_lists_what_failed(tmp_path):
+    record = make.classification("plain", 0, make.METHODS["plain"], data="a|b*c")
+    record["command"] = "run ``` twice"
+    make.write(tmp_path, record)
+    failure = make.failed("rank1", 0, "Traceback:\n  somewhere\nValueError: `x` | y")
+    failure["data"]["name"] = "a|b*c"
+    make.write(tmp_path, failure)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "result.json").write_text("{")
+    text = markdown(load_results(tmp_path))
+    assert "## a\\|b\\*c, lenet" in text
+    assert "* Failed: rank1, seed 0: ValueError: \\`x\\` \\| y" in text
+    assert text.count("```") == 2
+    assert "Not read: broken/result.json is not readable JSON" in text
+
+
+def printed(results, **kwargs):
+    out = io.StringIO()
+    terminal(results, Console(file=out, **kwargs))
+    return out.getvalue()
+
+
+def test_the_terminal_table_fits_a_hundred_columns(tmp_path):
+    text = printed(load_results(make.tree(tmp_path)), width=100)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text
+    assert all(name in text for name in make.METHODS)
+    assert "rank1 is worth its cost" in text
+
+
+def test_the_terminal_shows_failures_and_takes_names_literally(tmp_path):
+    make.tree(tmp_path, {"plain": make.METHODS["plain"]}, seeds=1)
+    make.write(tmp_path, make.failed("rank1", 0, "KeyError: '[/red] [bold]'"))
+    (tmp_path / "result.json").write_text("[")
+    text = printed(load_results(tmp_path))
+    assert "Failed: rank1, seed 0: KeyError: '[/red] [bold]'" in text
+    assert "Not read: result.json is not readable JSON" in text
+
+
+def test_the_terminal_prints_to_standard_output_by_default(tmp_path, capsys):
+    terminal(load_results(make.regression_tree(tmp_path)))
+    text = capsys.readouterr().out
+    assert "concrete, mlp" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_committed_tables_are_what_their_result_files_say():
+    """docs/results/NAME.md holds the Markdown of docs/results/NAME/**/result.json."""
+    folders = sorted({file.relative_to(DOCS).parts[0] for file in DOCS.rglob("result.json")})
+    for name in folders:
+        page = (DOCS / f"{name}.md").read_text()
+        assert markdown(load_results(DOCS / name)) in page, f"docs/results/{name}.md: render it again"

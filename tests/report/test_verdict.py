@@ -1,0 +1,111 @@
+"""The sentence at the top follows its rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from leanbayes.report import load_results
+from leanbayes.report.verdict import verdict
+from tests.report import make
+
+CHEAP = {"train_step_ratio": 1.1, "predict_ratio": 1.02, "extra_percent": 0.5}
+DEAR = {"train_step_ratio": 4.0, "predict_ratio": 1.0, "extra_percent": 300.0}
+
+
+def verdict_of(folder, figures, costs=None):
+    """Return the verdict on {method: [nll of each seed]}."""
+    for name, seeds in figures.items():
+        for seed, nll in enumerate(seeds):
+            record = make.record(name, seed, "digits", "lenet", "classification")
+            record["metrics"] = {"test": {"nll": nll}}
+            record["cost"] = dict((costs or {}).get(name, CHEAP))
+            make.write(folder, record)
+    (group,) = load_results(folder).groups
+    return verdict(group)
+
+
+def test_a_clearly_better_and_affordable_method_is_recommended(tmp_path):
+    found = verdict_of(tmp_path, {"plain": [0.30, 0.32], "rank1": [0.20, 0.22]})
+    assert found.choice == "rank1"
+    assert found.sentence == (
+        "On digits with lenet, rank1 is worth its cost: NLL 0.210 ± 0.010 against 0.310 ± 0.010 of the plain network, "
+        "for 1.10 times its training step, 1.02 times its forward pass and 0.5 % more parameters."
+    )
+
+
+def test_passes_of_an_answer_are_told(tmp_path):
+    costs = {"rank1": {**CHEAP, "passes": 16}}
+    found = verdict_of(tmp_path, {"plain": [0.30, 0.32], "rank1": [0.20, 0.22]}, costs)
+    assert "1.02 times its forward pass (16 for an answer)" in found.sentence
+
+
+def test_a_gain_within_two_standard_errors_is_not_enough(tmp_path):
+    # The standard error of the difference is 0.01 sqrt(2) = 0.0141; the gain of 0.028 is just below two of them.
+    found = verdict_of(tmp_path, {"plain": [0.30, 0.32], "rank1": [0.272, 0.292]})
+    assert found.choice is None
+    assert "stay with the plain network (NLL 0.310 ± 0.010)" in found.sentence
+    assert "the best is rank1 (0.282 ± 0.010)" in found.sentence
+
+
+def test_a_gain_just_beyond_two_standard_errors_is_enough(tmp_path):
+    assert verdict_of(tmp_path, {"plain": [0.30, 0.32], "rank1": [0.271, 0.291]}).choice == "rank1"
+
+
+def test_dear_methods_are_mentioned_and_not_recommended(tmp_path):
+    figures = {"plain": [0.30, 0.32], "rank1": [0.20, 0.22], "deep_ensemble": [0.10, 0.12]}
+    found = verdict_of(tmp_path, figures, {"deep_ensemble": DEAR})
+    assert found.choice == "rank1"
+    assert found.sentence.endswith("; deep_ensemble is better (0.110 ± 0.010), at 4 times the cost.")
+
+
+@pytest.mark.parametrize("ratio", ["train_step_ratio", "predict_ratio"])
+def test_each_cost_counts(tmp_path, ratio):
+    costs = {"rank1": {**CHEAP, ratio: 2.01}}
+    assert verdict_of(tmp_path, {"plain": [0.30, 0.32], "rank1": [0.20, 0.22]}, costs).choice is None
+
+
+def test_twice_the_parameters_are_affordable_and_more_are_not(tmp_path):
+    figures = {"plain": [0.30, 0.32], "rank1": [0.20, 0.22]}
+    twice = {"rank1": {**CHEAP, "extra_percent": 100.0}}
+    more = {"rank1": {**CHEAP, "extra_percent": 101.0}}
+    assert verdict_of(tmp_path / "a", figures, twice).choice == "rank1"
+    assert verdict_of(tmp_path / "b", figures, more).choice is None
+
+
+def test_equals_of_the_choice_are_named(tmp_path):
+    figures = {"plain": [0.30, 0.32], "rank1": [0.20, 0.22], "implicit": [0.205, 0.225], "patch": [0.206, 0.226]}
+    found = verdict_of(tmp_path, figures)
+    assert found.sentence.endswith("; implicit and patch are within one standard error of it.")
+
+
+def test_one_seed_decides_nothing(tmp_path):
+    found = verdict_of(tmp_path, {"plain": [0.30], "rank1": [0.20]})
+    assert found.choice is None
+    assert "one seed is too few to decide" in found.sentence
+    assert "ahead of the plain network" in found.sentence
+
+
+def test_an_unmeasured_cost_is_said(tmp_path):
+    found = verdict_of(tmp_path, {"plain": [0.30, 0.32], "rank1": [0.20, 0.22]}, {"rank1": {}})
+    assert found.choice is None
+    assert "the cost of rank1 was not measured" in found.sentence
+
+
+def test_without_the_plain_network_nothing_is_recommended(tmp_path):
+    found = verdict_of(tmp_path, {"rank1": [0.20, 0.22], "patch": [0.3, 0.3]})
+    assert found.choice is None
+    assert "the plain network did not run" in found.sentence
+    assert "rank1 has the best NLL" in found.sentence
+
+
+def test_without_figures_the_sentence_says_so(tmp_path):
+    make.write(tmp_path, make.failed("plain", 0, "Killed"))
+    (group,) = load_results(tmp_path).groups
+    assert verdict(group).sentence == "On digits with lenet, no run came to its end with a test NLL."
+
+
+def test_regression_is_decided_by_the_log_density(tmp_path):
+    (group,) = load_results(make.regression_tree(tmp_path)).groups
+    found = verdict(group)
+    assert found.choice == "rank1"
+    assert "LPD" in found.sentence
