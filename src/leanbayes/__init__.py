@@ -5,6 +5,7 @@ from leanbayes import layers as layers
 from leanbayes import metrics as metrics
 from leanbayes import models as models
 from leanbayes import recalibrate as recalibrate
+from leanbayes import shift as shift
 from leanbayes.checkpoint import load as load
 from leanbayes.checkpoint import save as save
 from leanbayes.convert import convert as convert

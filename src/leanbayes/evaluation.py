@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn, Tensor
@@ -22,9 +22,7 @@ from leanbayes.inputs import Inputs, leading_rows, Output, slice_rows
 from leanbayes.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.predict import distinct_draws, predict
 from leanbayes.prediction import Prediction
-
-if TYPE_CHECKING:
-    from leanbayes.shift import Shift
+from leanbayes.shift import Shift
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints, Literal, TypeVar
 
 from leanbayes import data
-from leanbayes.experiments.budgets import Budget
+from leanbayes.experiments.budgets import Budget, stretched
 from leanbayes.experiments.budgets import recipe as recipe_of
 from leanbayes.experiments.config import Job, Judging, method_of, PLAIN, recipe_for, Source
 from leanbayes.experiments.workshop import load
@@ -114,13 +114,10 @@ def jobs_of(options: Any) -> list[Job]:
     )
     loaded = load(source)
     recipe = recipe_of(options.budget, kind=loaded.kind, rows=len(loaded.train), augment=loaded.augment)
-    recipe = replace(
-        recipe,
-        accelerator=options.device,
-        precision=options.precision,
-        devices=options.devices,
-        **{f.name: value for f in fields(options.recipe) if (value := getattr(options.recipe, f.name)) is not None},
-    )
+    given = {f.name: value for f in fields(options.recipe) if (value := getattr(options.recipe, f.name)) is not None}
+    recipe = stretched(recipe, given.get("epochs", recipe.epochs))
+    machine = {"accelerator": options.device, "precision": options.precision, "devices": options.devices}
+    recipe = replace(recipe, **machine, **given)
     judging = Judging(
         samples=options.samples,
         ood=_foreign(options.ood, loaded),

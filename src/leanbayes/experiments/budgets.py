@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from leanbayes.training import Recipe
@@ -36,6 +37,17 @@ def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none") -> Re
         weight_decay=5e-4,
         warmup_epochs=min(1.0, epochs / 10),
         anneal_epochs=KL_EPOCHS,
+    )
+
+
+def stretched(recipe: Recipe, epochs: int) -> Recipe:
+    """Return the recipe over another number of epochs: warm-up and steps keep their shares."""
+    share = epochs / recipe.epochs
+    return replace(
+        recipe,
+        epochs=epochs,
+        warmup_epochs=recipe.warmup_epochs * share,
+        milestones=tuple(round(epoch * share) for epoch in recipe.milestones),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import nn, Tensor
+from typing_extensions import override
 
 from leanbayes import data
 from leanbayes.convert import convert
@@ -17,12 +18,24 @@ from leanbayes.experiments.networks import maker
 from leanbayes.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.methods.base import Method
 from leanbayes.methods.ensemble import DeepEnsemble, Ensemble
-
-if TYPE_CHECKING:
-    from leanbayes.shift import Shift
+from leanbayes.shift import Shift
 
 START_STD = 0.5
 """Where the learned noise of standardised regression targets starts."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptShift(Shift):
+    """A sweep that corrupts once for all jobs, and keeps the raw images."""
+
+    kept: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
+
+    @override
+    def corrupted(self, name: str, severity: int) -> Tensor:
+        key = (name, severity)
+        if key not in self.kept:
+            self.kept[key] = super().corrupted(name, severity)
+        return self.kept[key]
 
 
 class Workshop:
@@ -81,10 +94,8 @@ class Workshop:
         """Corrupted test images, made once for all jobs; None for tables."""
         if not self.judging.shift or self.data.kind != "image" or self.data.input_shape[0] not in (1, 3):
             return None
-        from leanbayes.shift import Shift
-
         rows = _evenly(len(self.data.test), self.judging.shift_images)
-        return Shift(images=self.data.test.x[rows], y=self.data.test.y[rows], inputs=self.data.inputs).kept()
+        return KeptShift(images=self.data.test.x[rows], y=self.data.test.y[rows], inputs=self.data.inputs)
 
     def _try(self, net: str) -> None:
         """Run one row through the network, so that a network that does not fit the data says so now."""

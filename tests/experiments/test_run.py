@@ -1,0 +1,144 @@
+"""One job from nothing to result.json: every field, kept when finished, refused when different, failed when it fails."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import leanbayes as lb
+from leanbayes.experiments.budgets import BUDGETS, recipe
+from leanbayes.experiments.compare import run_all
+from leanbayes.experiments.config import Job, Judging, method_of, recipe_for, Source
+from leanbayes.experiments.networks import maker
+from leanbayes.experiments.run import MODEL, perform
+from leanbayes.experiments.workshop import Workshop
+from leanbayes.methods import all_methods
+
+JUDGING = Judging(samples=4, ood=("noise",), shift=False, test_images=60)
+SOURCE = Source(name="digits", train_rows=200)
+RECIPE = lb.Recipe(epochs=2, batch_size=64, lr=0.05)
+
+
+def job(method=None, **changes) -> Job:
+    return Job(source=SOURCE, net="small", method=method, recipe=replace(RECIPE, **changes), judging=JUDGING)
+
+
+@pytest.fixture(scope="module")
+def workshop() -> Workshop:
+    return Workshop(SOURCE, "small", JUDGING)
+
+
+def test_a_result_has_every_promised_field(workshop, tmp_path):
+    one = job(lb.Rank1(), convert_at_epoch=1)
+    result = perform(one, workshop, tmp_path, progress=False)
+    folder = one.folder(tmp_path)
+    assert folder == tmp_path / "digits" / "small" / "rank1" / "seed0"
+    written = json.loads((folder / "result.json").read_text())
+    assert written == json.loads(json.dumps(result))
+    assert written["schema"] == 1
+    assert written["status"] == "done"
+    for name in ("id", "error", "command", "created", "commit", "seed", "method", "network", "data", "recipe"):
+        assert name in written
+    assert set(written["metrics"]) == {"test", "ood", "shift"}
+    promised = {"accuracy", "nll", "brier", "ece", "mce", "cnll", "temperature", "aurc", "disagreement"}
+    assert promised <= set(written["metrics"]["test"])
+    assert {"auroc", "aupr", "fpr95", "by"} <= set(written["metrics"]["ood"]["noise"])
+    cost = {"parameters", "extra_parameters", "extra_percent", "train_step_ratio", "predict_ratio", "train_seconds"}
+    assert cost | {"peak_memory_mb"} <= set(written["cost"])
+    assert {"reliability", "histograms", "examples"} == set(written["figures"])
+    assert len(written["history"]) == 2
+    assert {"python", "torch", "leanbayes", "device", "threads"} <= set(written["environment"])
+    assert written["method"]["fields"]["components"] == 4
+    loaded = lb.load(folder / MODEL, workshop.plain(0))
+    _, x, y = workshop.test
+    again = lb.evaluate(loaded, (x, y), samples=4).metrics["test"]
+    assert again["nll"] == pytest.approx(written["metrics"]["test"]["nll"], rel=1e-6)
+
+
+def test_a_finished_run_is_kept_and_other_settings_are_refused(workshop, tmp_path):
+    first = perform(job(), workshop, tmp_path, progress=False)
+    assert perform(job(), workshop, tmp_path, progress=False)["created"] == first["created"]
+    other = job(lr=0.01)
+    with pytest.raises(ValueError, match=r"recipe.lr: 0.05 there, 0.01 now.*--fresh"):
+        perform(other, workshop, tmp_path, progress=False)
+    assert perform(other, workshop, tmp_path, fresh=True, progress=False)["recipe"]["lr"] == 0.01
+
+
+def test_a_run_that_fails_is_written_down_and_tried_again(workshop, tmp_path):
+    results = run_all([job(lr=1e6), job(seed=1)], tmp_path, progress=False)
+    assert [r["status"] for r in results] == ["failed", "done"]
+    assert "not finite" in results[0]["error"] or "finite" in results[0]["error"]
+    written = json.loads((job().folder(tmp_path) / "result.json").read_text())
+    assert written["status"] == "failed"
+    assert run_all([job()], tmp_path, fresh=True, progress=False)[0]["status"] == "done"
+
+
+def test_training_and_evaluating_in_two_steps_is_the_same_as_in_one(workshop, tmp_path):
+    method = lb.ImplicitNodes()
+    with_both = perform(job(method), workshop, tmp_path / "a", progress=False)
+    missing = perform(job(method), workshop, tmp_path / "b", stage="evaluate", progress=False)
+    assert "leanbayes train" in missing["error"]
+    perform(job(method), workshop, tmp_path / "b", stage="train", progress=False)
+    later = perform(job(method), workshop, tmp_path / "b", stage="evaluate", progress=False)
+    assert later["metrics"] == with_both["metrics"]
+
+
+@pytest.mark.parametrize("name", [name for name in all_methods() if name not in ("rank1", "implicit")])
+def test_every_method_runs(name, workshop, tmp_path):
+    method = method_of(name)
+    one = replace(job(method), recipe=recipe_for(method, replace(RECIPE, epochs=3)))
+    result = perform(one, workshop, tmp_path, progress=False)
+    assert result["status"] == "done", result["error"]
+
+
+def test_members_of_an_ensemble_start_apart(workshop):
+    ensemble = workshop.model(lb.DeepEnsemble(components=2), 0)
+    first, second = (member.state_dict() for member in ensemble.members)
+    plain = workshop.plain(0).state_dict()
+    assert all(torch.equal(first[name], plain[name]) for name in plain)
+    assert not torch.equal(first["0.weight"] if "0.weight" in first else next(iter(first.values())),
+                           second["0.weight"] if "0.weight" in second else next(iter(second.values())))  # fmt: skip
+
+
+def test_recipes_follow_the_method_unless_they_say_otherwise():
+    base = lb.Recipe(epochs=40, lr=0.2)
+    assert recipe_for(None, base).convert_at_epoch == 0
+    rank1 = recipe_for(lb.Rank1(), base)
+    assert rank1.convert_at_epoch == round(lb.Rank1.late * 40)
+    assert rank1.posterior_lr == pytest.approx(0.2 * lb.Rank1.posterior_rate)
+    assert recipe_for(lb.Rank1(), base, late=0.0).convert_at_epoch == 0
+    assert recipe_for(lb.Rank1(), replace(base, convert_at_epoch=7)).convert_at_epoch == 7
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(("kind", "rows", "augment"), [
+    ("image", 1000, "none"), ("image", 60_000, "none"), ("image", 50_000, "crop_flip"), ("table", 300, "none"),
+])  # fmt: skip
+def test_budgets_are_valid_recipes_that_grow(budget, kind, rows, augment):
+    found = recipe(budget, kind=kind, rows=rows, augment=augment)
+    quick = recipe("quick", kind=kind, rows=rows, augment=augment)
+    assert found.epochs >= quick.epochs
+
+
+def test_own_networks_are_found_and_get_what_they_accept(tmp_path, monkeypatch):
+    (tmp_path / "mine_for_test.py").write_text(
+        "from torch import nn\n"
+        "def whole(num_outputs, input_shape): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_outputs))\n"
+        "def bare(): return nn.Linear(2, 2)\n"
+        "def wrong(): return 3\n"
+        "thing = 5\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    make = maker("mine_for_test:whole", num_outputs=3, input_shape=(1, 8, 8))
+    assert make()(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
+    assert maker("mine_for_test:bare", num_outputs=3, input_shape=(2,))() is not None
+    with pytest.raises(ValueError, match=r"return a torch.nn.Module, got int"):
+        maker("mine_for_test:wrong", num_outputs=3, input_shape=(2,))()
+    for name in ("mine_for_test:absent", "no_such_module:f", "mine_for_test:thing"):
+        with pytest.raises(ValueError, match="network|function"):
+            maker(name, num_outputs=3, input_shape=(2,))
+    with pytest.raises(ValueError, match=r"mine_for_test:bare cannot take inputs of shape \(2, 1, 8, 8\)"):
+        Workshop(SOURCE, "mine_for_test:bare", JUDGING)

@@ -1,0 +1,175 @@
+"""The command line as a user meets it: help, exit codes, one clear sentence for what is wrong, own data and networks."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from leanbayes.cli import main
+from leanbayes.options import comparison_options, jobs_of, parse
+
+FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--test-images", "40", "--train-rows", "100"]
+
+
+def complaint(capsys, *arguments: str) -> str:
+    assert main(list(arguments)) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return said
+
+
+def test_help_teaches_and_costs_nothing(capsys):
+    assert main(["--help"]) == 0
+    assert "leanbayes compare" in capsys.readouterr().out
+    for command in ("compare", "report", "bench", "reproduce", "list"):
+        assert main([command, "--help"]) == 0
+        assert "usage" in capsys.readouterr().out
+
+
+def test_lists(capsys):
+    for what, name in (("methods", "rank1"), ("nets", "lenet"), ("data", "digits"), ("suites", "rank1-cifar")):
+        assert main(["list", what]) == 0
+        assert name in capsys.readouterr().out
+    assert main(["data", "list"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "expected a command among"),
+        (["compare", "--methods", "rank2"], "expected methods among plain"),
+        (["compare", "--seeds", "a"], "expected seeds such as 0,1,2"),
+        (["compare", "--net", "lenot"], "lenot"),
+        (["compare", "--data", "no-such-set"], "no-such-set"),
+        (["compare", "--data", "absent.npz"], "absent.npz"),
+        (["compare", "--recipe.lr", "-1"], "expected lr to be a positive number"),
+        (["compare", "--rank1.prior-std", "-1"], "prior_std"),
+        (["compare", "--net", "lenet"], "8"),
+        (["report", "no-such-folder"], "no-such-folder"),
+        (["bench", "--methods", "rank2"], "expected methods among"),
+        (["reproduce", "no-such-suite"], "no-such-suite"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert said in complaint(capsys, *arguments)
+
+
+def test_flags_reach_the_jobs():
+    options = parse(
+        comparison_options(),
+        ["--methods", "plain,rank1", "--seeds", "3,4", "--rank1.components", "2", "--recipe.epochs", "10", "--late", "0.5",
+         "--resume"],
+        "compare",
+    )  # fmt: skip
+    jobs = jobs_of(options)
+    assert [(job.name, job.seed) for job in jobs] == [("plain", 3), ("rank1", 3), ("plain", 4), ("rank1", 4)]
+    assert jobs[1].method.components == 2
+    assert jobs[1].recipe.epochs == 10
+    assert jobs[1].recipe.convert_at_epoch == 5
+    assert jobs[0].net == "small"
+
+
+def test_compare_writes_results_table_and_report(tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["compare", "--methods", "plain,rank1", "--seeds", "0,1", "--out", str(out), *FAST]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "rank1" in said
+    assert "report.html" in said
+    assert (out / "report.html").stat().st_size > 10_000
+    results = sorted(out.rglob("result.json"))
+    assert len(results) == 4
+    stamps = [json.loads(path.read_text())["created"] for path in results]
+    assert main(command) == 0  # finished runs are kept
+    assert [json.loads(path.read_text())["created"] for path in results] == stamps
+    assert "other settings" in complaint(capsys, *command, "--samples", "5")
+    assert main(["report", str(out), "--markdown"]) == 0
+    assert "| rank1" in capsys.readouterr().out
+
+
+def test_a_failed_run_is_exit_code_1_and_in_the_report(tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["compare", "--methods", "plain", "--out", str(out), *FAST, "--recipe.lr", "1e9"]) == 1
+    assert "failed" in (out / "report.html").read_text()
+
+
+def test_own_network_and_npz_go_through_unchanged(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    y = np.arange(150) % 5
+    x = rng.integers(0, 255, (150, 24, 40, 3), dtype=np.uint8)
+    np.savez(tmp_path / "mine.npz", x_train=x[:100], y_train=y[:100], x_test=x[100:], y_test=y[100:])
+    (tmp_path / "my_networks.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, num_outputs):\n"
+        "        super().__init__()\n"
+        "        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2))\n"
+        "        self.head = nn.Linear(16, num_outputs)\n"
+        "    def forward(self, x): return self.head(self.body(x).flatten(1))\n"
+        "def make(num_outputs): return Net(num_outputs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["compare", "--data", "mine.npz", "--net", "my_networks:make", "--methods", "plain,rank1,deep_ensemble",
+               "--recipe.epochs", "1", "--shift-images", "5", "--samples", "2"]  # fmt: skip
+    assert main(command) == 0
+    found = json.loads(next((tmp_path / "runs").rglob("rank1/seed0/result.json")).read_text())
+    assert found["data"]["classes"] == ["0", "1", "2", "3", "4"]
+    assert len(found["metrics"]["shift"]) == 76
+
+
+def test_regression_from_csv(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    rows = np.column_stack([x, x @ [1.0, -2.0, 0.5] + 0.1 * rng.normal(size=120)])
+    np.savetxt(tmp_path / "table.csv", rows, delimiter=",", header="a,b,c,price", comments="")
+    monkeypatch.chdir(tmp_path)
+    command = [
+        "compare",
+        "--data",
+        "table.csv",
+        "--target",
+        "price",
+        "--methods",
+        "plain,implicit",
+        "--recipe.epochs",
+        "30",
+    ]
+    assert main(command) == 0
+    found = json.loads(next((tmp_path / "runs").rglob("implicit/seed0/result.json")).read_text())
+    assert found["data"]["task"] == "regression"
+    assert found["metrics"]["test"]["rmse"] < rows[:, 3].std()
+
+
+def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "leanbayes", "compare", "--methods", "plain,implicit", "--out", str(out), "--no-shift",
+               "--ood", "none", "--recipe.epochs", "40", "--train-rows", "400"]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    checkpoint = out / "digits" / "small" / "implicit" / "seed0" / "checkpoint"
+    while not checkpoint.exists() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "goes on from there" in said
+    assert "Traceback" not in said
+    assert not (out / "digits" / "small" / "implicit" / "seed0" / "result.json").exists()
+    again = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert again.returncode == 0
+    unbroken = subprocess.run([*command[:-4], "--out", str(tmp_path / "other"), *command[-4:]], env=environment, check=False,
+                              capture_output=True)  # fmt: skip
+    assert unbroken.returncode == 0
+    one, other = (
+        json.loads((folder / "digits/small/implicit/seed0/result.json").read_text())
+        for folder in (out, tmp_path / "other")
+    )
+    assert one["metrics"] == other["metrics"]

@@ -1,0 +1,100 @@
+"""`evaluate` against the metrics computed by hand, for classes and for real targets."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import leanbayes as lb
+from leanbayes.cost import measure_cost
+from leanbayes.evaluation import in_units, numbers
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 7))
+    x, y = torch.randn(60, 4), torch.randint(7, (60,))
+    return net, lb.convert(net, lb.Rank1(prior_std=0.3, init_std=0.2)), x, y
+
+
+def test_figures_are_those_of_the_prediction(classifier):
+    _, bnn, x, y = classifier
+    result = lb.evaluate(bnn, (x, y), ood={"far": (x * 5, None)}, samples=8, seed=3)
+    p = lb.predict(bnn, x, samples=8, seed=3)
+    test = result.metrics["test"]
+    assert test["accuracy"] == pytest.approx((p.mean.argmax(1) == y).double().mean().item())
+    assert test["nll"] == pytest.approx(-p.log_prob(y).mean().item(), rel=1e-6)
+    assert test["top5"] == pytest.approx(lb.metrics.top_k_accuracy(p.mean, y, 5).item())
+    assert test["disagreement"] == pytest.approx(lb.metrics.disagreement(p.samples, y, "members").item())
+    far = lb.predict(bnn, x * 5, samples=8, seed=3)
+    found = result.metrics["ood"]["far"]
+    assert found["auroc"] == pytest.approx(lb.metrics.auroc(p.total, far.total).item())
+    assert found["scores"]["mutual_information"]["auroc"] == pytest.approx(
+        lb.metrics.auroc(p.epistemic, far.epistemic).item()
+    )
+    assert sum(b["count"] for b in result.figures["reliability"]["bins"]) == 60
+    for shares in result.figures["histograms"]["total"]["counts"].values():
+        assert sum(shares) == pytest.approx(1, abs=1e-4)
+    json.dumps({"metrics": result.metrics, "figures": result.figures}, allow_nan=False)
+
+
+def test_loaders_shuffled_or_not_give_the_same_figures(classifier):
+    _, bnn, x, y = classifier
+    whole = lb.evaluate(bnn, (x, y), samples=4).metrics["test"]
+    data = TensorDataset(x, y)
+    torch.manual_seed(5)
+    for source in (data, DataLoader(data, batch_size=13, shuffle=True)):
+        again = lb.evaluate(bnn, source, samples=4).metrics["test"]
+        for name in ("accuracy", "nll", "ece", "aurc", "disagreement"):
+            assert again[name] == pytest.approx(whole[name], rel=1e-5)
+
+
+def test_an_ensemble_is_judged_by_its_members_not_by_repeats_of_them(classifier):
+    net, _, x, y = classifier
+    ensemble = lb.convert(net, lb.DeepEnsemble(components=3))
+    result = lb.evaluate(ensemble, (x, y), samples=16, plain=net)
+    assert len(result.prediction.samples) == 3
+    assert result.cost.passes == 3
+    assert result.cost.extra_percent == pytest.approx(200)
+
+
+def test_plain_network_costs_what_it_costs(classifier):
+    net, bnn, x, y = classifier
+    cost = measure_cost(net, net, x, y)
+    assert (cost.train_step_ratio, cost.predict_ratio, cost.passes, cost.extra_parameters) == (1.0, 1.0, 1, 0)
+    before = {name: tensor.clone() for name, tensor in bnn.state_dict().items()}
+    cost = measure_cost(bnn, net, x, y, turns=2)
+    assert cost.train_step_ratio > 0
+    assert cost.passes == 16
+    assert all(torch.equal(tensor, before[name]) for name, tensor in bnn.state_dict().items())
+
+
+def test_regression_is_judged_in_the_targets_own_units():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    bnn = lb.convert(net, lb.ImplicitNodes(), likelihood=lb.Gaussian(std=0.5))
+    x = torch.randn(40, 3)
+    raw = 100 + 20 * x.sum(1, keepdim=True)
+    mean, std = raw.mean(0), raw.std(0)
+    result = lb.evaluate(bnn, (x, raw), samples=6, units=(mean, std))
+    p = lb.predict(bnn, x, samples=6)
+    y = (raw - mean) / std
+    test = result.metrics["test"]
+    assert test["rmse"] == pytest.approx((p.mean - y).square().mean().sqrt().item() * std.item(), rel=1e-5)
+    assert test["lpd"] == pytest.approx(p.log_prob(y).mean().item() - math.log(std.item()), rel=1e-4)
+    assert test["crps"] == pytest.approx(lb.metrics.crps(p.samples, p.noise, y).item() * std.item(), rel=1e-4)
+    levels = result.figures["reliability"]["levels"]
+    assert [row["level"] for row in levels][:2] == [0.05, 0.1]
+    assert all(a["coverage"] <= b["coverage"] for a, b in zip(levels, levels[1:], strict=False))
+    there = in_units(p, mean, std)
+    torch.testing.assert_close(there.total, there.aleatoric + there.epistemic)
+
+
+def test_what_is_not_finite_becomes_null():
+    assert numbers({"a": torch.tensor(float("nan")), "b": 2}) == {"a": None, "b": 2.0}
