@@ -1,0 +1,72 @@
+"""Sweep: the same images clean, and under every corruption at every severity, as a network wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from leanbayes.shift.corruptions import all_names, as_dtype, as_unit, corrupt, enlarge, names, SMALLEST
+from leanbayes.shift.tables import Scale, SEVERITIES
+
+
+@dataclass(frozen=True, eq=False)
+class Shift:
+    """Which corruptions, at which severities, on which images.
+
+    Iterating gives (corruption, severity, inputs of the network), first ("clean", 0, ...), and holds one of them in
+    memory at a time.
+
+    Attributes:
+        images: raw images (N, C, H, W), uint8, or float between 0 and 1.
+        y: classes (N,).
+        inputs: turns raw images into what the network takes; usually `dataset.inputs`.
+        corruptions: names, from `all_names()`.
+        severities: from 1 to 5.
+        seed: of the corruptions.
+        scale: whose constants, as in `corrupt`.
+    """
+
+    images: Tensor
+    y: Tensor
+    inputs: Callable[[Tensor], Tensor]
+    corruptions: tuple[str, ...] = names()
+    severities: tuple[int, ...] = SEVERITIES
+    seed: int = 0
+    scale: Scale | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would fail in the middle of a sweep."""
+        if len(self.images) != len(self.y):
+            raise ValueError(f"expected one class per image, got {len(self.images)} images and {len(self.y)} classes.")
+        unknown = [name for name in self.corruptions if name not in all_names()]
+        if unknown:
+            raise ValueError(f"expected corruptions among {', '.join(all_names())}; got {unknown}. Choose from these.")
+        if not set(self.severities) <= set(SEVERITIES):
+            raise ValueError(f"expected severities from 1 to 5, got {self.severities}. Clean images always come first.")
+
+    def __len__(self) -> int:
+        """Return the number of passes over the images."""
+        return 1 + len(self.corruptions) * len(self.severities)
+
+    def __iter__(self) -> Iterator[tuple[str, int, Tensor]]:
+        """Yield (corruption, severity, inputs)."""
+        yield "clean", 0, self.inputs(self.images)
+        for name in self.corruptions:
+            for severity in self.severities:
+                yield name, severity, self.inputs(self.corrupted(name, severity))
+
+    def corrupted(self, name: str, severity: int) -> Tensor:
+        """Return the raw images under one corruption, in their own size.
+
+        Images below 28 pixels are enlarged and corrupted there; the change, not the enlarged image, is averaged back:
+        the blur of the way there and back is no corruption.
+        """
+        if min(self.images.shape[2:]) >= SMALLEST:
+            return corrupt(self.images, name, severity, seed=self.seed, scale=self.scale)
+        small = as_unit(self.images)
+        large = enlarge(small)
+        change = corrupt(large, name, severity, seed=self.seed, scale=self.scale) - large
+        return as_dtype(small + F.interpolate(change, size=small.shape[2:], mode="area"), self.images.dtype)
