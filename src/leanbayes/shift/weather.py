@@ -32,7 +32,7 @@ SNOW = Table(
 )
 # Weights of image and ice. From severity 3 on the benchmarks dim the image so much that it changes less; these do not.
 FROST = Table(
-    cifar=((1, 0.2), (1, 0.3), (0.95, 0.35), (0.9, 0.39), (0.8, 0.45)),
+    cifar=((1, 0.2), (1, 0.3), (0.95, 0.345), (0.9, 0.38), (0.8, 0.435)),
     imagenet=((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.73), (0.6, 0.78)),
 )
 # Colour of the ice (red, green, blue) and the std of its light, as the benchmarks' five photographs have them: blue,
