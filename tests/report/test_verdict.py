@@ -85,6 +85,16 @@ def test_one_seed_decides_nothing(tmp_path):
     assert "ahead of the plain network" in found.sentence
 
 
+def test_where_all_methods_are_dear_the_cheapest_is_named(tmp_path):
+    figures = {"plain": [0.30, 0.32], "rank1": [0.31, 0.31], "deep_ensemble": [0.29, 0.33]}
+    found = verdict_of(tmp_path, figures, {"deep_ensemble": DEAR, "rank1": {**CHEAP, "predict_ratio": 2.5}})
+    assert found.choice is None
+    assert found.sentence == (
+        "On digits with lenet, no method costs at most 2 times the plain network (NLL 0.310 ± 0.010); the cheapest is "
+        "rank1 (0.310 ± 0.000), at 2.5 times the cost."
+    )
+
+
 def test_an_unmeasured_cost_is_said(tmp_path):
     found = verdict_of(tmp_path, {"plain": [0.30, 0.32], "rank1": [0.20, 0.22]}, {"rank1": {}})
     assert found.choice is None

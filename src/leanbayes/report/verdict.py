@@ -80,7 +80,7 @@ def verdict(group: Group) -> Verdict:
     elif plain is None:
         choice, told = None, _without_plain(column, ranked[0])
     elif not rivals:
-        choice, told = None, _without_rivals(column, plain) + _others(column, plain, ranked)
+        choice, told = None, _without_rivals(column, plain, ranked) + _others(column, plain, ranked)
     else:
         choice, told = _weigh(column, plain, rivals[0])
         told += _others(column, rivals[0] if choice else plain, ranked)
@@ -129,10 +129,14 @@ def _without_plain(column: Column, best: Candidate) -> str:
     )
 
 
-def _without_rivals(column: Column, plain: Candidate) -> str:
+def _without_rivals(column: Column, plain: Candidate, ranked: list[Candidate]) -> str:
+    known = [(c.cost, c) for c in ranked if c.cost is not None and not c.contender.is_reference]
+    if not known:
+        return f"no method can be weighed against the plain network ({column.title} {plain.written})"
+    cost, cheapest = min(known, key=lambda pair: pair[0])
     return (
-        f"no method was measured that costs at most {AFFORDABLE:g} times the plain network "
-        f"({column.title} {plain.written})"
+        f"no method costs at most {AFFORDABLE:g} times the plain network ({column.title} {plain.written}); "
+        f"the cheapest is {cheapest.label} ({cheapest.written}), at {cost:.3g} times the cost"
     )
 
 

@@ -6,13 +6,13 @@ import math
 from itertools import pairwise
 
 from leanbayes.report.figures.figure import Figure, Numbers, Panel
-from leanbayes.report.figures.svg import Axis, Chart, series_class, SMALL, write_tick
+from leanbayes.report.figures.svg import Axis, Chart, linear_axis, series_class, SMALL, write_tick
 from leanbayes.report.load import Contender, Group
 from leanbayes.report.pooled import Bin, Histogram, pooled_histograms, pooled_reliability
 from leanbayes.report.table import comparison
 
 HOME = "test"
-SPARSE = 0.01  # bins with a smaller share of the inputs say little, and are drawn faint
+FEW = 20  # inputs; the accuracy of a smaller bin says little, and is drawn faint
 HALVES = (0.0, 0.5, 1.0)
 NOTES = {"classification": ("test", "ece"), "regression": ("test", "coverage")}
 KINDS = {
@@ -34,7 +34,7 @@ def reliability_figure(group: Group) -> Figure | None:
     caption = (
         "Share of targets inside central intervals against the level these promise. "
         if regression
-        else "Accuracy against confidence over bins; bars show where predictions lie, faint points hold under 1 %. "
+        else "Accuracy against confidence over bins; bars show how many inputs each holds, faint points fewer than 20. "
     )
     return Figure(
         key="reliability",
@@ -98,7 +98,7 @@ def _reliability(contender: Contender, bins: list[Bin], across: str, upwards: st
     for b in bins if largest else []:
         low, high = max(b.confidence - half, 0), min(b.confidence + half, 1)
         chart.bar((low, 0), (high, 0.22 * b.count / largest), "count", f"{b.count:.0f} inputs")
-    sparse = [b.count < SPARSE * sum(other.count for other in bins) for b in bins]
+    sparse = [0 < b.count < min(FEW, largest) for b in bins]
     curve = [(b.confidence, b.accuracy) for b, few in zip(bins, sparse, strict=True) if not few]
     chart.area([*curve, (curve[-1][0], curve[-1][0]), (curve[0][0], curve[0][0])], f"gap {series}")
     chart.line([(0, 0), (1, 1)], "diagonal")
@@ -119,11 +119,9 @@ def _spread(histogram: Histogram) -> bool:
 def _histogram(contender: Contender, histogram: Histogram, label: str, foreign: list[str], tallest: float) -> str:
     """Draw the test set as an area and every foreign set as a line."""
     edges = histogram.edges
-    middle = (edges[0] + edges[-1]) / 2
-    ticks = tuple(float(f"{tick:.2g}") for tick in (edges[0], middle, edges[-1]))
+    ticks = tuple(tick for tick in linear_axis("", edges, wanted=3).ticks if edges[0] <= tick <= edges[-1])
     shares = tuple(tick for tick in (0.05, 0.2, 0.5, 1.0) if tick <= tallest * 1.1) or (tallest,)
-    x = Axis(label, edges[0], edges[-1], tuple(t for t in ticks if edges[0] <= t <= edges[-1]))
-    chart = Chart(x, Axis("", 0, tallest, (0.0, *shares), math.sqrt), SMALL)
+    chart = Chart(Axis(label, edges[0], edges[-1], ticks), Axis("", 0, tallest, (0.0, *shares), math.sqrt), SMALL)
     if HOME in histogram.shares:
         steps = _steps(edges, histogram.shares[HOME])
         chart.area([(edges[0], 0), *steps, (edges[-1], 0)], HOME, "test set")
