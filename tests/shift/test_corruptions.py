@@ -34,7 +34,7 @@ def test_names_are_the_fifteen_in_order_and_then_the_two_of_the_implicit_paper()
 
 
 @pytest.mark.parametrize("name", shift.all_names())
-@pytest.mark.parametrize(("size", "channels"), [(28, 1), (32, 3), (64, 1), (64, 3)])
+@pytest.mark.parametrize(("size", "channels"), [(28, 1), (32, 3), (48, 3), (64, 1)])
 def test_higher_severities_change_pictures_more(name, size, channels):
     images = pictures(24, size, channels)
     strengths = [change(images, shift.corrupt(images, name, severity)) for severity in range(1, 6)]

@@ -192,8 +192,8 @@ def test_clouds_are_a_diamond_square_fractal(decay):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_frost_is_the_image_and_the_same_ice_at_every_brightness(channels):
     images = unit(6, 32, channels)
-    ice = shift.corrupt(torch.zeros_like(images), "frost", 4) / 0.38
-    expected = (0.9 * images + 0.38 * ice).clamp(0, 1)
+    ice = shift.corrupt(torch.zeros_like(images), "frost", 4) / 0.355
+    expected = (0.94 * images + 0.355 * ice).clamp(0, 1)
     torch.testing.assert_close(shift.corrupt(images, "frost", 4), expected, atol=1e-5, rtol=0)
     assert 0.4 < ice.mean() < 0.85
     assert ice.std((2, 3)).min() > 0.05

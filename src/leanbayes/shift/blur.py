@@ -20,8 +20,8 @@ DEFOCUS_BLUR = Table(
 # Sigma of the blur before and after, reach of a jump, rounds of jumps. The benchmarks' own rows are not in the order of
 # their strength; these are, and lie near them.
 GLASS_BLUR = Table(
-    cifar=((0.4, 1, 1), (0.35, 1, 1), (0.3, 1, 1), (0.4, 1, 2), (0.25, 1, 2)),
-    imagenet=((0.8, 1, 2), (1.3, 2, 1), (1.1, 3, 2), (1.5, 4, 2), (1.1, 3, 3)),
+    cifar=((0.4, 1, 1), (0.33, 1, 1), (0.3, 1, 1), (0.4, 1, 2), (0.25, 1, 2)),
+    imagenet=((0.9, 1, 1.6), (1.3, 2, 1), (1.1, 3, 2), (1.5, 4, 2), (1.1, 3, 3)),
 )
 # Radius and sigma of the smear; pixels. CIFAR-10-C has sigma 2 at severities 3 and 4, which differ by nothing visible.
 MOTION_BLUR = Table(

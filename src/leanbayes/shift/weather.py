@@ -25,14 +25,14 @@ SNOW = Table(
     imagenet=(
         (0.1, 0.3, 3, 0.5, 10, 4, 0.8),
         (0.2, 0.3, 2, 0.5, 12, 4, 0.7),
-        (0.55, 0.3, 4, 0.9, 12, 8, 0.7),
+        (0.55, 0.3, 4, 0.9, 12, 8, 0.68),
         (0.55, 0.3, 4.5, 0.85, 12, 8, 0.65),
         (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
     ),
 )
 # Weights of image and ice. From severity 3 on the benchmarks dim the image so much that it changes less; these do not.
 FROST = Table(
-    cifar=((1, 0.2), (1, 0.3), (0.95, 0.345), (0.9, 0.38), (0.8, 0.435)),
+    cifar=((1, 0.2), (1, 0.3), (0.97, 0.33), (0.94, 0.355), (0.91, 0.38)),
     imagenet=((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.73), (0.6, 0.78)),
 )
 # Colour of the ice (red, green, blue) and the std of its light, as the benchmarks' five photographs have them: blue,
