@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 
+from leanbayes.training import batches as module
 from leanbayes.training.batches import batches_of, Placement, training_batches
 
 from .problems import short
@@ -70,6 +71,17 @@ def test_outside_of_training_all_processes_together_have_each_row_once(kind):
 def test_tensors_and_datasets_give_equal_batches():
     here = kinds(placed())
     for (x, y), (other_x, other_y) in zip(here["tensors"].epoch(3), here["dataset"].epoch(3), strict=True):
+        assert torch.equal(x, other_x)
+        assert torch.equal(y, other_y)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_batches_that_are_gathered_together_are_the_same(monkeypatch, world):
+    apart = list(batches_of((X, Y), placed(1, 2) if world == 2 else placed()).epoch(1))
+    monkeypatch.setitem(module.BYTES_AT_ONCE, "cpu", 16 * 12 * 2)  # two batches of 16 rows of 12 bytes
+    batches = batches_of((X, Y), placed(1, 2) if world == 2 else placed())
+    assert batches.at_once == 2
+    for (x, y), (other_x, other_y) in zip(apart, batches.epoch(1), strict=True):
         assert torch.equal(x, other_x)
         assert torch.equal(y, other_y)
 

@@ -49,6 +49,20 @@ def by_hand(model, data, recipe):
     return sum(loss * rows for loss, rows in last) / len(x)
 
 
+def test_fit_minimises_the_mixture_likelihood_where_asked():
+    recipe = short(epochs=1, batch_size=90, tile=True, aggregate="mixture")
+    history = fit(rank1(), images(90), recipe)
+    x, y = images(90)
+    rows = torch.randperm(90, generator=seeded(torch.device("cpu"), recipe.seed, "order", 0))
+    found = {}
+    for aggregate in ("mixture", "average"):
+        model = rank1().train()
+        torch.manual_seed(recipe.seed)
+        found[aggregate] = lb.elbo(model, x[rows], y[rows], num_data=90, tile=True, aggregate=aggregate).nll.item()
+    assert history[0]["nll"] == pytest.approx(found["mixture"], rel=1e-6)
+    assert found["mixture"] < found["average"] - 1e-4
+
+
 @pytest.mark.parametrize("make", [network, rank1])
 def test_fit_equals_a_loop_written_by_hand(make):
     recipe = short(posterior_lr=0.2, anneal_epochs=2, seed=3)

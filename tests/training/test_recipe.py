@@ -20,6 +20,8 @@ from leanbayes.training import Recipe
         ({"optimizer": "adam"}, "expected lr to be below 0.1 for adam, got 0.1; 1e-3 is usual"),
         ({"schedule": "exp"}, "expected schedule to be one of cosine, step, linear, constant, got 'exp'"),
         ({"posterior_schedule": "x"}, "expected posterior_schedule to be one of same, constant, got 'x'"),
+        ({"aggregate": "sum"}, "expected aggregate to be one of average, mixture, got 'sum'"),
+        ({"aggregate": "mixture"}, "expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or"),
         ({"augment": "mixup"}, "expected augment to be one of none, flip, crop, crop_flip, got 'mixup'"),
         ({"precision": "16"}, "expected precision to be one of 32-true, bf16-mixed, got '16'"),
         ({"lr": float("nan")}, "expected lr to be a positive number, got nan"),
@@ -42,4 +44,4 @@ def test_a_wrong_field_says_what_was_expected(fields, sentence):
 def test_fields_go_through_json():
     recipe = Recipe(milestones=(2, 4), clip_norm=1.0)
     fields = json.loads(json.dumps(recipe.fields()))
-    assert Recipe(**fields | {"milestones": tuple(fields["milestones"])}) == recipe
+    assert Recipe(**fields) == recipe

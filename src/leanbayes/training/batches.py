@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from leanbayes.inputs import Inputs, leading_rows, map_rows, to_device
+from leanbayes.inputs import Inputs, leading_rows, map_rows, slice_rows, to_device
 from leanbayes.training.recipe import Recipe
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
@@ -27,6 +27,9 @@ Batch = tuple[Inputs, Tensor]
 
 SHARE_OF_FREE_MEMORY = 0.25
 """Tensors up to this share of a GPU's free memory are put there whole; larger ones send batches."""
+
+BYTES_AT_ONCE = {"cuda": 2**25}
+"""Bytes of batches that are gathered and augmented together on a GPU, which is slow to start small work."""
 
 ROWS_AT_ONCE = 1024
 """Rows of a block outside of training, where no gradient needs memory."""
@@ -104,18 +107,27 @@ class TensorBatches:
         self.placement = placement
         self.spans = placement.spans(self.rows)
         self.steps = len(self.spans)
-        fits = _bytes(x) + y.nbytes <= SHARE_OF_FREE_MEMORY * _free_memory(placement.device)
+        size = _bytes(x) + y.nbytes
+        fits = size <= SHARE_OF_FREE_MEMORY * _free_memory(placement.device)
+        batch = size * placement.recipe.batch_size // max(1, self.rows)
+        self.at_once = max(1, BYTES_AT_ONCE.get(placement.device.type, 0) // max(1, batch))
         self.x: Inputs = to_device(x, placement.device) if fits else x
         self.y = y.to(placement.device) if fits else y
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch, gathered where the tensors lie."""
+        """Yield the batches of an epoch, gathered where the tensors lie, several at once."""
         here, generator = self.placement, self.placement.generator(number)
         order = here.order(self.rows, number).to(self.y.device)
-        for start, stop in self.spans:
-            chosen = order[start + here.rank : stop : here.world]
+        for first in range(0, self.steps, self.at_once):
+            spans = self.spans[first : first + self.at_once]
+            chosen = order[spans[0][0] + here.rank : spans[-1][1] : here.world]
             x = map_rows(self.x, self.rows, partial(torch.index_select, dim=0, index=chosen))
-            yield here.put(x, self.y.index_select(0, chosen), generator)
+            x, y = here.put(x, self.y.index_select(0, chosen), generator)
+            rows, start = len(y), 0
+            for span in spans:
+                stop = start + (span[1] - span[0]) // here.world
+                yield slice_rows(x, rows, start, stop), y[start:stop]
+                start = stop
 
     def in_order(self) -> Iterator[Batch]:
         """Yield large blocks of this process's rows."""

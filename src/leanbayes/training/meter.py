@@ -44,7 +44,7 @@ class Meter:
         self.every = LOOK_EVERY if fabric.device.type == "cuda" else 1
         self.flag: Tensor | None = None
         if fabric.device.type == "cuda":
-            self.flag = torch.zeros((), device=fabric.device)
+            self.flag, self.one = torch.zeros((), device=fabric.device), torch.ones((), device=fabric.device)
             optimizer.found_inf = self.flag  # type: ignore[attr-defined]
         self.start()
 
@@ -64,7 +64,8 @@ class Meter:
         if self.fabric.world_size > 1:
             values = self.fabric.all_reduce(values, reduce_op="mean")
         if self.flag is not None:
-            torch.maximum(self.flag, (~values[0].isfinite()).to(self.flag), out=self.flag)
+            # What GradScaler does to gradients, in one kernel: the flag goes up if a value is not finite.
+            torch._amp_foreach_non_finite_check_and_unscale_([values], self.flag, self.one)
         self.pending.append((values, rows, self.random))
         self.steps += 1
         if self.steps % self.every == 0:

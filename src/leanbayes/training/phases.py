@@ -12,7 +12,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.convert import stochastic_layers, substitute
-from leanbayes.inputs import Inputs, leading_rows, Output
+from leanbayes.inputs import call, Inputs, leading_rows, Output
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.base import copy_hooks
 from leanbayes.objective import elbo, ElboTerms, Loss
@@ -69,11 +69,34 @@ def loss_of(
     """Return the loss of a phase, or of what wraps one, as a function of the batch and the weight of the KL."""
     if recipe.precision != "32-true" and not isinstance(likelihood, Likelihood):
         likelihood = _in_float32(likelihood)
+    if recipe.samples == 1 and not any(True for _ in stochastic_layers(module)):
+        return _plain_loss(module, likelihood, output)
 
     def loss(x: Inputs, y: Tensor, beta: Any) -> ElboTerms:
         return elbo(
-            module, x, y, likelihood, num_data=num_data, beta=beta, samples=recipe.samples, tile=tile, output=output
+            module,
+            x,
+            y,
+            likelihood,
+            num_data=num_data,
+            beta=beta,
+            samples=recipe.samples,
+            tile=tile,
+            aggregate=recipe.aggregate,
+            output=output,
         )
+
+    return loss
+
+
+def _plain_loss(module: nn.Module, likelihood: Loss, output: Output | None) -> LossOf:
+    """Return what `elbo` says of a plain network, without its looks for stochastic layers at every step."""
+    nothing = torch.zeros((), device=next(module.parameters()).device)
+
+    def loss(x: Inputs, y: Tensor, beta: Any) -> ElboTerms:
+        outputs = call(module, x, output)
+        nll = likelihood(outputs, y).mean()
+        return ElboTerms(nll, nothing, nll, outputs)
 
     return loss
 

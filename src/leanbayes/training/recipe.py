@@ -10,6 +10,7 @@ from leanbayes.methods.checks import check_at_least_zero, check_choice, check_po
 Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "step", "linear", "constant"]
 PosteriorSchedule = Literal["same", "constant"]
+Aggregate = Literal["average", "mixture"]
 Augment = Literal["none", "flip", "crop", "crop_flip"]
 Precision = Literal["32-true", "bf16-mixed"]
 
@@ -40,6 +41,8 @@ class Recipe:
         tile: give every row to every component (K times the work) instead of dealing the rows out.
         tile_last_epochs: do so in the last epochs only.
         samples: draws for each row.
+        aggregate: "average" the log-likelihoods of a row's draws and components, or take the log of their "mixture",
+            which needs several of them: `tile` or `samples`.
         convert_at_epoch: train the plain network of the shared weights until then.
         clip_norm: largest norm of the gradient.
         augment: what is done to the images of a batch, on the device.
@@ -72,6 +75,7 @@ class Recipe:
     tile: bool = False
     tile_last_epochs: int = 0
     samples: int = 1
+    aggregate: Aggregate = "average"
     convert_at_epoch: int = 0
     clip_norm: float | None = None
     augment: Augment = "none"
@@ -85,6 +89,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Check every field; a wrong one says what was expected."""
+        object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON knows lists only
         for name in ("epochs", "batch_size", "samples", "devices", "nodes"):
             self._check_whole(name, 1)
         for name in ("tile_last_epochs", "convert_at_epoch", "seed"):
@@ -125,8 +130,11 @@ class Recipe:
         check_choice("optimizer", self.optimizer, get_args(Optimizer))
         check_choice("schedule", self.schedule, get_args(Schedule))
         check_choice("posterior_schedule", self.posterior_schedule, get_args(PosteriorSchedule))
+        check_choice("aggregate", self.aggregate, get_args(Aggregate))
         check_choice("augment", self.augment, get_args(Augment))
         check_choice("precision", self.precision, get_args(Precision))
+        if self.aggregate != "average" and not (self.tile or self.tile_last_epochs or self.samples > 1):
+            raise ValueError("expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or samples")
 
     def _check_epochs(self) -> None:
         for name in ("convert_at_epoch", "warmup_epochs"):
