@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from leanbayes.experiments.compare import run_all
-from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Stage
+from leanbayes.experiments.workers import run_on_workers
 from leanbayes.options import comparison_options, jobs_of, out_of, parse
 from leanbayes.processes import rank_and_world
 
@@ -19,7 +18,7 @@ def compare(arguments: list[str]) -> int:
     """Train, evaluate, print the table, write the report."""
     options = parse(comparison_options(), arguments, "compare")
     out = out_of(options)
-    code = _run(jobs_of(options), out, "compare", options.fresh)
+    code = _run(options, "compare")
     _show(out)
     return code
 
@@ -27,14 +26,14 @@ def compare(arguments: list[str]) -> int:
 def train(arguments: list[str]) -> int:
     """Train only."""
     options = parse(comparison_options(), arguments, "train")
-    return _run(jobs_of(options), out_of(options), "train", options.fresh)
+    return _run(options, "train")
 
 
 def evaluate(arguments: list[str]) -> int:
     """Evaluate what was trained."""
     options = parse(comparison_options(), arguments, "evaluate")
     out = out_of(options)
-    code = _run(jobs_of(options), out, "evaluate", False)
+    code = _run(options, "evaluate")
     _show(out)
     return code
 
@@ -213,9 +212,10 @@ def reproduce(arguments: list[str]) -> int:
     return run_suite(options, out)
 
 
-def _run(jobs: list[Job], out: Path, stage: Stage, fresh: bool) -> int:
-    """Run the jobs; 1 if any failed."""
-    found = run_all(jobs, out, stage=stage, fresh=fresh)
+def _run(options: Any, stage: Stage) -> int:
+    """Run the jobs that the flags ask for; 1 if any failed."""
+    fresh = options.fresh and stage != "evaluate"
+    found = run_on_workers(jobs_of(options), out_of(options), workers=options.workers, stage=stage, fresh=fresh)
     return 0 if all(result["status"] == "done" for result in found) else 1
 
 

@@ -58,6 +58,7 @@ class Common:
         device: auto, cpu, cuda or mps.
         precision: bf16-mixed runs networks in bfloat16.
         devices: processes on this machine; torchrun overrules it.
+        workers: runs at a time, each a process with one thread; useful for small networks on a CPU.
         out: where results go; default runs/DATA.
         fresh: begin anew instead of keeping finished runs and resuming others.
     """
@@ -81,6 +82,7 @@ class Common:
     device: str = "auto"
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     devices: int = 1
+    workers: int = 1
     out: Path | None = None
     fresh: bool = False
 

@@ -10,6 +10,9 @@ from leanbayes.training import Recipe
 Budget = Literal["quick", "short", "full"]
 BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
 
+FEW = 5000
+"""Fewer training images than this get small batches: what counts is the number of steps, also after a conversion."""
+
 KL_EPOCHS = 200
 """Epochs until the KL has its full weight, as in the papers; shorter trainings end before."""
 
@@ -27,17 +30,12 @@ def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none") -> Re
         return _table(budget, rows)
     if augment != "none":
         return _natural_images(budget, augment)
+    if rows < FEW:
+        epochs = {"quick": 60, "short": 120, "full": 300}[budget]
+        return Recipe(epochs=epochs, batch_size=32, lr=0.1, weight_decay=1e-4, warmup_epochs=1, anneal_epochs=KL_EPOCHS)
     epochs = {"quick": 3, "short": 15, "full": 60}[budget]
-    if rows < 5000:
-        epochs = {"quick": 30, "short": 60, "full": 150}[budget]
-    return Recipe(
-        epochs=epochs,
-        batch_size=64 if rows < 5000 else 128,
-        lr=0.05,
-        weight_decay=5e-4,
-        warmup_epochs=min(1.0, epochs / 10),
-        anneal_epochs=KL_EPOCHS,
-    )
+    warmup = min(1.0, epochs / 10)
+    return Recipe(epochs=epochs, batch_size=128, lr=0.05, warmup_epochs=warmup, anneal_epochs=KL_EPOCHS)
 
 
 def stretched(recipe: Recipe, epochs: int) -> Recipe:

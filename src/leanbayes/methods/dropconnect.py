@@ -78,6 +78,7 @@ class DropConnect(Method):
     """
 
     name: ClassVar[str] = "dropconnect"
+    late: ClassVar[float] = 0.0
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
 
     rate: float = 0.1

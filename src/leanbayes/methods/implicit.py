@@ -109,8 +109,9 @@ class ImplicitNodes(Method):
     Attributes:
         components: K, the number of mixture components; each row of a batch uses one of them.
         prior_std: s, the standard deviation of the prior around one (0.1 WRN, 0.3 VGG in the paper).
-        init_spread: standard deviation of the component means around one (0.5 WRN, 0.75 VGG).
-        init_std: initial standard deviation of each component.
+        init_spread: standard deviation of the component means around one (0.5 WRN, 0.75 VGG in the paper, from
+            scratch; a trained network bears less).
+        init_std: initial standard deviation of each component (0.05 in the paper; the KL pulls it towards s sqrt(K)).
         bias_node: give the bias a node of its own, one scalar per component.
 
     Example:
@@ -122,8 +123,8 @@ class ImplicitNodes(Method):
 
     components: int = 4
     prior_std: float = 0.1
-    init_spread: float = 0.5
-    init_std: float = 0.05
+    init_spread: float = 0.25
+    init_std: float = 0.15
     bias_node: bool = False
 
     def __post_init__(self) -> None:

@@ -146,6 +146,7 @@ class MCDropout(Method):
     """
 
     name: ClassVar[str] = "mc_dropout"
+    late: ClassVar[float] = 0.0
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *DROPOUTS)
 
     rate: float = 0.1
