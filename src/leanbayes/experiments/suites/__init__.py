@@ -1,0 +1,28 @@
+"""The tables and figures of the papers, by name: `leanbayes reproduce NAME` runs one and prints ours beside theirs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from leanbayes.experiments.suites.implicit_cifar import implicit_cifar
+from leanbayes.experiments.suites.implicit_complexity import implicit_complexity
+from leanbayes.experiments.suites.implicit_noise import implicit_noise
+from leanbayes.experiments.suites.rank1_ablations import rank1_ablations
+from leanbayes.experiments.suites.rank1_cifar import rank1_cifar
+from leanbayes.experiments.suites.runner import run_named
+from leanbayes.experiments.suites.suite import SuiteOf
+
+SUITES: dict[str, SuiteOf] = {
+    "rank1-cifar": rank1_cifar,
+    "rank1-ablations": rank1_ablations,
+    "implicit-cifar": implicit_cifar,
+    "implicit-complexity": implicit_complexity,
+    "implicit-noise": implicit_noise,
+}
+"""Suites by name: functions of a `Setting`; the first line of their docstrings says what they repeat."""
+
+
+def run_suite(options: Any, out: Path) -> int:
+    """Run the suite that the flags of `leanbayes reproduce` name; 0 if everything came to its end."""
+    return run_named(SUITES, options, out)

@@ -1,0 +1,120 @@
+"""Running a suite: its jobs, then its studies, then ours beside the paper's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from leanbayes.experiments.compare import run_all
+from leanbayes.experiments.config import Job
+from leanbayes.experiments.run import Callback
+from leanbayes.experiments.suites.checkpoints import Checkpoints
+from leanbayes.experiments.suites.outcome import Outcome
+from leanbayes.experiments.suites.study import Case, conduct
+from leanbayes.experiments.suites.suite import seeded, Setting, Suite, SuiteOf
+from leanbayes.experiments.workshop import Workshop
+from leanbayes.processes import rank_and_world
+
+
+def run_named(suites: Mapping[str, SuiteOf], options: Any, out: Path) -> int:
+    """Run the suite that the flags name, and return 0, or 1 if a run or a study failed.
+
+    Args:
+        suites: the suites there are.
+        options: the flags of `leanbayes reproduce`: name, budget, seeds, device, precision, root, fresh.
+        out: where everything goes.
+
+    Raises:
+        ValueError: if there is no such suite, or none of its data sets is here.
+    """
+    if options.name not in suites:
+        raise ValueError(f"expected a suite among {', '.join(suites)}, got {options.name!r}")
+    setting = Setting(
+        budget=options.budget,
+        seeds=_seeds(options.seeds),
+        device=options.device,
+        precision=options.precision,
+        root=options.root,
+    )
+    outcome = run(options.name, suites[options.name](setting), setting, out, fresh=options.fresh)
+    if rank_and_world()[0] != 0:
+        return 0
+    from leanbayes.report import build
+
+    outcome.write(out)
+    outcome.show()
+    sys.stdout.write(f"tables: {out / 'reproduce.md'}\nreport: {build(out)}\n")
+    complete = len(outcome.results) == len(_jobs(outcome.suite, setting))
+    return 0 if complete and len(outcome.says) == len(outcome.suite.studies) else 1
+
+
+def run(name: str, suite: Suite, setting: Setting, out: Path, *, fresh: bool = False) -> Outcome:
+    """Run what a suite has data for; what failed is told in the outcome's remarks.
+
+    Raises:
+        ValueError: if none of the data sets is here.
+    """
+    suite, remarks = present(suite, setting)
+    jobs = _jobs(suite, setting)
+
+    def watch(job: Job, workshop: Workshop) -> tuple[Callback, ...]:
+        return (Checkpoints(job, workshop, out),) if job.label in suite.watched else ()
+
+    found = dict(zip(jobs, run_all(jobs, out, fresh=fresh, watch=watch), strict=True))
+    done = {job: result for job, result in found.items() if result["status"] == "done"}
+    remarks += [f"{job.label}, seed {job.seed}, failed: {found[job]['error']}" for job in jobs if job not in done]
+    says: dict[str, list[str]] = {}
+    for study in suite.studies if rank_and_world()[0] == 0 else ():
+        mine = tuple(seeded(study.jobs, setting.seeds))
+        if any(job not in done for job in mine):
+            remarks.append(f"{study.title} is left out: not all of its runs are done.")
+            continue
+        sys.stderr.write(f"{study.title} ...\n")
+        case = Case(mine, out, setting.seeds, setting.budget, setting.device)
+        try:
+            says[study.name] = study.say(conduct(study, case, fresh=fresh))
+        except (RuntimeError, ValueError, ArithmeticError, OSError, ImportError) as error:
+            remarks.append(f"{study.title} failed: {type(error).__name__}: {error}")
+    return Outcome(name=name, suite=suite, setting=setting, results=done, says=says, remarks=remarks)
+
+
+def present(suite: Suite, setting: Setting) -> tuple[Suite, list[str]]:
+    """Leave out rows and studies whose data set is not here, with a sentence for each data set.
+
+    Raises:
+        ValueError: if nothing is left.
+    """
+    names = dict.fromkeys(job.source.name for job in _jobs(suite, setting))
+    missing = [name for name in names if not setting.has(name)]
+    tables = [
+        replace(table, rows=tuple(row for row in table.rows if row.job.source.name not in missing))
+        for table in suite.tables
+    ]
+    studies = [study for study in suite.studies if not any(job.source.name in missing for job in study.jobs)]
+    remarks = [
+        f"{name} is not here, so what needs it is left out; `leanbayes data prepare {name}` fetches it."
+        for name in missing
+    ]
+    kept = tuple(table for table in tables if table.rows)
+    if not kept:
+        raise ValueError(f"nothing to run: {' '.join(remarks)}")
+    return replace(suite, tables=kept, studies=tuple(studies)), remarks
+
+
+def _jobs(suite: Suite, setting: Setting) -> list[Job]:
+    """Return every job of the tables and of the studies, with every seed."""
+    rows = [row.job for table in suite.tables for row in table.rows]
+    return seeded([*rows, *(job for study in suite.studies for job in study.jobs)], setting.seeds)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        seeds = tuple(dict.fromkeys(int(seed) for seed in text.split(",")))
+    except ValueError:
+        seeds = ()
+    if not seeds or min(seeds) < 0:
+        raise ValueError(f"expected seeds such as 0,1,2, got {text!r}")
+    return seeds
