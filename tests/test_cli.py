@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help, exit codes, one clear sentence for what is wrong, own data and networks."""
+"""The command line as a user meets it: help, exit codes, one sentence for what is wrong, own data and networks."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, said, capsys, tm
 def test_flags_reach_the_jobs():
     options = parse(
         comparison_options(),
-        ["--methods", "plain,rank1", "--seeds", "3,4", "--rank1.components", "2", "--recipe.epochs", "10", "--late", "0.5",
-         "--resume"],
+        ["--methods", "plain,rank1", "--seeds", "3,4", "--rank1.components", "2", "--recipe.epochs", "10", "--late",
+         "0.5", "--resume"],
         "compare",
     )  # fmt: skip
     jobs = jobs_of(options)
@@ -111,7 +111,8 @@ def test_own_network_and_npz_go_through_unchanged(tmp_path, monkeypatch, capsys)
         "class Net(nn.Module):\n"
         "    def __init__(self, num_outputs):\n"
         "        super().__init__()\n"
-        "        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2))\n"
+        "        norm, pool = nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(2)\n"
+        "        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, 2), norm, nn.ReLU(), pool)\n"
         "        self.head = nn.Linear(16, num_outputs)\n"
         "    def forward(self, x): return self.head(self.body(x).flatten(1))\n"
         "def make(num_outputs): return Net(num_outputs)\n"
@@ -150,10 +151,20 @@ def test_regression_from_csv(tmp_path, monkeypatch):
 
 def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path):
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "leanbayes", "compare", "--methods", "plain,implicit", "--out", str(out), "--no-shift",
-               "--ood", "none", "--recipe.epochs", "40", "--train-rows", "400"]  # fmt: skip
+    flags = [
+        "--methods",
+        "plain,implicit",
+        "--no-shift",
+        "--ood",
+        "none",
+        "--recipe.epochs",
+        "40",
+        "--train-rows",
+        "400",
+    ]
+    command = [sys.executable, "-m", "leanbayes", "compare", *flags, "--out"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen([*command, str(out)], stderr=subprocess.PIPE, text=True, env=environment)
     checkpoint = out / "digits" / "small" / "implicit" / "seed0" / "checkpoint"
     while not checkpoint.exists() and process.poll() is None:
         time.sleep(0.02)
@@ -163,10 +174,9 @@ def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path)
     assert "goes on from there" in said
     assert "Traceback" not in said
     assert not (out / "digits" / "small" / "implicit" / "seed0" / "result.json").exists()
-    again = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    again = subprocess.run([*command, str(out)], capture_output=True, text=True, env=environment, check=False)
     assert again.returncode == 0
-    unbroken = subprocess.run([*command[:-4], "--out", str(tmp_path / "other"), *command[-4:]], env=environment, check=False,
-                              capture_output=True)  # fmt: skip
+    unbroken = subprocess.run([*command, str(tmp_path / "other")], env=environment, check=False, capture_output=True)
     assert unbroken.returncode == 0
     one, other = (
         json.loads((folder / "digits/small/implicit/seed0/result.json").read_text())

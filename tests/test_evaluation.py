@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -91,7 +92,7 @@ def test_regression_is_judged_in_the_targets_own_units():
     assert test["crps"] == pytest.approx(lb.metrics.crps(p.samples, p.noise, y).item() * std.item(), rel=1e-4)
     levels = result.figures["reliability"]["levels"]
     assert [row["level"] for row in levels][:2] == [0.05, 0.1]
-    assert all(a["coverage"] <= b["coverage"] for a, b in zip(levels, levels[1:], strict=False))
+    assert all(a["coverage"] <= b["coverage"] for a, b in pairwise(levels))
     there = in_units(p, mean, std)
     torch.testing.assert_close(there.total, there.aleatoric + there.epistemic)
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.inputs import call, Inputs, leading_rows, Output, to_device
+from leanbayes.inputs import call, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.objective import elbo
@@ -56,18 +56,20 @@ def measure_cost(
     likelihood: Likelihood | None = None,
     *,
     samples: int = 16,
+    batch_size: int | None = None,
     turns: int = 7,
     output: Output | None = None,
 ) -> Cost:
-    """Measure a model against its plain network on one batch; both stay as they are.
+    """Measure a model against its plain network; both stay as they are.
 
     Args:
         model: a converted model, or the plain one itself.
         plain: the network it was made of.
-        x: a batch of inputs.
-        y: its targets.
+        x: inputs; a prediction is for all of them.
+        y: their targets.
         likelihood: how outputs are read.
         samples: draws of a prediction.
+        batch_size: rows of a training step; default all.
         turns: how often both are measured; the median counts.
         output: picks the tensor out of what the model returns.
     """
@@ -75,7 +77,8 @@ def measure_cost(
     passes = min(samples, distinct_draws(model) or samples)
     device = next(plain.parameters()).device
     x, y = to_device(x, device), y.to(device)
-    steps = [_training_step(network, x, y, likelihood, output) for network in (model, plain)]
+    batch, classes = slice_rows(x, len(y), 0, batch_size or len(y)), y[: batch_size or len(y)]
+    steps = [_training_step(network, batch, classes, likelihood, output) for network in (model, plain)]
     predictions: list[Work] = [
         lambda: predict(model, x, likelihood, samples=samples, keep_samples=False, output=output),
         _passes(plain, x, passes, output),

@@ -28,6 +28,9 @@ Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]
 
 HISTOGRAM_BINS = 30
+PREDICTED_ROWS = 512
+"""Rows of the prediction whose cost is measured, at least: on few rows it would be the cost of calling."""
+
 LEVELS = tuple(level / 20 for level in range(1, 20))
 """Levels of the intervals whose coverage is drawn for regression."""
 
@@ -77,7 +80,7 @@ def evaluate(
         shift: corrupted versions of test images.
         samples: draws of every prediction.
         seed: of the draws.
-        batch_size: rows at a time, for a Dataset, and of the batch on which costs are measured.
+        batch_size: rows at a time, for a Dataset, and of the training step whose cost is measured.
         plain: the plain network; with it, cost ratios are measured.
         output: picks the tensor out of what the model returns.
         units: mean and standard deviation by which regression targets were standardised; figures are then in the
@@ -155,13 +158,14 @@ class _Judge:
             }
 
     def cost(self, plain: nn.Module, test: Data) -> Cost:
-        """Measure the cost on the first batch."""
+        """Measure the cost of a training step on a batch, and of a prediction on more rows."""
         if isinstance(test, tuple):
-            rows = leading_rows(test[0]) or 0
-            x, y = slice_rows(test[0], rows, 0, self.batch_size), test[1][: self.batch_size]
+            rows, wanted = leading_rows(test[0]) or 0, max(self.batch_size, PREDICTED_ROWS)
+            x, y = slice_rows(test[0], rows, 0, wanted), test[1][:wanted]
         else:
             x, y = next(iter(test if isinstance(test, DataLoader) else DataLoader(test, batch_size=self.batch_size)))
-        return measure_cost(self.model, plain, x, y, self.likelihood, samples=self.samples, output=self.output)
+        options: dict[str, Any] = {"samples": self.samples, "batch_size": self.batch_size, "output": self.output}
+        return measure_cost(self.model, plain, x, y, self.likelihood, **options)
 
     def _run(self, x: Any, keep_samples: bool) -> Prediction:
         prediction = predict(

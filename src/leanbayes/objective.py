@@ -89,7 +89,8 @@ def elbo(
     """
     _check(num_data, samples, aggregate)
     likelihood = likelihood or own_likelihood(model) or Categorical()
-    rows, components = leading_rows(x), components_of(model)
+    rows = leading_rows(x)
+    components = components_of(model) if tile or samples > 1 else 1
     repeats = samples * (components if tile else 1)
     context: Any = nullcontext()
     if rows is not None and repeats > 1:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from scipy.special import exp1
 
-from examples import demo, fine_tune, user_loop, weight_priors, x_cubed
-from leanbayes.methods import all_methods
+from examples import fine_tune, user_loop, weight_priors, x_cubed
 
 STAGES = ("plain", "converted", "tuned")
 
@@ -133,12 +132,3 @@ def test_fine_tune_in_full(tmp_path):
         assert sum(changes) / len(changes) > -0.005, name
         nll = {stage: sum(row[stage]["nll"] for row in converted if row["network"] == name) for stage in STAGES}
         assert nll["tuned"] < nll["converted"], name
-
-
-def test_demo_prints_a_table_with_a_row_for_every_method(tmp_path, capsys):
-    rows = demo.main(folder=str(tmp_path), epochs=3, seeds=1, repeats=1)
-    assert [row["method"] for row in rows] == ["plain", *all_methods()]
-    assert all_finite(rows)
-    assert all(row["step_ratio"] > 0 and row["predict_ratio"] > 0 for row in rows)
-    assert json.loads((tmp_path / "result.json").read_text())["rows"] == rows
-    assert "batch_ensemble" in capsys.readouterr().out

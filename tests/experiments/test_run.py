@@ -1,4 +1,4 @@
-"""One job from nothing to result.json: every field, kept when finished, refused when different, failed when it fails."""
+"""One job from nothing to result.json: every field, kept when finished, refused when different."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_own_networks_are_found_and_get_what_they_accept(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"return a torch.nn.Module, got int"):
         maker("mine_for_test:wrong", num_outputs=3, input_shape=(2,))()
     for name in ("mine_for_test:absent", "no_such_module:f", "mine_for_test:thing"):
-        with pytest.raises(ValueError, match="network|function"):
+        with pytest.raises(ValueError, match=r"network|function"):
             maker(name, num_outputs=3, input_shape=(2,))
     with pytest.raises(ValueError, match=r"mine_for_test:bare cannot take inputs of shape \(2, 1, 8, 8\)"):
         Workshop(SOURCE, "mine_for_test:bare", JUDGING)

@@ -31,7 +31,7 @@ def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none") -> Re
     if augment != "none":
         return _natural_images(budget, augment)
     if rows < FEW:
-        epochs = {"quick": 60, "short": 120, "full": 300}[budget]
+        epochs = {"quick": 40, "short": 120, "full": 300}[budget]
         return Recipe(epochs=epochs, batch_size=32, lr=0.1, weight_decay=1e-4, warmup_epochs=1, anneal_epochs=KL_EPOCHS)
     epochs = {"quick": 3, "short": 15, "full": 60}[budget]
     warmup = min(1.0, epochs / 10)

@@ -50,8 +50,8 @@ class MeanFieldLayer(StochasticLayer):
     @property
     def stds(self) -> Tensor:
         """The standard deviations of the weights."""
-        rho: Tensor = self.posterior.rho
-        return softplus(rho)
+        stds: Tensor = softplus(self.posterior.rho)
+        return stds
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
