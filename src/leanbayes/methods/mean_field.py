@@ -65,7 +65,7 @@ class MeanFieldLayer(StochasticLayer):
     def kl(self) -> Tensor:
         prior = self.method.prior_std
         stds, means = self.stds.float(), self.base.weight.float()
-        per_weight = (prior / stds).log() + (stds.square() + means.square()) / (2 * prior**2) - 0.5
+        per_weight: Tensor = (prior / stds).log() + (stds.square() + means.square()) / (2 * prior**2) - 0.5
         return per_weight.sum()
 
     @override
