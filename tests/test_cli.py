@@ -12,6 +12,7 @@ import time
 import numpy as np
 import pytest
 
+import leanbayes as lb
 from leanbayes.cli import main
 from leanbayes.options import comparison_options, jobs_of, parse
 
@@ -183,3 +184,31 @@ def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path)
         for folder in (out, tmp_path / "other")
     )
     assert one["metrics"] == other["metrics"]
+
+
+def test_two_processes_train_and_evaluate_as_one(tmp_path):
+    command = [sys.executable, "-m", "leanbayes", "compare", "--methods", "rank1", "--no-shift", "--ood", "noise",
+               "--recipe.epochs", "2", "--late", "0.5", "--devices", "2", "--device", "cpu", "--train-rows", "200"]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("rank1, seed 0: accuracy") == 1
+    assert done.stdout.count("report:") == 1
+    (path,) = tmp_path.rglob("result.json")
+    found = json.loads(path.read_text())
+    assert sum(b["count"] for b in found["figures"]["reliability"]["bins"]) == found["data"]["test"]
+    loaded = lb.load(path.parent / "model.safetensors", lb.models.SmallConvNet(input_shape=(1, 8, 8)))
+    digits = lb.data.load("digits")
+    alone = lb.evaluate(loaded, (digits.inputs(digits.test.x), digits.test.y))
+    assert alone.metrics["test"]["nll"] == pytest.approx(found["metrics"]["test"]["nll"], rel=1e-5)
+
+
+def test_workers_share_the_jobs(tmp_path):
+    command = [sys.executable, "-m", "leanbayes", "compare", "--methods", "plain,mc_dropout", "--workers", "2", *FAST]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]
+    assert sorted(result["method"]["name"] for result in found) == ["mc_dropout", "plain"]
+    assert all(result["command"].startswith("leanbayes compare --methods plain,mc_dropout") for result in found)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from leanbayes.experiments.run import Stage
 from leanbayes.experiments.workers import run_on_workers
 from leanbayes.options import comparison_options, jobs_of, out_of, parse
-from leanbayes.processes import rank_and_world
+from leanbayes.processes import is_first
 
 
 def compare(arguments: list[str]) -> int:
@@ -221,7 +221,7 @@ def _run(options: Any, stage: Stage) -> int:
 
 def _show(out: Path) -> None:
     """Print the table and write the report, from what lies in the folder."""
-    if rank_and_world()[0] != 0:
+    if not is_first():
         return
     from leanbayes.report import build, load_results, terminal
 

@@ -11,7 +11,7 @@ from typing import Any
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Callback, finished, perform, Stage
 from leanbayes.experiments.workshop import Workshop
-from leanbayes.processes import rank_and_world
+from leanbayes.processes import is_first
 
 
 def run_all(
@@ -59,7 +59,7 @@ class _Overview:
 
     def __init__(self, jobs: Sequence[Job], *, shown: bool) -> None:
         self.jobs = jobs
-        self.shown = shown and rank_and_world()[0] == 0
+        self.shown = shown and is_first()
         self.bar: Any = None
         self.total = sum(_epochs(job) for job in jobs)
         self.before = 0

@@ -24,7 +24,7 @@ from leanbayes.experiments.workshop import Workshop
 from leanbayes.files import untied, write_tensors
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.ensemble import Ensemble
-from leanbayes.processes import rank_and_world
+from leanbayes.processes import is_first
 from leanbayes.training import fit, History
 
 MODEL = "model.safetensors"
@@ -57,7 +57,7 @@ def perform(
         ValueError: if the folder holds a run with other settings.
     """
     folder = job.folder(out)
-    if fresh and rank_and_world()[0] == 0:
+    if fresh and is_first():
         shutil.rmtree(folder, ignore_errors=True)
     found = finished(job, folder)
     if found is not None and stage != "train":
@@ -67,7 +67,7 @@ def perform(
     except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
         result = _header(job, workshop) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         result["trace"] = traceback.format_exc().splitlines()[-12:]
-    if rank_and_world()[0] == 0 and (stage != "train" or result["status"] == "failed"):
+    if is_first() and (stage != "train" or result["status"] == "failed"):
         results.write_result(folder, result)
     return result
 
@@ -99,7 +99,7 @@ def _perform(
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
     history = _train(job, workshop, model, likelihood, folder, callbacks, progress)
-    if rank_and_world()[0] == 0:
+    if is_first():
         write_model(model, folder / MODEL)
     header = _header(job, workshop)
     if stage == "train":
