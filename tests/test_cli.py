@@ -187,8 +187,9 @@ def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path)
 
 
 def test_two_processes_train_and_evaluate_as_one(tmp_path):
-    command = [sys.executable, "-m", "leanbayes", "compare", "--methods", "rank1", "--no-shift", "--ood", "noise",
-               "--recipe.epochs", "2", "--late", "0.5", "--devices", "2", "--device", "cpu", "--train-rows", "200"]  # fmt: skip
+    flags = ["--methods", "rank1", "--no-shift", "--ood", "noise", "--recipe.epochs", "2", "--late", "0.5"]
+    two = ["--devices", "2", "--device", "cpu", "--train-rows", "200", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "leanbayes", "compare", *flags, *two]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [*command, "--out", str(tmp_path)], capture_output=True, text=True, env=environment, check=False
