@@ -66,7 +66,7 @@ def map_components(case: Case) -> Numbers:
     plane = plane_of(weights)
     dots, star = plane.coordinates(weights), plane.coordinates(_flat(shared))
     ticks = [_ticks(torch.cat([dots[:, axis], star[axis, None]]), GRID[case.budget]) for axis in (0, 1)]
-    rows = _rows(workshop, weights.device)
+    rows = _rows(workshop)
     maps: dict[str, dict[str, list[list[float]]]] = {part: {"nll": [], "error": []} for part in rows}
     for second in ticks[1]:
         line = [_judge(shared, plane.point(torch.stack([first, second])), rows) for first in ticks[0]]
@@ -111,12 +111,12 @@ def draw_map(numbers: Numbers, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _rows(workshop: Workshop, device: torch.device) -> dict[str, tuple[Tensor, Tensor]]:
+def _rows(workshop: Workshop) -> dict[str, tuple[Tensor, Tensor]]:
     _, x, y = workshop.test
     train = workshop.data.train
     some = torch.arange(0, len(train), max(1, len(train) // LOOKED_AT))[:LOOKED_AT]
     known = workshop.data.inputs(train.x[some]), train.y[some]
-    return {"train": known, "test": (x[:LOOKED_AT].to(device), y[:LOOKED_AT])}
+    return {"train": known, "test": (x[:LOOKED_AT], y[:LOOKED_AT])}
 
 
 def _judge(

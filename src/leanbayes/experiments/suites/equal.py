@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
+from functools import cache
 
 import torch
 
@@ -39,6 +40,7 @@ def equal_parameters(net: str, members: int, *, num_outputs: int, input_shape: t
     return f"{stem}{best / STEPS:g}"
 
 
+@cache
 def count(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> int:
     """Return the number of parameters of a network, without making any."""
     with torch.device("meta"):

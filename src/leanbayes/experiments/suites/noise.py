@@ -89,7 +89,8 @@ def draw_noise(numbers: Numbers, path: Path) -> None:
             rows = [_mean_row(seeds, at) for at in range(len(next(iter(seeds.values()))))]
             parts = [[row[part] for row in rows] for part in ("aleatoric", "epistemic")]
             axis.stackplot([row["strength"] for row in rows], *parts, labels=("aleatoric", "epistemic"))
-            axis.set(title=f"{data}, {kind}: {label}", xlabel="strength", ylabel="mean entropy, nats")
+            axis.set_title(f"{data}, {kind}: {label}", fontsize=8)
+            axis.set(xlabel="strength", ylabel="mean entropy, nats")
     axes[0, 0].legend(fontsize=7)
     save_figure(figure, path)
 

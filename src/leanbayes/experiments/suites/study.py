@@ -104,7 +104,7 @@ def new_figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("figures need matplotlib, which is not here; install leanbayes[examples]") from error
-    return Figure(figsize=(width, height))
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def save_figure(figure: Any, path: Path) -> None:
