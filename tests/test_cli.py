@@ -14,6 +14,8 @@ import pytest
 
 import leanbayes as lb
 from leanbayes.cli import main
+from leanbayes.experiments.config import Source
+from leanbayes.experiments.workshop import load
 from leanbayes.options import comparison_options, jobs_of, parse
 
 FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--test-images", "40", "--train-rows", "100"]
@@ -201,7 +203,7 @@ def test_two_processes_train_and_evaluate_as_one(tmp_path):
     found = json.loads(path.read_text())
     assert sum(b["count"] for b in found["figures"]["reliability"]["bins"]) == found["data"]["test"]
     loaded = lb.load(path.parent / "model.safetensors", lb.models.SmallConvNet(input_shape=(1, 8, 8)))
-    digits = lb.data.load("digits")
+    digits = load(Source(name="digits", train_rows=200))  # its training rows set the scale of the inputs
     alone = lb.evaluate(loaded, (digits.inputs(digits.test.x), digits.test.y))
     assert alone.metrics["test"]["nll"] == pytest.approx(found["metrics"]["test"]["nll"], rel=1e-5)
 
