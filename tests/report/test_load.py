@@ -33,6 +33,15 @@ def test_plain_comes_first_then_names(tmp_path):
     assert labels[1:] == sorted(labels[1:])
 
 
+def test_runs_that_call_themselves_something_are_called_so(tmp_path):
+    for label in ("rank1-both", "rank1-mixture"):
+        record = make.classification("rank1", 0, make.METHODS["rank1"])
+        record["method"]["label"] = label
+        make.write(tmp_path, record, label)
+    (group,) = load_results(tmp_path).groups
+    assert [contender.label for contender in group.contenders] == ["rank1-both", "rank1-mixture"]
+
+
 def test_a_method_with_several_settings_is_told_apart_by_what_differs(tmp_path):
     for components in (4, 16):
         record = make.classification("rank1", 0, make.METHODS["rank1"])

@@ -30,25 +30,18 @@ def run_all(
     """
     out.mkdir(parents=True, exist_ok=True)
     workshops: dict[Any, Workshop] = {}
-    if not fresh:
-        for job in jobs:
-            finished(job, job.folder(out))  # other settings in the same folder: say so before hours of work
+    # All at once, before hours of work: a folder may hold a run with other settings.
+    done = [None if fresh else finished(job, job.folder(out)) for job in jobs]
     found: list[dict[str, Any]] = []
     with _Overview(jobs, shown=progress) as overview:
-        for job in jobs:
-            key = (job.source, job.net, job.judging)
-            if key not in workshops:
-                workshops = {key: Workshop(*key)}  # one at a time: data sets are large
+        for job, result in zip(jobs, done, strict=True):
             overview.begin(job)
-            result = perform(
-                job,
-                workshops[key],
-                out,
-                stage=stage,
-                fresh=fresh,
-                callbacks=(overview.epoch, *(watch(job, workshops[key]) if watch else ())),
-                progress=False,
-            )
+            if result is None or stage == "train":
+                key = (job.source, job.net, job.judging)
+                if key not in workshops:
+                    workshops = {key: Workshop(*key)}  # one at a time: data sets are large
+                callbacks = (overview.epoch, *(watch(job, workshops[key]) if watch else ()))
+                result = perform(job, workshops[key], out, stage=stage, fresh=fresh, callbacks=callbacks)
             overview.end(job, result)
             found.append(result)
     return found

@@ -40,7 +40,7 @@ def perform(
     stage: Stage = "compare",
     fresh: bool = False,
     callbacks: tuple[Callback, ...] = (),
-    progress: bool = True,
+    progress: bool = False,
 ) -> dict[str, Any]:
     """Train and evaluate one job, and return its result; a run that fails is written down as failed.
 

@@ -223,7 +223,7 @@ def _by_seed(run: Run) -> tuple[float, str]:
 
 
 def _labels(runs: Iterable[Run]) -> dict[str, tuple[str, str]]:
-    """Name every run (by its path): the method, with those fields that differ between runs of the same method."""
+    """Name every run (by its path): as it calls itself, else by its method and the fields that differ."""
     values: dict[tuple[str, str], set[str]] = {}
     runs = list(runs)
     for run in runs:
@@ -233,7 +233,8 @@ def _labels(runs: Iterable[Run]) -> dict[str, tuple[str, str]]:
     for run in runs:
         differing = sorted(field for (name, field), found in values.items() if name == run.name and len(found) > 1)
         told = ", ".join(f"{field}={write_value(run.fields.get(field))}" for field in differing)
-        labels[run.path] = (run.name, f"{run.name} ({told})" if told else run.name)
+        own = str(run.record["method"].get("label") or run.name)
+        labels[run.path] = (run.name, f"{own} ({told})" if told and own == run.name else own)
     return labels
 
 
