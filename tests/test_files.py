@@ -44,6 +44,18 @@ def test_tensors_with_shared_names_come_back(tmp_path):
     assert read_tensors(path, tensors=False) == ({"note": "one"}, {})
 
 
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_tensors_have_the_rights_of_any_new_file(tmp_path, mask):
+    before = os.umask(mask)
+    try:
+        write_tensors({"a": torch.ones(2)}, tmp_path / "t.safetensors", {})
+        write_tensors({"a": torch.ones(2)}, tmp_path / "t.safetensors", {})  # also where one is replaced
+    finally:
+        os.umask(before)
+    assert (tmp_path / "t.safetensors").stat().st_mode & 0o777 == 0o666 & ~mask
+    assert list(tmp_path.iterdir()) == [tmp_path / "t.safetensors"]
+
+
 def test_what_safetensors_says_of_a_broken_write_is_an_os_error(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,10 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        temporary.touch(exist_ok=False)  # with the rights of any new file, unlike those of the module tempfile
+        temporary.touch(exist_ok=False)
+        rights = temporary.stat().st_mode  # those of any new file; safetensors puts a private one in its place
         write(temporary)
+        temporary.chmod(stat.S_IMODE(rights))
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)

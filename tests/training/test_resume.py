@@ -130,7 +130,9 @@ def test_another_recipe_training_set_conversion_or_network_is_refused(tmp_path):
         return fit(model, data or images(), short(**fields), folder=tmp_path, resume=True)
 
     with pytest.raises(
-        ValueError, match=r"belongs to another recipe: lr was 0\.05 and is 0\.1; pass the same, or resume=F"
+        ValueError,
+        match=r"belongs to another recipe: lr was 0\.05 and is 0\.1; pass the same recipe; "
+        "to begin anew: resume=False, on the command line --fresh",
     ):
         resume(rank1(), lr=0.1)
     with pytest.raises(ValueError, match="belongs to another training set: rows was 96 and is 64"):
@@ -151,7 +153,11 @@ def test_a_damaged_state_is_refused_and_left_alone(tmp_path):
     save_file(tensors, foreign, {"leanbayes.training": '{"format": 1}'})
     for broken in (content[: len(content) // 2], b"", b"no state at all", foreign.read_bytes()):
         file_of(tmp_path).write_bytes(broken)
-        with pytest.raises(ValueError, match=r"the checkpoint '.*' is damaged; delete it, or resume=False starts anew"):
+        with pytest.raises(
+            ValueError,
+            match=r"the checkpoint '.*last\.safetensors' is damaged; remove this file, or, "
+            "to begin anew: resume=False, on the command line --fresh",
+        ):
             fit(rank1(), images(), short(), folder=tmp_path, resume=True)
         assert file_of(tmp_path).read_bytes() == broken
     save_file(tensors, file_of(tmp_path), {"leanbayes.training": header_with(content, tmp_path, format=9)})

@@ -27,7 +27,7 @@ HEADER = "leanbayes.training"
 MODEL, OPTIMIZER, RANDOM = "model/", "optimizer/", "random/"
 NETWORK = "network."  # where a phase keeps the user's model
 KEYS = ("format", "epoch", "history", "recipe", "rows", "layers", "tied")
-ANEW = "resume=False starts anew"
+ANEW = "to begin anew: resume=False, on the command line --fresh"
 
 
 class Checkpoint:
@@ -97,13 +97,12 @@ class Checkpoint:
         return History(header["history"])
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        advice = f"delete it, or {ANEW}"
         try:
             metadata, tensors = read_tensors(self.path)
             header = json.loads(metadata[HEADER])
             version, *_ = (header[key] for key in KEYS)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"the checkpoint '{self.path}' is damaged; {advice}") from error
+            raise ValueError(f"the checkpoint '{self.path}' is damaged; remove this file, or, {ANEW}") from error
         if version > FORMAT:
             raise ValueError(f"'{self.path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
         return header, tensors
@@ -126,7 +125,7 @@ class Checkpoint:
                 if old != new:
                     raise ValueError(
                         f"the checkpoint '{self.path}' belongs to another {kind}: {name} was {old} and is {new}; "
-                        f"pass the same, or {ANEW}"
+                        f"pass the same {kind}; {ANEW}"
                     )
 
     def _compare_shapes(self, there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
@@ -135,7 +134,7 @@ class Checkpoint:
             if old != new:
                 raise ValueError(
                     f"the checkpoint '{self.path}' belongs to another network: '{name.removeprefix(NETWORK)}' is {old} "
-                    f"there and {new} here; pass the same network, or {ANEW}"
+                    f"there and {new} here; pass the same network; {ANEW}"
                 )
 
 
