@@ -302,6 +302,17 @@ def test_nan_is_refused(kind):
         kind().fit(p, y)
 
 
+@pytest.mark.parametrize("kind", [Temperature, Conformal])
+def test_probabilities_in_place_of_a_prediction_are_refused(kind):
+    p, y = over_classes(50, 0)
+    with pytest.raises(
+        TypeError, match=r"expected a Prediction, as lb\.predict returns it, got Tensor; pass all of it"
+    ):
+        kind().fit(p.mean, y)
+    with pytest.raises(TypeError, match=r"expected a Prediction, .*got Tensor"):
+        kind().fit(p, y)(p.mean)
+
+
 def test_impossible_settings_are_refused():
     with pytest.raises(ValueError, match="expected a level between 0 and 1, got 90"):
         Conformal(90)

@@ -58,6 +58,7 @@ class Temperature:
 
     def fit(self, prediction: Prediction, y: Tensor) -> Self:
         """Find the temperature from predictions and targets that trained nothing; returns itself."""
+        _check_prediction(prediction)
         scale: Scale = self.scale or ("mean" if prediction.samples is None else "draws")
         if isinstance(prediction.likelihood, Gaussian):
             self.temperature = _best_stretch(prediction, y, scale)
@@ -108,6 +109,7 @@ class Conformal:
 
     def fit(self, prediction: Prediction, y: Tensor) -> Self:
         """Find the threshold from predictions and targets that trained nothing; returns itself."""
+        _check_prediction(prediction)
         if isinstance(prediction.likelihood, Gaussian):
             mean, std = finite(prediction.mean, "predictions"), finite(prediction.std, "standard deviations")
             scores = (matched(y, mean) - mean).abs() / std
@@ -140,8 +142,18 @@ class Conformal:
 _UNFITTED = "{} is not fitted yet: call fit(prediction, y) with rows that trained nothing"
 
 
+def _check_prediction(prediction: object) -> None:
+    """Raise unless it is a prediction, and not the probabilities out of one."""
+    if not isinstance(prediction, Prediction):
+        raise TypeError(
+            f"expected a Prediction, as lb.predict returns it, got {type(prediction).__name__}; pass all of it, not "
+            "its mean"
+        )
+
+
 def _check_kind(likelihood: type, prediction: Prediction) -> None:
     """Raise unless the prediction is of the kind that was fitted."""
+    _check_prediction(prediction)
     if type(prediction.likelihood) is not likelihood:
         raise TypeError(
             f"expected a prediction with {likelihood.__name__}, as fitted, got {type(prediction.likelihood).__name__}; "

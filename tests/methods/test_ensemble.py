@@ -113,6 +113,28 @@ def test_round_trips_and_summary(ensemble, tmp_path):
     assert said.parameters == sum(p.numel() for p in network().parameters())
 
 
+class Bare(nn.Module):
+    """A network whose matrix nobody can initialise anew; its shift starts at zero in every network."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.norm = nn.Parameter(torch.zeros(3)), nn.LayerNorm(3)
+        self.matrix = nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x):
+        return self.norm(x @ self.matrix + self.shift)
+
+
+def test_members_that_stay_equal_are_a_warning_that_names_the_parameter():
+    net = nn.Sequential(nn.Linear(4, 4), Bare())
+    with pytest.warns(UserWarning, match=r"parameter '1\.matrix' is the same in all members.*lb\.Ensemble\(\[") as told:
+        lb.convert(net, lb.DeepEnsemble(components=3))
+    assert [warning.filename for warning in told] == [__file__]
+    lb.convert(net, lb.DeepEnsemble(components=1))
+    lb.convert(net, lb.DeepEnsemble(init="copy"))
+    lb.Ensemble([Bare(), Bare()])
+
+
 def test_wrong_use_says_what_to_do():
     with pytest.raises(ValueError, match="at least one member"):
         lb.Ensemble([])

@@ -7,7 +7,8 @@ i mod K, and where members are stochastic themselves, their draw i // K.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -139,6 +140,7 @@ class DeepEnsemble(Method):
         if self.init == "fresh":
             for member in members[1:]:
                 reset(member)
+            _warn_of_equal(members)
         return Ensemble(members, self)
 
 
@@ -148,3 +150,30 @@ def reset(network: nn.Module) -> None:
         again = getattr(module, "reset_parameters", None)
         if callable(again):
             again()
+
+
+def _warn_of_equal(members: Sequence[nn.Module]) -> None:
+    """Warn if a parameter that nothing initialised anew is the same in two members."""
+    if len(members) < 2:
+        return
+    second = dict(members[1].named_parameters())
+    for name in _out_of_reach(members[0]):
+        first = members[0].get_parameter(name)
+        # What is constant is so by its initialisation, and would be the same in a new network, too.
+        if torch.equal(first, second[name]) and (first != first.flatten()[:1]).any():
+            warnings.warn(
+                f"the parameter '{name}' is the same in all members, since its module has no reset_parameters; build "
+                "the members yourself: lb.Ensemble([make_network() for _ in range(4)])",
+                stacklevel=4,
+            )
+            return
+
+
+def _out_of_reach(network: nn.Module) -> Iterator[str]:
+    """Yield the names of parameters whose own module has no `reset_parameters`; noise may be alike and is left out."""
+    noisy = [path for path, module in network.named_modules() if isinstance(module, StochasticLayer)]
+    for name, _ in network.named_parameters():
+        path = name.rpartition(".")[0]
+        inside = any(path == one or path.startswith(f"{one}.") or not one for one in noisy)
+        if not inside and not callable(getattr(network.get_submodule(path), "reset_parameters", None)):
+            yield name
