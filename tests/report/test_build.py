@@ -129,6 +129,13 @@ def test_failures_and_damage_are_shown(tmp_path):
     assert "bad/result.json is not readable JSON" in text
 
 
+def test_a_long_error_is_shown_whole(tmp_path):
+    error = "ValueError: " + " ".join(f"word{i}" for i in range(80)) + ". Do this."
+    make.write(tmp_path, make.failed("rank1", 0, error))
+    (summary,) = re.findall(r"<summary>.*?</summary>", build(tmp_path).read_text(), re.S)
+    assert error in summary
+
+
 def test_nothing_but_damage_still_gives_a_page(tmp_path):
     (tmp_path / "result.json").write_text("?")
     assert "1 file could not be read" in build(tmp_path).read_text()

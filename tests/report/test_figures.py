@@ -11,7 +11,7 @@ import pytest
 from leanbayes.report import load_results
 from leanbayes.report.figures import figures
 from leanbayes.report.figures.examples import galleries
-from leanbayes.report.figures.svg import Axis, Chart, linear_axis, ratio_axis, series_class, write_tick
+from leanbayes.report.figures.svg import Axis, Chart, LARGE, linear_axis, ratio_axis, series_class, SMALL, write_tick
 from leanbayes.report.pooled import pooled_histograms, pooled_reliability, rebin
 from tests.report import make
 
@@ -93,7 +93,7 @@ def test_regression_draws_levels_and_training(tmp_path):
     found = figures(group_of(make.regression_tree(tmp_path)))
     assert [figure.key for figure in found] == ["cost", "reliability", "training"]
     assert found[1].numbers.head == ("Method", "Level", "Coverage")
-    assert found[1].panels[0].note == "Coverage 91.0 %"
+    assert found[1].panels[0].note == "Coverage of 95\u00a0% interval: 91.0 %"
     assert [panel.title for panel in found[2].panels] == ["Loss, nats per input", "NLL, nats per input"]
 
 
@@ -148,6 +148,21 @@ def test_linear_axes_hold_their_values_between_round_ticks(values):
     np.testing.assert_allclose(steps, steps[0], rtol=1e-6)
     assert axis.share(axis.low) == 0
     assert axis.share(axis.high) == 1
+
+
+@pytest.mark.parametrize("size", [LARGE, SMALL])
+@pytest.mark.parametrize("values", [(-6.3864, -6.3861), (0, 1), (-123.456, -123.452)])
+def test_the_name_of_an_axis_stands_clear_of_its_numbers(size, values):
+    chart = Chart(linear_axis("x", (0, 1)), linear_axis("LPD (higher is better)", values), size)
+    root = ElementTree.fromstring(chart.render(""))
+    ends = [(float(n.get("x")), len(n.text)) for n in root.iter("text") if n.get("text-anchor") == "end"]
+    assert min(end - 6.4 * letters for end, letters in ends) >= 11 + 4, "the name's baseline is at 11"
+    assert all(end < chart.at(0, values[0])[0] for end, _ in ends)
+
+
+def test_the_clean_images_of_a_sweep_are_said_to_be_a_subset(tmp_path):
+    severity = next(f for f in figures(group_of(make.tree(tmp_path, THREE))) if f.key == "severity")
+    assert "not the whole test set" in severity.caption
 
 
 def test_ratio_axes_are_logarithmic_and_hold_one():

@@ -133,9 +133,25 @@ def test_the_best_and_what_may_be_as_good_are_marked(tmp_path):
 
 
 def test_with_one_seed_only_the_best_and_its_equals_are_marked(tmp_path):
-    table = table_of(nll_tree(tmp_path, {"a": [0.3], "b": [0.3], "c": [0.300001]}))
+    table = table_of(nll_tree(tmp_path, {"a": [0.3], "b": [0.3], "c": [0.301]}))
     assert [cell.mark for cell in column(table, "test", "nll").values()] == ["best", "best", ""]
     assert all(cell.sem == "" for cell in column(table, "test", "nll").values())
+
+
+@pytest.mark.parametrize(
+    ("seeds", "written", "marks"),
+    [
+        ({"a": [0.12341], "b": [0.12344], "c": [0.2]}, ["0.12341", "0.12344", "0.20000"], ["best", "", ""]),
+        ({"a": [0.1234], "b": [0.1234001], "c": [0.2]}, ["0.123", "0.123", "0.200"], ["best", "best", ""]),
+        ({"a": [0.1234], "b": [0.1234001]}, ["0.123", "0.123"], ["", ""]),
+        ({"a": [0.1, 0.2], "b": [0.1, 0.2001], "c": [0.9, 0.9]}, ["0.150", "0.150", "0.900"], ["best", "best", ""]),
+    ],
+    ids=["a digit more shows it", "no digit shows it", "none is seen to be better", "chance is no reason for digits"],
+)
+def test_what_reads_alike_is_marked_alike(tmp_path, seeds, written, marks):
+    cells = column(table_of(nll_tree(tmp_path, seeds)), "test", "nll").values()
+    assert [cell.mean for cell in cells] == written
+    assert [cell.mark for cell in cells] == marks
 
 
 def test_where_all_are_equal_none_is_best(tmp_path):
@@ -158,7 +174,7 @@ def test_columns_without_numbers_are_absent_and_gaps_stay_empty(tmp_path):
 
 def test_regression_has_its_own_columns(tmp_path):
     table = table_of(make.regression_tree(tmp_path)).only("brief", "main")
-    assert [c.title for c in table.columns][:4] == ["RMSE", "LPD", "CRPS", "Coverage"]
+    assert [c.title for c in table.columns][:4] == ["RMSE", "LPD", "CRPS", "Coverage of 95\u00a0% interval"]
     assert column(table, "test", "lpd")["deep_ensemble"].mark == "best"
     assert column(table, "test", "rmse")["deep_ensemble"].mark == "best"
 
@@ -191,6 +207,12 @@ def test_seeds_that_agree_have_an_error_of_zero_and_constant_costs_have_none():
     assert figure.write(Estimate(0.5, 0.0, 3), 2) == ("0.50", "0.00")
     cost = Column(key=("cost", "x"), title="X", group="Cost", better="lower", help="", marked=False)
     assert cost.write(Estimate(0.5, 0.0, 3), 2) == ("0.50", "")
+
+
+def test_zero_has_no_sign():
+    figure = Column(key=("test", "x"), title="X", group="Test set", better="lower", help="")
+    assert figure.write(Estimate(-1e-7, None, 1), 4) == ("0.0000", "")
+    assert figure.write(Estimate(-0.1, None, 1), 4) == ("-0.1000", "")
 
 
 def test_an_error_too_small_to_write_is_not_written_as_zero():

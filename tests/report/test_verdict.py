@@ -55,7 +55,9 @@ def test_dear_methods_are_mentioned_and_not_recommended(tmp_path):
     figures = {"plain": [0.30, 0.32], "rank1": [0.20, 0.22], "deep_ensemble": [0.10, 0.12]}
     found = verdict_of(tmp_path, figures, {"deep_ensemble": DEAR})
     assert found.choice == "rank1"
-    assert found.sentence.endswith("; deep_ensemble is better (0.110 ± 0.010), at 4 times the cost.")
+    assert found.sentence.endswith(
+        "; deep_ensemble is better (0.110 ± 0.010), at 4 times the plain network's training step."
+    )
 
 
 @pytest.mark.parametrize("ratio", ["train_step_ratio", "predict_ratio"])
@@ -91,8 +93,27 @@ def test_where_all_methods_are_dear_the_cheapest_is_named(tmp_path):
     assert found.choice is None
     assert found.sentence == (
         "On digits with lenet, no method costs at most 2 times the plain network (NLL 0.310 ± 0.010); the cheapest is "
-        "rank1 (0.310 ± 0.000), at 2.5 times the cost."
+        "rank1 (0.310 ± 0.000), at 2.5 times the plain network's prediction (pass for pass)."
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [("train_step_ratio", 4.45, "4.45 times the plain network's training step"),
+     ("extra_percent", 200.0, "3 times the plain network's parameters")],
+)  # fmt: skip
+def test_a_price_says_of_what(tmp_path, field, value, told):
+    found = verdict_of(tmp_path, {"plain": [0.1], "rank1": [0.085]}, {"rank1": {**CHEAP, field: value}})
+    assert found.sentence.endswith(f"the cheapest is rank1 (0.0850), at {told}.")
+
+
+def test_a_plain_network_alone_is_said_to_be_alone(tmp_path):
+    assert verdict_of(tmp_path, {"plain": [0.3]}).sentence == (
+        "On digits with lenet, only the plain network was run (NLL 0.300): there is no method to weigh against it."
+    )
+    make.write(tmp_path, make.failed("rank1", 0, "Killed"))
+    (group,) = load_results(tmp_path).groups
+    assert "only the plain network came to its end with a test NLL (0.300)" in verdict(group).sentence
 
 
 def test_an_unmeasured_cost_is_said(tmp_path):

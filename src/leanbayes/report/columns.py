@@ -64,7 +64,7 @@ class Column:
         mean = estimate.mean * self.scale
         if self.style != "number":
             return _WRITERS[self.style](mean), ""
-        written = f"{estimate.bound}{mean:.{decimals}f}"
+        written = f"{estimate.bound}{mean:z.{decimals}f}"  # z: no minus before zero
         if estimate.sem is None or (estimate.sem == 0 and not self.marked):
             return written, ""
         sem, smallest = estimate.sem * self.scale, 10.0**-decimals
@@ -200,8 +200,9 @@ REGRESSION = (
         help="Continuous ranked probability score, in the target's units: the error of the whole distribution.",
     ),
     Column(
-        key=("test", "coverage"), title="Coverage", unit="%", scale=100, group="Test set", better="higher",
-        marked=False, place="brief", help="Share of targets inside the central 95 % interval: 95 would be right.",
+        key=("test", "coverage"), title="Coverage of 95\u00a0% interval", unit="%", scale=100, group="Test set",
+        better="higher", marked=False, place="brief",
+        help="Share of targets inside the central 95 % interval: 95 would be right.",
     ),
 )  # fmt: skip
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any
 
 from leanbayes.report.columns import Column, CORRUPTED, COST, foreign_columns, Key, test_columns
 from leanbayes.report.corrupted import corrupted_facts, mean_rows, Rows
 from leanbayes.report.equivalent import ensemble_equivalents
-from leanbayes.report.estimate import difference_error, Estimate, estimate, number
+from leanbayes.report.estimate import Estimate, estimate, number
 from leanbayes.report.load import Contender, Group, Run
-
-Mark = Literal["best", "near", ""]
+from leanbayes.report.marks import decimals_of, Mark, marks_of
 
 
 @dataclass(frozen=True)
@@ -130,27 +129,6 @@ def _columns(group: Group) -> list[Column]:
 def _cells(column: Column, estimates: list[Estimate | None]) -> list[Cell | None]:
     """Write a column: equal decimals, marks at the best and at those that may be as good."""
     known = [found for found in estimates if found is not None]
-    decimals = column.decimals(known)
-    marks = _marks(column, known)
-    return [
-        None if found is None else Cell(found, *column.write(found, decimals), marks[id(found)]) for found in estimates
-    ]
-
-
-def _marks(column: Column, known: list[Estimate]) -> dict[int, Mark]:
-    """Mark the best mean, and those no farther from it than one standard error of the difference.
-
-    Where all means are equal there is no best.
-    """
-    if not column.marked or len({found.mean for found in known}) < 2:
-        return {id(found): "" for found in known}
-    sign = 1 if column.better == "higher" else -1
-    best = max(known, key=lambda found: sign * found.mean)
-
-    def mark(found: Estimate) -> Mark:
-        gap = abs(found.mean - best.mean)
-        if gap == 0:
-            return "best"
-        return "near" if gap <= difference_error(found, best) else ""
-
-    return {id(found): mark(found) for found in known}
+    decimals = decimals_of(column, known)
+    marks = iter(marks_of(column, known, decimals))
+    return [None if found is None else Cell(found, *column.write(found, decimals), next(marks)) for found in estimates]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from leanbayes.report.columns import Column, Key, test_columns
 from leanbayes.report.estimate import difference_error, Estimate
 from leanbayes.report.load import Contender, Group
+from leanbayes.report.marks import decimals_of
 from leanbayes.report.table import estimates_of
 
 AFFORDABLE = 2.0  # plain networks
@@ -18,7 +19,11 @@ RULE = (
     f"for real targets) is recommended if it beats the plain network by more than {CLEAR:g} standard errors of the "
     "difference."
 )
-COSTS = ("train_step_ratio", "predict_ratio", "parameter_ratio")
+COSTS = {  # what is measured, and how it is called in a sentence
+    "train_step_ratio": "training step",
+    "predict_ratio": "prediction (pass for pass)",
+    "parameter_ratio": "parameters",
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,12 @@ class Candidate:
     def cost(self) -> float | None:
         """The largest of the three ratios; None unless all were measured."""
         return max(ratio.mean for ratio in self.ratios.values()) if len(self.ratios) == len(COSTS) else None
+
+    @property
+    def price(self) -> str:
+        """The largest of the three ratios in words, with what it is a ratio of."""
+        name, ratio = max(self.ratios.items(), key=lambda pair: pair[1].mean)
+        return f"{ratio.mean:.3g} times the plain network's {COSTS[name]}"
 
     @property
     def affordable(self) -> bool:
@@ -80,7 +91,7 @@ def verdict(group: Group) -> Verdict:
     elif plain is None:
         choice, told = None, _without_plain(column, ranked[0])
     elif not rivals:
-        choice, told = None, _without_rivals(column, plain, ranked) + _others(column, plain, ranked)
+        choice, told = None, _without_rivals(group, plain, ranked) + _others(column, plain, ranked)
     else:
         choice, told = _weigh(column, plain, rivals[0])
         told += _others(column, rivals[0] if choice else plain, ranked)
@@ -93,7 +104,7 @@ def candidates(group: Group) -> list[Candidate]:
     known = [
         (who, found) for who, found in zip(group.contenders, estimates_of(group), strict=True) if column.key in found
     ]
-    decimals = column.decimals([found[column.key] for _, found in known])
+    decimals = decimals_of(column, [found[column.key] for _, found in known])
     ranked = []
     for contender, found in known:
         mean, sem = column.write(found[column.key], decimals)
@@ -129,14 +140,20 @@ def _without_plain(column: Column, best: Candidate) -> str:
     )
 
 
-def _without_rivals(column: Column, plain: Candidate, ranked: list[Candidate]) -> str:
+def _without_rivals(group: Group, plain: Candidate, ranked: list[Candidate]) -> str:
+    """Say why no method is affordable: there is none, or its cost is unknown or too high."""
+    title = headline(group.task).title
+    if len(group.contenders) == 1 and not group.failures:
+        return f"only the plain network was run ({title} {plain.written}): there is no method to weigh against it"
+    if len(ranked) == 1:
+        return f"only the plain network came to its end with a test {title} ({plain.written})"
     known = [(c.cost, c) for c in ranked if c.cost is not None and not c.contender.is_reference]
     if not known:
-        return f"no method can be weighed against the plain network ({column.title} {plain.written})"
-    cost, cheapest = min(known, key=lambda pair: pair[0])
+        return f"no method can be weighed against the plain network ({title} {plain.written})"
+    _, cheapest = min(known, key=lambda pair: pair[0])
     return (
-        f"no method costs at most {AFFORDABLE:g} times the plain network ({column.title} {plain.written}); "
-        f"the cheapest is {cheapest.label} ({cheapest.written}), at {cost:.3g} times the cost"
+        f"no method costs at most {AFFORDABLE:g} times the plain network ({title} {plain.written}); "
+        f"the cheapest is {cheapest.label} ({cheapest.written}), at {cheapest.price}"
     )
 
 
@@ -175,7 +192,7 @@ def _others(column: Column, choice: Candidate, ranked: list[Candidate]) -> str:
     dearer = [c for c in ranked if c.cost is not None and not c.affordable and _clearly_better(column, c, choice)]
     if dearer:
         best = dearer[0]
-        parts.append(f"; {best.label} is better ({best.written}), at {best.cost:.3g} times the cost")
+        parts.append(f"; {best.label} is better ({best.written}), at {best.price}")
     unknown = [c.label for c in ranked if c.cost is None]
     if unknown:
         parts.append(f"; the cost of {_list(unknown)} was not measured")

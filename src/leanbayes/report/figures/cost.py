@@ -64,7 +64,7 @@ def _name_points(chart: Chart, pixels: list[Point], names: list[str]) -> None:
         for shift, drop, anchor in ((8, 4, "start"), (-8, 4, "end"), (4, -8, "start"), (4, 16, "start")):
             left = x + shift - (wide if anchor == "end" else 0)
             box = (left, y + drop - LINE, left + wide, y + drop + 2)
-            inside = size.left <= left and box[2] <= size.width and box[3] <= size.height - size.bottom
+            inside = chart.left <= left and box[2] <= size.width and box[3] <= size.height - size.bottom
             if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
                 chart.text((x + shift, y + drop), name, anchor)

@@ -86,7 +86,7 @@ def _notes(group: Group) -> dict[int, str]:
     i = keys.index(wanted)
     column = table.columns[i]
     cells = {row.contender.series: row.cells[i] for row in table.rows}
-    return {series: f"{column.title} {cell.text} {column.unit}" if cell else "" for series, cell in cells.items()}
+    return {series: f"{column.title}: {cell.text} {column.unit}" if cell else "" for series, cell in cells.items()}
 
 
 def _reliability(contender: Contender, bins: list[Bin], across: str, upwards: str) -> str:

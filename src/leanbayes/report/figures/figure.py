@@ -55,7 +55,7 @@ def write(found: Estimate | None, scale: float = 1.0) -> str:
     """Write an estimate to four significant digits, with its standard error where there is one."""
     if found is None:
         return ""
-    mean = f"{found.mean * scale:.4g}"
+    mean = f"{found.mean * scale:z.4g}"
     return mean if found.sem is None else f"{mean} ± {found.sem * scale:.2g}"
 
 

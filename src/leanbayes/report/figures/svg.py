@@ -6,8 +6,12 @@ import html
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 Point = tuple[float, float]
+DIGIT = 6.6  # pixels, at least the width of a character on an axis
+TICK_GAP = 5  # pixels between a number and its axis
+NAME_END = 20  # pixels from the edge to where the upright name of an axis is clear of the numbers
 COLOURS = 10  # how many the style sheet defines; series beyond them come back dashed
 
 
@@ -29,7 +33,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a chart and its margins, in CSS pixels at its natural scale."""
+    """Size of a chart and its smallest margins, in CSS pixels at its natural scale."""
 
     width: int
     height: int
@@ -95,11 +99,17 @@ class Chart:
     size: Size = LARGE
     marks: list[str] = field(default_factory=list)
 
+    @cached_property
+    def left(self) -> float:
+        """The left margin: it grows with the widest number on the axis, so that the axis' name stands clear of it."""
+        widest = DIGIT * max((len(write_tick(tick)) for tick in self.y.ticks), default=0)
+        return max(self.size.left, widest + TICK_GAP + (NAME_END if self.y.label else 0))
+
     def at(self, x: float, y: float) -> Point:
         """Return the pixel of a pair of values."""
         s = self.size
-        across, up = s.width - s.left - s.right, s.height - s.top - s.bottom
-        return s.left + across * self.x.share(x), s.top + up * (1 - self.y.share(y))
+        across, up = s.width - self.left - s.right, s.height - s.top - s.bottom
+        return self.left + across * self.x.share(x), s.top + up * (1 - self.y.share(y))
 
     def line(self, points: Sequence[Point], classes: str, title: str = "") -> None:
         """Draw a line through the points."""
@@ -141,17 +151,17 @@ class Chart:
 
     def _axes(self) -> str:
         """Draw the ticks with thin lines across, and the labels."""
-        s, parts = self.size, []
+        s, left, parts = self.size, _short(self.left), []
         for tick in self.y.ticks:
             y = self.at(self.x.low, tick)[1]
-            parts.append(f'<path class="grid" d="M{s.left} {_short(y)}H{s.width - s.right}"/>')
-            parts.append(_tick_text(s.left - 5, y + 3.5, "end", tick))
+            parts.append(f'<path class="grid" d="M{left} {_short(y)}H{s.width - s.right}"/>')
+            parts.append(_tick_text(self.left - TICK_GAP, y + 3.5, "end", tick))
         for tick in self.x.ticks:
             x = self.at(tick, self.y.low)[0]
             parts.append(f'<path class="tick" d="M{_short(x)} {s.height - s.bottom}v4"/>')
             parts.append(_tick_text(x, s.height - s.bottom + 15, "middle", tick))
-        parts.append(f'<path class="axis" d="M{s.left} {s.height - s.bottom}H{s.width - s.right}"/>')
-        middle = (s.left + s.width - s.right) / 2
+        parts.append(f'<path class="axis" d="M{left} {s.height - s.bottom}H{s.width - s.right}"/>')
+        middle = (self.left + s.width - s.right) / 2
         parts.append(f'<text class="name" x="{_short(middle)}" y="{s.height - 4}">{html.escape(self.x.label)}</text>')
         if self.y.label:
             place = f"translate(11 {_short((s.top + s.height - s.bottom) / 2)}) rotate(-90)"
