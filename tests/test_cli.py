@@ -16,7 +16,7 @@ import leanbayes as lb
 from leanbayes.cli import main
 from leanbayes.experiments.config import Source
 from leanbayes.experiments.workshop import load
-from leanbayes.options import comparison_options, jobs_of, parse
+from leanbayes.options import comparison_options, parse, plan_of
 
 FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--test-images", "40", "--train-rows", "100"]
 
@@ -58,11 +58,24 @@ def test_lists(capsys):
         (["report", "no-such-folder"], "no-such-folder"),
         (["bench", "--methods", "rank2"], "expected methods among"),
         (["reproduce", "no-such-suite"], "no-such-suite"),
+        (["compare", "--samples", "0"], "expected samples to be at least 1, got 0"),
+        (["compare", "--late", "2"], "below 1, got 2.0"),
+        (["compare", "--late", "nan"], "below 1, got nan"),
+        (["compare", "--ood", "mnits"], "mnits"),
+        (["compare", "--train-rows", "-5"], "expected train-rows to be at least 0"),
+        (["compare", "--train-rows", "3"], "leave class"),
+        (["compare", "--device", "cda"], "expected a device among auto"),
+        (["compare", "--devices", "3"], "expected a batch size that 3 processes can share"),
+        (["compare", "--net", ":"], "package.module:function"),
+        (["evaluate"], "run leanbayes train with the same flags first"),
+        (["compare", "--out", "a-file/below"], "cannot make the folder 'a-file/below'"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, said, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").touch()
     assert said in complaint(capsys, *arguments)
+    assert not (tmp_path / "runs").exists()  # nothing is left behind
 
 
 def test_flags_reach_the_jobs():
@@ -72,7 +85,7 @@ def test_flags_reach_the_jobs():
          "0.5", "--resume"],
         "compare",
     )  # fmt: skip
-    jobs = jobs_of(options)
+    jobs = plan_of(options).jobs
     assert [(job.name, job.seed) for job in jobs] == [("plain", 3), ("rank1", 3), ("plain", 4), ("rank1", 4)]
     assert jobs[1].method.components == 2
     assert jobs[1].recipe.epochs == 10
@@ -93,9 +106,29 @@ def test_compare_writes_results_table_and_report(tmp_path, capsys):
     stamps = [json.loads(path.read_text())["created"] for path in results]
     assert main(command) == 0  # finished runs are kept
     assert [json.loads(path.read_text())["created"] for path in results] == stamps
-    assert "other settings" in complaint(capsys, *command, "--samples", "5")
+    assert "evaluate --fresh" in complaint(capsys, *command, "--samples", "5")
+    assert "recipe.lr" in complaint(capsys, *command, "--recipe.lr", "0.3")
+    assert main(["evaluate", *command[1:], "--samples", "5", "--fresh"]) == 0
+    again = [json.loads(path.read_text()) for path in results]
+    assert [result["settings"]["judging"]["samples"] for result in again] == [5] * 4
+    assert again[0]["history"][0]["seconds"] > 0
+    capsys.readouterr()
     assert main(["report", str(out), "--markdown"]) == 0
     assert "| rank1" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_does_not_lose_the_report(tmp_path):
+    command = [sys.executable, "-m", "leanbayes", "compare", "--methods", "plain", *FAST, "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process.stdout.close()
+    assert process.wait() == 0
+    assert (tmp_path / "report.html").exists()
+
+
+def test_converting_at_epoch_0_is_heard():
+    flags = ["--methods", "rank1", "--recipe.epochs", "4", "--recipe.convert-at-epoch", "0"]
+    (job,) = plan_of(parse(comparison_options(), flags, "compare")).jobs
+    assert job.recipe.convert_at_epoch == 0
 
 
 def test_a_failed_run_is_exit_code_1_and_in_the_report(tmp_path, capsys):

@@ -99,3 +99,15 @@ def test_regression_is_judged_in_the_targets_own_units():
 
 def test_what_is_not_finite_becomes_null():
     assert numbers({"a": torch.tensor(float("nan")), "b": 2}) == {"a": None, "b": 2.0}
+
+
+def test_wrong_arguments_are_told_in_our_words(classifier):
+    _, bnn, x, y = classifier
+    for wrong, said in (
+        ({"test": x}, "expected test to be a pair"),
+        ({"test": (x, y), "ood": (x, None)}, "expected ood to be data by name"),
+        ({"test": (x, y), "ood": {"far": x}}, "expected far to be a pair"),
+        ({"test": (x, y), "shift": "fog"}, "expected shift to be"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            lb.evaluate(bnn, **wrong)

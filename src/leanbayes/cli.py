@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted; what was done is kept. The same command goes on from there.")
         return 130
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except OSError as error:
+        _complain(f"{error.strerror}: '{error.filename}'" if error.strerror and error.filename else str(error))
+        return 2
+    except (ValueError, ModuleNotFoundError) as error:
         _complain(str(error))
         return 2
 

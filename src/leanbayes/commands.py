@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +12,8 @@ from typing import Annotated, Any, Literal
 
 from leanbayes.experiments.run import Stage
 from leanbayes.experiments.workers import run_on_workers
-from leanbayes.options import comparison_options, jobs_of, out_of, parse
+from leanbayes.files import write_text
+from leanbayes.options import comparison_options, out_of, parse, plan_of
 from leanbayes.processes import is_first
 
 
@@ -19,8 +22,7 @@ def compare(arguments: list[str]) -> int:
     options = parse(comparison_options(), arguments, "compare")
     out = out_of(options)
     code = _run(options, "compare")
-    _show(out)
-    return code
+    return max(code, _show(out))
 
 
 def train(arguments: list[str]) -> int:
@@ -34,8 +36,7 @@ def evaluate(arguments: list[str]) -> int:
     options = parse(comparison_options(), arguments, "evaluate")
     out = out_of(options)
     code = _run(options, "evaluate")
-    _show(out)
-    return code
+    return max(code, _show(out))
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,10 @@ class Listing:
     """Say what there is.
 
     Attributes:
-        what: methods, nets, data or suites.
+        what: methods, nets, data or suites; all is everything.
     """
 
-    what: Literal["methods", "nets", "data", "suites"]
+    what: Literal["methods", "nets", "data", "suites", "all"]
 
 
 def list_names(arguments: list[str]) -> int:
@@ -82,16 +83,16 @@ def list_names(arguments: list[str]) -> int:
     from leanbayes.experiments.suites import SUITES
     from leanbayes.methods import all_methods
 
-    options = parse(_positional(Listing), arguments, "list")
-    if options.what == "data":
-        return data(["list"])
-    rows = {
-        "methods": [("plain", "the network as it is"), *((n, _summary(k)) for n, k in all_methods().items())],
-        "nets": [(name, "") for name in models.names()],
+    options = parse(_positional(Listing), arguments or ["all"], "list")
+    tables = {
+        "methods": [("plain", "The network as it is."), *((n, _summary(k)) for n, k in all_methods().items())],
+        "nets": list(models.describe().items()),
         "suites": [(name, _summary(suite)) for name, suite in SUITES.items()],
-    }[options.what]
-    _table(("name", "what it is") if any(row[1] for row in rows) else ("name",), rows)
-    return 0
+    }
+    for name, rows in tables.items():
+        if options.what in (name, "all"):
+            _table((name, "what it is"), rows)
+    return data(["list"]) if options.what in ("data", "all") else 0
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def data(arguments: list[str]) -> int:
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure what each method costs, in units of the plain network in the same run; prints JSON.
+    """Measure what each method costs, in units of the plain network in the same run.
 
     Attributes:
         net: a known name (leanbayes list nets), or your own as package.module:function.
@@ -155,6 +156,7 @@ class Bench:
         turns: how often each is measured; medians are reported.
         device: auto, cpu, cuda or mps.
         out: a JSON file to write.
+        json: print JSON instead of a table.
     """
 
     net: str = "wrn-16-2"
@@ -166,15 +168,33 @@ class Bench:
     turns: int = 7
     device: str = "auto"
     out: Path | None = None
+    json: bool = False
 
 
 def bench(arguments: list[str]) -> int:
     """Measure costs and print them."""
     from leanbayes.experiments.bench import measure
 
-    options = parse(Bench, arguments, "bench")
-    text = measure(**vars(options))
-    sys.stdout.write(text)
+    options = vars(parse(Bench, arguments, "bench"))
+    as_json, out = options.pop("json"), options.pop("out")
+    found = measure(**options)
+    text = json.dumps(found, indent=2) + "\n"
+    if out is not None:
+        write_text(text, out)
+    if as_json:
+        sys.stdout.write(text)
+        return 0
+    rows = [
+        (
+            name,
+            f"{c['extra_percent']:.2f}",
+            f"{c['train_step_ratio']:.2f}",
+            f"{c['predict_ratio']:.2f}",
+            str(c["passes"]),
+        )
+        for name, c in found["methods"].items()
+    ]
+    _table(("method", "extra parameters %", "training step x", "prediction x", "passes"), rows)
     return 0
 
 
@@ -214,19 +234,31 @@ def reproduce(arguments: list[str]) -> int:
 
 def _run(options: Any, stage: Stage) -> int:
     """Run the jobs that the flags ask for; 1 if any failed."""
-    fresh = options.fresh and stage != "evaluate"
-    found = run_on_workers(jobs_of(options), out_of(options), workers=options.workers, stage=stage, fresh=fresh)
+    plan = plan_of(options)
+    if is_first():
+        sys.stderr.write(f"{plan.sentence}\n")
+    found = run_on_workers(plan.jobs, out_of(options), workers=options.workers, stage=stage, fresh=options.fresh)
     return 0 if all(result["status"] == "done" for result in found) else 1
 
 
-def _show(out: Path) -> None:
-    """Print the table and write the report, from what lies in the folder."""
+def _show(out: Path) -> int:
+    """Write the report and print the table, from what lies in the folder; 1 if the report could not be written."""
     if not is_first():
-        return
+        return 0
     from leanbayes.report import build, load_results, terminal
 
-    terminal(load_results(out))
-    sys.stdout.write(f"report: {build(out)}\n")
+    try:
+        path = build(out)
+    except OSError as error:
+        sys.stderr.write(f"leanbayes: cannot write the report in '{out}' ({error.strerror or error}); the results are kept\n")
+        return 1
+    try:
+        terminal(load_results(out))
+        sys.stdout.write(f"report: {path}\n")
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # somebody has seen enough (| head); rich leaves on that
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the interpreter flushes it once more
+    return 0
 
 
 def _positional(kind: type[Any]) -> Any:

@@ -90,6 +90,7 @@ def evaluate(
         >>> result = lb.evaluate(bnn, (x, y), ood={"letters": (letters, None)})
         >>> result.metrics["test"]["nll"], result.metrics["ood"]["letters"]["auroc"]
     """
+    _check(test, ood, shift)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     samples = min(samples, distinct_draws(model) or samples)
     judge = _Judge(model, likelihood, samples, seed, batch_size, output, units)
@@ -178,6 +179,19 @@ class _Judge:
             output=self.output,
         ).to("cpu")
         return prediction if self.units is None else in_units(prediction, *self.units)
+
+
+def _check(test: Any, ood: Any, shift: Any) -> None:
+    """Refuse what would fail with somebody else's words."""
+    if not isinstance(ood or {}, Mapping):
+        raise TypeError(f"expected ood to be data by name, {{'letters': (x, None)}}, got {type(ood).__name__}")
+    for what, data in {"test": test, **(ood or {})}.items():
+        if not (isinstance(data, (DataLoader, Dataset)) or (isinstance(data, tuple) and len(data) == 2)):
+            raise TypeError(
+                f"expected {what} to be a pair (x, y), a Dataset or a DataLoader, got {type(data).__name__}"
+            )
+    if not isinstance(shift, Shift | None):
+        raise TypeError(f"expected shift to be a leanbayes.shift.Shift, got {type(shift).__name__}")
 
 
 def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:

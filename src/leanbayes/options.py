@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints, Literal, TypeVar
+from typing import Annotated, Any, get_type_hints, Literal, NamedTuple, TypeVar
 
 from leanbayes import data
 from leanbayes.experiments.budgets import Budget, stretched
 from leanbayes.experiments.budgets import recipe as recipe_of
 from leanbayes.experiments.config import Job, Judging, method_of, PLAIN, recipe_for, Source
+from leanbayes.experiments.run import device_of
 from leanbayes.experiments.workshop import load
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
@@ -19,7 +20,7 @@ from leanbayes.training import Recipe
 Options = TypeVar("Options")
 
 NET_OF_KIND = {"image": "lenet", "table": "mlp"}
-SMALLEST_LENET = 20
+SMALLEST_LENET = 28
 """Images below so many pixels are too small for LeNet's kernels; the small network takes them."""
 
 FOREIGN = {
@@ -39,14 +40,16 @@ class Common:
     Attributes:
         data: a known name (leanbayes list data), or a file or folder of your own: .npz with x_train, y_train, x_test,
             y_test; .csv; a folder train/CLASS/*.png, test/CLASS/*.png.
-        net: a known name (leanbayes list nets), or your own as package.module:function.
+        net: a known name (leanbayes list nets), or your own as package.module:function; default lenet for images, small
+            for images below 28 pixels, mlp for tables.
         methods: which methods, separated by commas; "all" for every one, "plain" is the network as it is.
         seeds: separated by commas; several give standard errors.
         budget: how long to train: quick is minutes, short about an hour on two cores, full the papers' schedules.
         samples: draws of every prediction.
-        ood: data sets that serve as foreign inputs, separated by commas; "none" for none, default by data set.
+        ood: data sets that serve as foreign inputs, separated by commas; "none" for none; default what is usual for the
+            data set and here, else noise and shuffled pixels.
         shift: evaluate on corrupted images, too.
-        shift_images: how many test images are corrupted.
+        shift_images: how many test images are corrupted; 0 is all.
         test_images: use so many test rows; 0 is all.
         train_rows: use so many training rows, evenly spaced; 0 is all.
         split: number of the train/test split, for the UCI sets, digits and .csv files.
@@ -104,8 +107,19 @@ def comparison_options() -> type[Any]:
     return made
 
 
-def jobs_of(options: Any) -> list[Job]:
-    """Return the jobs that the flags of a comparison ask for, plain network first, seed by seed."""
+class Plan(NamedTuple):
+    """What the flags of a comparison ask for: the jobs, and a sentence that says what was understood."""
+
+    jobs: list[Job]
+    sentence: str
+
+
+def plan_of(options: Any) -> Plan:
+    """Return the jobs that the flags of a comparison ask for, plain network first, seed by seed.
+
+    Raises:
+        ValueError: in one sentence, if a flag, the data or the machine do not allow it.
+    """
     source = Source(
         name=options.data,
         root=options.root,
@@ -120,6 +134,8 @@ def jobs_of(options: Any) -> list[Job]:
     recipe = stretched(recipe, given.get("epochs", recipe.epochs))
     machine = {"accelerator": options.device, "precision": options.precision, "devices": options.devices}
     recipe = replace(recipe, **machine, **given)
+    _check_machine(recipe)
+    late = given["convert_at_epoch"] / recipe.epochs if "convert_at_epoch" in given else options.late
     judging = Judging(
         samples=options.samples,
         ood=_foreign(options.ood, loaded),
@@ -131,9 +147,31 @@ def jobs_of(options: Any) -> list[Job]:
     jobs = []
     for method in (_method(name, options) for name in _methods(options.methods)):
         for seed in _numbers(options.seeds):
-            own = replace(recipe_for(method, recipe, options.late), seed=seed)
+            own = replace(recipe_for(method, recipe, late), seed=seed)
             jobs.append(Job(source=source, net=net, method=method, recipe=own, judging=judging))
-    return sorted(jobs, key=lambda job: job.seed)
+    return Plan(sorted(jobs, key=lambda job: job.seed), _understood(loaded, net, jobs))
+
+
+def _check_machine(recipe: Recipe) -> None:
+    device_of(recipe.accelerator)
+    if recipe.batch_size % recipe.devices:
+        raise ValueError(
+            f"expected a batch size that {recipe.devices} processes can share, got {recipe.batch_size}; set "
+            "--recipe.batch-size to a multiple"
+        )
+
+
+def _understood(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
+    """Say what was read out of the data and the flags: a mistake should be seen before hours of work."""
+    shape = "x".join(map(str, loaded.input_shape))
+    what = f"{len(loaded.classes)} classes" if loaded.task == "classification" else f"{loaded.num_outputs} real targets"
+    kind = f"images {shape}" if loaded.kind == "image" else f"{shape} columns"
+    runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
+    epochs = jobs[0].recipe.epochs
+    return (
+        f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {len(loaded.test):,} rows, {kind}; "
+        f"network {net}; {runs} of {epochs} epochs"
+    )
 
 
 def out_of(options: Any) -> Path:

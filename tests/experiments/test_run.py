@@ -79,8 +79,9 @@ def test_a_run_that_fails_is_written_down_and_tried_again(workshop, tmp_path):
 def test_training_and_evaluating_in_two_steps_is_the_same_as_in_one(workshop, tmp_path):
     method = lb.ImplicitNodes()
     with_both = perform(job(method), workshop, tmp_path / "a", progress=False)
-    missing = perform(job(method), workshop, tmp_path / "b", stage="evaluate", progress=False)
-    assert "leanbayes train" in missing["error"]
+    with pytest.raises(ValueError, match="leanbayes train"):
+        run_all([job(method)], tmp_path / "b", stage="evaluate")
+    assert not (tmp_path / "b").exists()
     perform(job(method), workshop, tmp_path / "b", stage="train", progress=False)
     later = perform(job(method), workshop, tmp_path / "b", stage="evaluate", progress=False)
     assert later["metrics"] == with_both["metrics"]
@@ -130,6 +131,10 @@ def test_own_networks_are_found_and_get_what_they_accept(tmp_path, monkeypatch):
         "def bare(): return nn.Linear(2, 2)\n"
         "def wrong(): return 3\n"
         "thing = 5\n"
+        "net = nn.Linear(2, 2)\n"
+        "def broken(): raise RuntimeError('no luck')\n"
+        "def greedy(more): return nn.Linear(2, 2)\n"
+        "def lazy(num_outputs): return nn.Sequential(nn.Flatten(), nn.LazyLinear(num_outputs))\n"
     )
     monkeypatch.chdir(tmp_path)
     make = maker("mine_for_test:whole", num_outputs=3, input_shape=(1, 8, 8))
@@ -137,7 +142,11 @@ def test_own_networks_are_found_and_get_what_they_accept(tmp_path, monkeypatch):
     assert maker("mine_for_test:bare", num_outputs=3, input_shape=(2,))() is not None
     with pytest.raises(ValueError, match=r"return a torch.nn.Module, got int"):
         maker("mine_for_test:wrong", num_outputs=3, input_shape=(2,))()
-    for name in ("mine_for_test:absent", "no_such_module:f", "mine_for_test:thing"):
+    assert maker("mine_for_test:lazy", num_outputs=3, input_shape=(1, 8, 8))()[1].in_features == 64
+    for name, said in (("broken", "RuntimeError: no luck"), ("greedy", "missing 1 required")):
+        with pytest.raises(ValueError, match=f"failed to make a network: .*{said}"):
+            maker(f"mine_for_test:{name}", num_outputs=3, input_shape=(2,))()
+    for name in ("mine_for_test:absent", "no_such_module:f", "mine_for_test:thing", "mine_for_test:net"):
         with pytest.raises(ValueError, match=r"network|function"):
             maker(name, num_outputs=3, input_shape=(2,))
     with pytest.raises(ValueError, match=r"mine_for_test:bare cannot take inputs of shape \(2, 1, 8, 8\)"):

@@ -289,7 +289,7 @@ def test_names_that_almost_fit_are_refused(name):
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"expected one of mlp, small, .*wrn-28-10, got 'vgg12'"):
+    with pytest.raises(ValueError, match=r"expected a network among mlp, small, .*wrn-28-10, got 'vgg12'"):
         models.build("vgg12", num_outputs=10, input_shape=(3, 32, 32))
 
 

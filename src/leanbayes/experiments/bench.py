@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,9 +26,8 @@ def measure(  # noqa: PLR0913
     samples: int,
     turns: int,
     device: str,
-    out: Path | None,
-) -> str:
-    """Measure the methods against the plain network on random inputs; return the JSON, and write it to `out`."""
+) -> dict[str, Any]:
+    """Measure the methods against the plain network on random inputs, as JSON holds it."""
     place = device_of(device)
     torch.manual_seed(0)
     plain = maker(net, num_outputs=classes, input_shape=tuple(shape))().to(place)
@@ -43,7 +41,7 @@ def measure(  # noqa: PLR0913
         name: asdict(measure_cost(convert(plain, kinds[name]()), plain, x, y, samples=samples, turns=turns))
         for name in wanted
     }
-    report = {
+    return {
         "net": net,
         "batch": batch,
         "samples": samples,
@@ -52,8 +50,3 @@ def measure(  # noqa: PLR0913
         "environment": results.environment(place),
         "methods": costs,
     }
-    text = json.dumps(report, indent=2) + "\n"
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text)
-    return text

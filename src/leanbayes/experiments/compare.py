@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbayes.experiments.config import Job
-from leanbayes.experiments.run import Callback, finished, perform, Stage
+from leanbayes.experiments.run import Callback, finished, MODEL, perform, Stage
 from leanbayes.experiments.workshop import Workshop
 from leanbayes.processes import is_first
 
@@ -28,23 +28,57 @@ def run_all(
     Jobs on the same data and network share what is loaded. Finished runs are kept as they are, unless `fresh`. What
     `watch` returns for a job is called after each of its epochs.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    workshops: dict[Any, Workshop] = {}
-    # All at once, before hours of work: a folder may hold a run with other settings.
-    done = [None if fresh else finished(job, job.folder(out)) for job in jobs]
+    done, workshops = look_ahead(jobs, out, stage=stage, fresh=fresh)
     found: list[dict[str, Any]] = []
     with _Overview(jobs, shown=progress) as overview:
         for job, result in zip(jobs, done, strict=True):
             overview.begin(job)
+            kept = result is not None and stage != "train"
             if result is None or stage == "train":
                 key = (job.source, job.net, job.judging)
                 if key not in workshops:
                     workshops = {key: Workshop(*key)}  # one at a time: data sets are large
                 callbacks = (overview.epoch, *(watch(job, workshops[key]) if watch else ()))
                 result = perform(job, workshops[key], out, stage=stage, fresh=fresh, callbacks=callbacks)
-            overview.end(job, result)
+            overview.end(job, result, kept=kept)
             found.append(result)
     return found
+
+
+def look_ahead(
+    jobs: Sequence[Job], out: Path, *, stage: Stage, fresh: bool
+) -> tuple[list[dict[str, Any] | None], dict[Any, Workshop]]:
+    """Find what is wrong before hours of work: other settings in a folder, no trained model, data, network, folder.
+
+    Returns:
+        The results of the jobs that are done, and a workshop for the first that is not.
+    """
+    done = [None if fresh else finished(job, job.folder(out)) for job in jobs]
+    if stage == "evaluate":
+        _require_models(jobs, out)
+    waiting = [job for job, result in zip(jobs, done, strict=True) if result is None]
+    keys = [(job.source, job.net, job.judging) for job in waiting[:1]]
+    workshops = {key: Workshop(*key) for key in keys}
+    _make_folder(out)
+    return done, workshops
+
+
+def _require_models(jobs: Sequence[Job], out: Path) -> None:
+    for job in jobs:
+        if not (job.folder(out) / MODEL).is_file():
+            raise ValueError(
+                f"no trained model in '{job.folder(out)}'; run leanbayes train with the same flags first, or name what "
+                "was trained with --methods and --seeds"
+            )
+
+
+def _make_folder(out: Path) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"cannot make the folder '{out}' for the results ({error.strerror}); choose another --out"
+        ) from error
 
 
 class _Overview:
@@ -93,11 +127,12 @@ class _Overview:
             note = f"epoch {row['epoch']}, loss {row['loss']:.3f}, KL {row['kl']:,.0f}"
             self.bar.update(self.task, completed=self.done, note=note)
 
-    def end(self, job: Job, result: dict[str, Any]) -> None:
+    def end(self, job: Job, result: dict[str, Any], *, kept: bool) -> None:
         self.before += _epochs(job)
         if self.bar is not None:
             self.bar.update(self.task, completed=self.before)
-        line = f"{_title(job)}: {_outcome(result)}, {time.perf_counter() - self.clock:.0f} s"
+        when = "kept" if kept else f"{time.perf_counter() - self.clock:.0f} s"
+        line = f"{_title(job)}: {_outcome(result)}, {when}"
         if self.bar is not None:
             self.bar.console.print(line, highlight=False)
         elif self.shown:
@@ -120,7 +155,7 @@ def _outcome(result: dict[str, Any]) -> str:
         return f"failed ({result['error']})"
     test = result["metrics"].get("test", {})
     if "accuracy" in test:
-        return f"accuracy {100 * test['accuracy']:.2f} %, NLL {test['nll']:.4f}, ECE {test['ece']:.4f}"
+        return f"accuracy {100 * test['accuracy']:.2f} %, NLL {abs(test['nll']):.4f}, ECE {test['ece']:.4f}"
     if "rmse" in test:
         return f"RMSE {test['rmse']:.4g}, LPD {test['lpd']:.4f}"
     return "trained"

@@ -26,7 +26,7 @@ class Judging:
         samples: draws of every prediction.
         ood: names of data sets that serve as foreign inputs.
         shift: evaluate on corrupted images, where the data are images.
-        shift_images: number of test images that are corrupted.
+        shift_images: number of test images that are corrupted, 0 for all.
         test_images: number of test rows used, 0 for all.
     """
 
@@ -35,6 +35,11 @@ class Judging:
     shift: bool = True
     shift_images: int = 1000
     test_images: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers before anything is trained."""
+        _check_counts(1, samples=self.samples)
+        _check_counts(0, shift_images=self.shift_images, test_images=self.test_images)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,10 @@ class Source:
     target: str | None = None
     task: str | None = None
     train_rows: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        _check_counts(0, train_rows=self.train_rows, split=self.split)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,11 +147,19 @@ def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None)
     if method is None:
         return replace(recipe, convert_at_epoch=0, posterior_lr=None)
     share = method.late if late is None else late
+    if not 0 <= share < 1:
+        raise ValueError(f"expected late to be a share of the epochs, at least 0 and below 1, got {share}")
     return replace(
         recipe,
         convert_at_epoch=recipe.convert_at_epoch or min(round(share * recipe.epochs), recipe.epochs - 1),
         posterior_lr=recipe.posterior_lr or recipe.lr * method.posterior_rate,
     )
+
+
+def _check_counts(least: int, **numbers: int) -> None:
+    for name, number in numbers.items():
+        if number < least:
+            raise ValueError(f"expected {name.replace('_', '-')} to be at least {least}, got {number}")
 
 
 def _file_name(name: str) -> str:

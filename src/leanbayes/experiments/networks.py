@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from leanbayes import models
@@ -34,23 +35,45 @@ def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Maker:
     keywords = {name: value for name, value in known.items() if everything or name in accepted}
 
     def make() -> nn.Module:
-        made = function(**keywords)
+        try:
+            made = function(**keywords)
+        except Exception as error:
+            raise ValueError(f"{net} failed to make a network: {type(error).__name__}: {error}") from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"expected {net} to return a torch.nn.Module, got {type(made).__name__}")
-        return made
+        return _initialised(made, input_shape)
 
     return make
 
 
 def _find(net: str) -> Callable[..., Any]:
     module_name, _, function_name = net.partition(":")
+    if not (module_name and function_name):
+        raise ValueError(f"expected a network as package.module:function, got {net!r}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot find the network {net!r}: {error}; write package.module:function") from error
-    if not callable(function):
-        raise ValueError(f"expected {net} to be a function that makes a network, got {type(function).__name__}")
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(
+            f"cannot import {module_name} for the network {net}: {type(error).__name__}: {error}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        raise ValueError(f"{module_name} has no {function_name}; write the network as package.module:function")
+    if isinstance(function, nn.Module) or not callable(function):
+        kind = type(function).__name__
+        raise ValueError(
+            f"expected {net} to be a function that makes a network, got a {kind}; write one that returns it"
+        )
     return function  # type: ignore[no-any-return]
+
+
+def _initialised(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
+    """Run two rows of zeros through a network with lazy layers, so that they learn their sizes."""
+    if any(nn.parameter.is_lazy(parameter) for parameter in network.parameters()):
+        with torch.no_grad():
+            network.eval()(torch.zeros(2, *input_shape))
+        network.train()
+    return network

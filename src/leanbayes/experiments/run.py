@@ -21,13 +21,15 @@ from leanbayes.evaluation import evaluate, Result
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.examples import examples
 from leanbayes.experiments.workshop import Workshop
-from leanbayes.files import untied, write_tensors
+from leanbayes.files import untied, write_tensors, write_text
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.processes import is_first
+from leanbayes.summary import summary
 from leanbayes.training import fit, History
 
 MODEL = "model.safetensors"
+CLAIM = "job.json"
 Stage = Literal["train", "evaluate", "compare"]
 Callback = Callable[[Any], object]
 
@@ -49,7 +51,7 @@ def perform(
         workshop: data and networks.
         out: the comparison's folder; the run lies in `job.folder(out)`.
         stage: "train" stops after training, "evaluate" insists on a finished training.
-        fresh: begin anew, whatever is there.
+        fresh: begin anew, whatever is there; with "evaluate", only judge anew.
         callbacks: called after every epoch.
         progress: show the training's own progress bar.
 
@@ -57,11 +59,12 @@ def perform(
         ValueError: if the folder holds a run with other settings.
     """
     folder = job.folder(out)
-    if fresh and is_first():
+    if fresh and is_first() and stage != "evaluate":
         shutil.rmtree(folder, ignore_errors=True)
-    found = finished(job, folder)
+    found = None if fresh else finished(job, folder)
     if found is not None and stage != "train":
         return found
+    claim(job, folder)
     try:
         result = _perform(job, workshop, folder, stage, callbacks, progress)
     except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
@@ -78,16 +81,44 @@ def finished(job: Job, folder: Path) -> dict[str, Any] | None:
     Raises:
         ValueError: if the folder holds a run with other settings: nobody's results are overwritten in passing.
     """
+    _check_claim(job, folder)
     found = results.read_result(folder)
     if found is None or found["status"] != "done":
         return None
     if found["id"] != job.id:
         changed = _difference(found.get("settings", {}), job.settings())
         raise ValueError(
-            f"'{folder}' holds a finished run with other settings ({changed}); choose another --out, or --fresh to "
-            "begin anew"
+            f"'{folder}' holds a finished run with other settings ({changed}); leanbayes evaluate --fresh judges its "
+            "model anew; or choose another --out"
         )
     return found
+
+
+def claim(job: Job, folder: Path) -> None:
+    """Write down what the folder is for: whoever comes with other settings is told, also while training goes on."""
+    if is_first():
+        write_text(json.dumps(_training(job), indent=1) + "\n", folder / CLAIM)
+
+
+def _check_claim(job: Job, folder: Path) -> None:
+    path = folder / CLAIM
+    if not path.is_file():
+        return
+    try:
+        there = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return  # cut off while it was written; the training state is checked by itself
+    if there != _training(job):
+        raise ValueError(
+            f"'{folder}' holds a run with other settings ({_difference(there, _training(job))}); choose another --out, "
+            "or --fresh to begin anew"
+        )
+
+
+def _training(job: Job) -> dict[str, Any]:
+    """Return the settings that decide the training, without those of the evaluation."""
+    settings = json.loads(json.dumps(job.settings()))
+    return {name: value for name, value in settings.items() if name != "judging"}
 
 
 def _perform(
@@ -106,7 +137,7 @@ def _perform(
         return header | {"status": "done", "history": list(history)}
     with _precision(job, device):
         result = _evaluate(job, workshop, model, likelihood)
-    return header | _outcome(workshop, result, history) | {"status": "done"}
+    return header | _outcome(workshop, model, result, history) | {"status": "done"}
 
 
 def _train(
@@ -146,7 +177,18 @@ def _evaluate(job: Job, workshop: Workshop, model: nn.Module, likelihood: Likeli
     )
 
 
-def _outcome(workshop: Workshop, result: Result, history: History) -> dict[str, Any]:
+def _layers(model: nn.Module) -> dict[str, Any]:
+    """Return how many layers carry the method, and which layers with parameters do not."""
+    said = summary(model)
+    skipped = [f"{row.path}: {row.kind}, {row.reason}" for row in said.rows if not row.method]
+    return {
+        "converted": said.converted,
+        "total": said.total,
+        "skipped": [line for line in skipped if not line.endswith("no parameters")],
+    }
+
+
+def _outcome(workshop: Workshop, model: nn.Module, result: Result, history: History) -> dict[str, Any]:
     raw = workshop.test[0]
     figures = dict(result.figures)
     if workshop.data.task == "classification":
@@ -155,7 +197,7 @@ def _outcome(workshop: Workshop, result: Result, history: History) -> dict[str, 
     timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
     return {
         "metrics": result.metrics,
-        "cost": asdict(result.cost) | timing,
+        "cost": asdict(result.cost) | timing | {"layers": _layers(model)},
         "figures": figures,
         "history": list(history),
     }
@@ -204,14 +246,18 @@ def write_model(model: nn.Module, path: Path) -> None:
 
 
 def device_of(accelerator: str) -> torch.device:
-    """Return the device that Fabric will choose under this name."""
-    if accelerator == "cpu":
-        return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    if torch.backends.mps.is_available():
-        return torch.device("mps")
-    return torch.device("cpu")
+    """Return the device that Fabric will choose under this name: auto, cpu, cuda or mps.
+
+    Raises:
+        ValueError: if there is no such device here.
+    """
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if accelerator == "auto":
+        return torch.device(next(name for name, available in here.items() if available))
+    if not here.get(accelerator, False):
+        there = ", ".join(("auto", *(name for name, available in here.items() if available)))
+        raise ValueError(f"expected a device among {there} on this machine, got {accelerator!r}")
+    return torch.device(accelerator)
 
 
 def _precision(job: Job, device: torch.device) -> AbstractContextManager[Any]:

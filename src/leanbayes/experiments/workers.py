@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leanbayes.experiments.compare import run_all
+from leanbayes.experiments.compare import look_ahead, run_all
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Stage
 from leanbayes.results import read_result
@@ -26,6 +26,7 @@ def run_on_workers(
         raise ValueError(f"expected at least one worker, got {workers}")
     if workers == 1 or len(jobs) == 1:
         return run_all(jobs, out, stage=stage, fresh=fresh)
+    look_ahead(jobs, out, stage=stage, fresh=fresh)
     spawn = multiprocessing.get_context("spawn")
     shares = [list(jobs[i::workers]) for i in range(min(workers, len(jobs)))]
     processes = [spawn.Process(target=_work, args=(share, out, stage, fresh, sys.argv)) for share in shares]

@@ -48,6 +48,7 @@ class Workshop:
         self.root = source.root
         self.make = maker(net, num_outputs=self.data.num_outputs, input_shape=self.data.input_shape)
         self._try(net)
+        self.ood  # noqa: B018  # a misspelt foreign set should come out now, too
 
     def likelihood(self) -> Likelihood:
         """Return a fresh likelihood for the task."""
@@ -122,7 +123,13 @@ def load(source: Source) -> DataSet:
     if not 0 < source.train_rows < len(whole.train):
         return whole
     rows = _evenly(len(whole.train), source.train_rows)
-    return replace(whole, train=data.Split(whole.train.x[rows], whole.train.y[rows]))
+    some = data.Split(whole.train.x[rows], whole.train.y[rows])
+    if whole.task == "classification" and (missing := set(range(len(whole.classes))) - set(some.y.tolist())):
+        name = whole.classes[min(missing)]
+        raise ValueError(
+            f"{source.train_rows} training rows leave class {name!r} of {whole.name} without any; take more"
+        )
+    return replace(whole, train=some)
 
 
 def _evenly(rows: int, wanted: int) -> Tensor:

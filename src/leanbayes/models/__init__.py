@@ -24,6 +24,7 @@ __all__ = [
     "SmallConvNet",
     "WideResNet",
     "build",
+    "describe",
     "names",
     "resnet18",
     "resnet50",
@@ -63,6 +64,12 @@ def names() -> list[str]:
     return [name for name, _ in _MAKERS]
 
 
+def describe() -> dict[str, str]:
+    """Return a line for every name: what its class or function says of itself."""
+    makers = {name: make.func if isinstance(make, partial) else make for name, make in _MAKERS}
+    return {name: (MLP if make is _mlp else make).__doc__.splitlines()[0] for name, make in makers.items()}  # type: ignore[union-attr]
+
+
 def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Module:
     """Make a reference network by name.
 
@@ -80,7 +87,7 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     make = dict(_MAKERS).get(name) or _of_any_width(name)
     if make is None:
         raise ValueError(
-            f"build expected one of {', '.join(names())}, got {name!r}. Pick one of them, or a width of your own: "
+            f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a width of your own: "
             "wrn-DEPTH-WIDTH, lenet-wWIDTH."
         )
     return make(num_outputs=num_outputs, input_shape=input_shape)
