@@ -72,6 +72,14 @@ WRONG = {
     "huge labels": ({"y_train": np.arange(50) * 10**12}, r"class 1 has no training example .*task='regression'"),
     "one class": ({"y_train": np.zeros(50, int), "y_test": np.zeros(20, int)}, r"all training labels are 0"),
     "one-hot": ({"y_train": np.eye(5, dtype=int)[np.arange(50) % 5]}, r"y_train has shape \(50, 5\).*argmax"),
+    "one-hot floats": (
+        {"y_train": np.eye(5)[np.arange(50) % 5], "y_test": np.eye(5)[np.arange(20) % 5]},
+        r"y_train has shape \(50, 5\) with a single one in every row; .*argmax\(1\), or say .*\(--task regression\)",
+    ),
+    "constant target": (
+        {"y_train": np.stack([np.arange(50.0), np.full(50, 2.5)], 1), "y_test": np.ones((20, 2))},
+        r"all training targets in column 1 are 2\.5; expected targets that vary",
+    ),
     "image size": ({"x_test": np.zeros((20, 24, 40), np.uint8)}, r"x_train has rows of shape \(1, 40, 24\), x_test of"),
     "lengths": ({"y_train": np.arange(49) % 5}, r"x_train and y_train differ in length, 50 and 49"),
     "empty": ({"x_test": np.zeros((0, 40, 24), np.uint8), "y_test": np.zeros(0, int)}, r"x_test is empty"),
@@ -109,6 +117,11 @@ def test_labels_that_are_not_whole_are_refused(tmp_path):
         load(tmp_path, task="regression", y_train=np.zeros((50, 1, 1)))
     with pytest.raises(ValueError, match=r"expected task 'classification' or 'regression' .*got 'ranking'"):
         load(tmp_path, task="ranking")
+
+
+def test_rows_with_a_single_one_may_be_meant_as_targets(tmp_path):
+    y = np.eye(5)[np.arange(50) % 5]
+    assert load(tmp_path, task="regression", y_train=y, y_test=y[:20]).num_outputs == 5
 
 
 def test_a_class_missing_from_the_test_split_is_a_warning(tmp_path):

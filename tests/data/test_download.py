@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import socket
 import threading
+import urllib.error
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -158,3 +161,28 @@ def test_without_a_network_the_error_says_which_file_to_put_where(tmp_path, monk
     expected = r"could not download cifar-10-binary\.tar\.gz .*no network.*put it into .*upstream.cifar10\."
     with pytest.raises(ConnectionError, match=expected):
         data.prepare("cifar10", tmp_path, say=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+        ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"),
+        OSError(errno.ENETUNREACH, "Network is unreachable"),
+    ],
+)
+def test_without_a_way_out_nothing_is_repeated_and_all_files_are_named(tmp_path, monkeypatch, reason):
+    asked, slept = [], []
+
+    def unreachable(request, **kwargs):
+        asked.append(request.full_url)
+        raise urllib.error.URLError(reason)
+
+    monkeypatch.setattr("urllib.request.urlopen", unreachable)
+    monkeypatch.setattr("time.sleep", slept.append)
+    files = SOURCES["mnist"].origin.files
+    expected = ", ".join(rf"{file.name} \(md5 {file.md5}\) from {file.urls[0]}" for file in files)
+    with pytest.raises(ConnectionError, match=rf"get {expected} and put them into .*upstream.mnist\."):
+        data.prepare("mnist", tmp_path, say=lambda line: None)
+    assert asked == list(files[0].urls)
+    assert not slept

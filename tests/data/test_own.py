@@ -88,7 +88,7 @@ def test_classes_may_have_names_and_labels_any_number_type(tmp_path):
 
 def test_real_targets_make_a_regression(tmp_path):
     save(tmp_path / "one.npz", y_train=np.arange(50) / 3, y_test=np.arange(20) / 3)
-    save(tmp_path / "two.npz", y_train=np.ones((50, 2)), y_test=np.ones((20, 2)))
+    save(tmp_path / "two.npz", y_train=np.arange(100.0).reshape(50, 2), y_test=np.ones((20, 2)))
     save(tmp_path / "whole.npz")
     assert data.load(tmp_path / "one.npz").train.y.shape == (50, 1)
     assert data.load(tmp_path / "two.npz").num_outputs == 2
@@ -194,7 +194,9 @@ def test_quotes_blank_lines_and_a_byte_order_mark(tmp_path):
         ("a,b\n1,2\nnan,4\n5,6\n", r"line 3, column 'a': expected a number, got 'nan'"),
         ("a,b\n1,u\n3,\n5,u\n", r"line 3, column 'b': expected a target, got nothing"),
         ("a,b\n1,2\n3,4,5\n6,7\n", r"line 3: expected 2 cells as in the first line, got 3"),
-        ("a,b\n1,2\n", r"has 2 rows; expected a table"),
+        ("a,b\n1,2\n", r"mine\.csv has 2 rows; expected at least 3: a header or none, then one row an example\. Add"),
+        ("a,b\n1,u\n2,v\n3,w\n", r"has one row of each class; expected at least two, .*\(--task regression\)"),
+        ("a,b\n1,0.5\n2,0.5\n3,0.5\n", r"mine: all training targets are 0\.5; expected targets that vary"),
         ("a\n1\n2\n3\n", r"has one column; expected features beside the target"),
     ],
 )
@@ -203,6 +205,13 @@ def test_a_wrong_cell_is_named(tmp_path, text, sentence):
     task = "regression" if "'b': expected a number" in sentence else None
     with pytest.raises(ValueError, match=sentence):
         data.load(path, task=task)
+
+
+def test_another_encoding_is_one_sentence(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_bytes(table("größe,b,c\n").encode("latin-1"))
+    with pytest.raises(ValueError, match=r"mine\.csv is not text in UTF-8 \(.* at byte 2\)\. Save it as UTF-8\."):
+        data.load(path)
 
 
 # ---------------------------------------------------------------- folder
@@ -239,7 +248,9 @@ def test_grey_images_have_one_channel(tmp_path):
 
 def test_different_sizes_are_brought_to_the_median(tmp_path):
     path = make_folder(tmp_path / "mixed", sizes=((10, 20), (30, 40), (50, 60)), count=3)
-    mine = data.load(path)
+    with pytest.warns(UserWarning, match=r"8 of 12 images are scaled and cut to 30 x 40 pixels") as told:
+        mine = data.load(path)
+    assert [warning.filename for warning in told] == [__file__]
     assert mine.input_shape == (3, 30, 40)
     with Image.open(path / "train" / "ape" / "1.png") as image:  # one that has that size already
         assert np.array_equal(mine.train.x[1].permute(1, 2, 0).numpy(), np.asarray(image))
@@ -250,7 +261,9 @@ def test_different_sizes_are_brought_to_the_median(tmp_path):
 
 
 def test_large_images_are_capped(tmp_path):
-    assert data.load(make_folder(tmp_path / "large", sizes=((300, 230),), count=1)).input_shape == (3, 224, 224)
+    path = make_folder(tmp_path / "large", sizes=((300, 230),), count=1)
+    with pytest.warns(UserWarning, match=r"4 of 4 images are scaled and cut to 224 x 224 pixels"):
+        assert data.load(path).input_shape == (3, 224, 224)
 
 
 def test_a_folder_beside_a_known_name_needs_a_path(tmp_path, monkeypatch):
@@ -280,6 +293,13 @@ def test_a_wrong_folder_is_one_sentence(tmp_path, monkeypatch):
     Image.new("RGB", (8, 12)).save(path / "test" / "yak" / "0.png")
     with pytest.raises(ValueError, match=r"0\.png is of a class that .*train does not have \(ape, zebra\)"):
         data.load(path)
+    path = make_folder(tmp_path / "hollow")
+    (path / "train" / ".hidden").mkdir()
+    (path / "train" / "yak").mkdir()
+    with pytest.raises(ValueError, match=r"train.yak is a class without images; .*remove the folder"):
+        data.load(path)
+    (path / "train" / "yak").rmdir()
+    assert data.load(path).classes == ("ape", "zebra")
     monkeypatch.setattr(folder_module.os, "sysconf", lambda name: 10)
     with pytest.raises(ValueError, match=r"has 16 images, .* GiB as 12 x 8 pixels; this machine has"):
         data.load(make_folder(tmp_path / "huge"))

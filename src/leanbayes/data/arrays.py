@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from leanbayes.data.checks import Array, check, check_task
+from leanbayes.data.checks import Array, check, check_not_one_hot, check_task
 from leanbayes.data.dataset import DataSet, Split, Task
 
 _CHANNELS = (1, 3)  # grey, colour
@@ -38,6 +38,8 @@ def build(
         count: Number of classes, where it is known beforehand.
     """
     chosen = check_task(task, infer=_infer_task(raw.y_train))
+    if task is None and chosen == "regression":
+        check_not_one_hot(raw.y_train, f"{name}: y_train")
     raw = replace(raw, x_train=channels_first(raw.x_train), x_test=channels_first(raw.x_test))
     if chosen == "classification":
         raw = _label(raw, name)

@@ -12,6 +12,8 @@ from leanbayes.data.dataset import Task
 
 Array = npt.NDArray[Any]
 
+REGRESSION = "task='regression' (--task regression)"
+
 
 def check(
     x_train: Array, y_train: Array, x_test: Array, y_test: Array, *, name: str, task: Task, count: int = 0
@@ -44,6 +46,8 @@ def check(
         raise ValueError(f"{name}: x_train is {x_train.dtype}, x_test {x_test.dtype}. Save both as uint8 or as floats.")
     if task == "classification":
         _check_classes(y_train, y_test, name, count)
+    else:
+        _check_variation(y_train, name)
 
 
 def check_task(task: str | None, *, infer: Task) -> Task:
@@ -55,6 +59,15 @@ def check_task(task: str | None, *, infer: Task) -> Task:
             chosen: Task = known
             return chosen
     raise ValueError(f"expected task 'classification' or 'regression' (or None, to go by the targets), got {task!r}")
+
+
+def check_not_one_hot(y: Array, where: str) -> None:
+    """Refuse to guess that rows of zeros with a single one are real targets."""
+    if y.ndim == 2 and y.shape[1] > 1 and len(y) and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all():
+        raise ValueError(
+            f"{where} has shape {y.shape} with a single one in every row; expected labels or real targets. Turn "
+            f"one-hot rows into labels, argmax(1), or say {REGRESSION} if they are targets."
+        )
 
 
 def check_inputs(x: Array, where: str) -> None:
@@ -98,13 +111,14 @@ def _check_targets(y: Array, where: str, task: Task) -> None:
         return
     if y.ndim != 1:
         raise ValueError(
-            f"{where} has shape {y.shape}; expected one label a row, (rows,). Turn one-hot rows into labels: argmax(1)."
+            f"{where} has shape {y.shape}; expected one label a row, (rows,). Turn one-hot rows into labels: "
+            f"argmax(1); for targets that are quantities say {REGRESSION}."
         )
     if y.dtype.kind == "f" and (between := y != np.round(y)).any():
         row = int(np.argmax(between))
         raise ValueError(
             f"{where} has the label {y[row]:g} in row {row}; expected whole numbers "
-            "from 0. Renumber the labels, or say task='regression' for real targets."
+            f"from 0. Renumber the labels, or say {REGRESSION} for real targets."
         )
 
 
@@ -124,9 +138,22 @@ def _check_classes(train: Array, test: Array, name: str, count: int) -> None:
         raise ValueError(
             f"{name}: class {empty} has no training example ({count - len(seen)} of {count} classes are empty). "
             f"Add examples, or number the labels from 0 to {len(seen) - 1} without gaps; "
-            "for targets that are quantities say task='regression'."
+            f"for targets that are quantities say {REGRESSION}."
         )
     if count < 2:
         raise ValueError(f"{name}: all training labels are {int(seen[0])}; expected at least two classes.")
     if missing := count - len(np.unique(test)):
         warnings.warn(f"{name}: {missing} of {count} classes have no test example", stacklevel=4)
+
+
+def _check_variation(y: Array, name: str) -> None:
+    """There is nothing to learn of a target that never changes."""
+    columns = y.reshape(len(y), -1)
+    constant = (columns == columns[0]).all(0)
+    if constant.any():
+        target = int(np.argmax(constant))
+        which = f" in column {target}" if columns.shape[1] > 1 else ""
+        raise ValueError(
+            f"{name}: all training targets{which} are {columns[0, target]:g}; expected targets that vary. "
+            "Choose another target."
+        )

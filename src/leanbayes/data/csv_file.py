@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from leanbayes.data.arrays import Raw
-from leanbayes.data.checks import Array, check_task
+from leanbayes.data.checks import Array, check_task, REGRESSION
 from leanbayes.data.dataset import Task
 
 _MOST_CLASSES = 20  # whole numbers with more distinct values are taken for quantities
 _TEST_EVERY = 10
+_FEWEST_ROWS = 3  # a header and an example for each split
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +67,11 @@ def read_csv(
     chosen = check_task(task, infer="classification" if _are_labels(y) else "regression")
     values = y if chosen == "classification" and not are_numbers(y) else table.numbers(column)
     test = _held_out(values if chosen == "classification" else np.zeros(len(values)), split)
+    if not test.any():
+        raise ValueError(
+            f"{path} has one row of each class; expected at least two, one to train and one to test. Add rows, or say "
+            f"{REGRESSION} for targets that are quantities."
+        )
     return Raw(x[~test], values[~test], x[test], values[test]), chosen
 
 
@@ -79,14 +85,12 @@ def are_numbers(cells: Array) -> bool:
 
 
 def _read_table(path: Path) -> Table:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
-        file.seek(0)
-        reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
-        rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
-    rows = [(line, row) for line, row in rows if any(row)]
-    if len(rows) < 3:
-        raise ValueError(f"{path} has {len(rows)} rows; expected a table with one row an example. Check the file.")
+    rows = _read_rows(path)
+    if len(rows) < _FEWEST_ROWS:
+        raise ValueError(
+            f"{path} has {len(rows)} rows; expected at least {_FEWEST_ROWS}: a header or none, then one row an "
+            "example. Add rows."
+        )
     width = len(rows[0][1])
     for line, row in rows:
         if len(row) != width:
@@ -98,6 +102,21 @@ def _read_table(path: Path) -> Table:
     titled = any(are_numbers(cells[1:2, i]) and not are_numbers(cells[:1, i]) for i in range(width))
     header = list(map(str, cells[0])) if titled else [f"column {i}" for i in range(width)]
     return Table(path, header, cells[titled:], lines[titled:])
+
+
+def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Return the rows that are not blank, each with the number of its line."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = file.readline()
+            file.seek(0)
+            reader = csv.reader(file, delimiter=max(",;\t", key=first.count))
+            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8."
+        ) from error
+    return [(line, row) for line, row in rows if any(row)]
 
 
 def _position(table: Table, target: str | int | None) -> int:

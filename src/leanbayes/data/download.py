@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -72,7 +74,7 @@ def check_md5(path: Path, expected: str | None) -> None:
 
 
 def _fetch_patiently(url: str, part: Path, progress: Progress | None, attempts: int, pause: float) -> None:
-    """Try again after a pause when the connection fails; not when the server says that it has no such file."""
+    """Try again after a pause when the connection fails; not when there is no way to the server, or no such file."""
     for attempt in range(attempts):
         try:
             _fetch(url, part, progress)
@@ -81,10 +83,18 @@ def _fetch_patiently(url: str, part: Path, progress: Progress | None, attempts: 
             error.close()
             if error.code < 500 or attempt + 1 == attempts:
                 raise
-        except (OSError, HTTPException):
-            if attempt + 1 == attempts:
+        except (OSError, HTTPException) as error:
+            if _unreachable(error) or attempt + 1 == attempts:
                 raise
         time.sleep(pause * 2**attempt)
+
+
+def _unreachable(error: Exception) -> bool:
+    """Tell whether no connection came about: no such name, no route, refused, or no answer."""
+    reason = error.reason if isinstance(error, urllib.error.URLError) else None
+    if isinstance(reason, (socket.gaierror, ConnectionRefusedError, TimeoutError)):
+        return True
+    return isinstance(reason, OSError) and reason.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,6 +65,7 @@ def _splits(folder: Path) -> dict[str, Path]:
         )
     splits = {"train": folder / "train", "test": test}
     for path in splits.values():
+        _check_not_empty(path)
         if next(_of_split(path), None) is None:
             raise FileNotFoundError(
                 f"{path} has no images in class folders; expected <class>/<image> with one of the endings "
@@ -72,17 +74,42 @@ def _splits(folder: Path) -> dict[str, Path]:
     return splits
 
 
+def _check_not_empty(split: Path) -> None:
+    """Refuse a class without images, unless none has any."""
+    empty = [directory for directory in _class_folders(split) if not _images(directory)]
+    if empty and len(empty) < len(_class_folders(split)):
+        raise ValueError(
+            f"{empty[0]} is a class without images; expected files there with one of the endings "
+            f"{', '.join(_ENDINGS)}. Add images, or remove the folder."
+        )
+
+
 def _of_split(split: Path) -> Iterator[Path]:
-    for directory in sorted(path for path in split.iterdir() if path.is_dir()):
-        yield from sorted(path for path in directory.iterdir() if path.suffix.lower() in _ENDINGS)
+    for directory in _class_folders(split):
+        yield from _images(directory)
+
+
+def _class_folders(split: Path) -> list[Path]:
+    """Return the folders of the classes; hidden ones belong to other programs."""
+    return sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _images(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.suffix.lower() in _ENDINGS)
 
 
 def _common_form(paths: list[Path]) -> tuple[Mode, tuple[int, int]]:
-    """Return the mode and the (height, width) that all images are brought to."""
+    """Return the mode and the (height, width) that all images are brought to; warn if that changes any."""
     with ThreadPoolExecutor() as pool:
         forms = list(pool.map(_form, paths))
     heights, widths = zip(*(size for _, size in forms), strict=True)
     height, width = (min(_LARGEST, int(np.median(lengths))) for lengths in (heights, widths))
+    if changed := sum(size != (height, width) for _, size in forms):
+        warnings.warn(
+            f"{changed} of {len(paths)} images are scaled and cut to {height} x {width} pixels, the median of all "
+            f"sizes or at most {_LARGEST}; for another size bring them to it yourself",
+            stacklevel=5,
+        )
     return ("L" if all(mode in _GREY for mode, _ in forms) else "RGB"), (height, width)
 
 

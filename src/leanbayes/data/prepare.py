@@ -62,19 +62,20 @@ def _gather(
             continue
         if not path.is_file():
             if not may_download:
-                raise FileNotFoundError(f"{path} is missing; {_advice(file, folder)}")
+                raise FileNotFoundError(f"{path} is missing; {_advice(_missing(origin, folder), folder)}")
             say(f"downloading {file.urls[0]}")
-            _download(file, path, progress)
+            _download(origin, file, path, progress)
         else:
             _verify(file, path)
         say(f"verified {path}" if file.md5 else f"found {path}; its content is checked after conversion")
 
 
-def _download(file: Upstream, path: Path, progress: Progress | None) -> None:
+def _download(origin: Origin, file: Upstream, path: Path, progress: Progress | None) -> None:
     try:
         download(file.urls, path, md5=file.md5, progress=progress)
     except ConnectionError as error:
-        raise ConnectionError(f"{error}. Run the command again to go on, or {_advice(file, path.parent)}") from error
+        advice = _advice(_missing(origin, path.parent), path.parent)
+        raise ConnectionError(f"{error}. Run the command again to go on, or {advice}") from error
     except OSError as error:
         raise _unwritable(path.parent, error) from error
 
@@ -84,13 +85,23 @@ def _verify(file: Upstream, path: Path) -> None:
         check_md5(path, file.md5)
     except ValueError as error:
         raise ValueError(
-            f"{path} is not the published file: {error}. Delete it; {_advice(file, path.parent)}"
+            f"{path} is not the published file: {error}. Delete it; {_advice([file], path.parent)}"
         ) from error
 
 
-def _advice(file: Upstream, folder: Path) -> str:
-    checksum = f" (md5 {file.md5})" if file.md5 else ""
-    return f"get {file.name}{checksum} from {file.urls[0]} and put it into {folder}."
+def _missing(origin: Origin, folder: Path) -> list[Upstream]:
+    """Return the upstream files that are not in the folder, neither packed nor unpacked."""
+    return [
+        file
+        for file in origin.files
+        if not (folder / file.name).is_file() and not (file.unpacked and (folder / file.unpacked).is_dir())
+    ]
+
+
+def _advice(files: list[Upstream], folder: Path) -> str:
+    """Say where to get files, all at once, and where to put them."""
+    each = [f"{file.name}{f' (md5 {file.md5})' if file.md5 else ''} from {file.urls[0]}" for file in files]
+    return f"get {', '.join(each)} and put {'it' if len(files) == 1 else 'them'} into {folder}."
 
 
 def _convert(origin: Origin, upstream: Path, folder: Path, say: Callable[[str], None]) -> list[Path]:
