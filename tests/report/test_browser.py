@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +18,7 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 WIDE, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
+LAPTOP, NARROW = {"width": 1200, "height": 800}, {"width": 1000, "height": 800}
 METHODS = {name: make.METHODS[name] for name in ("plain", "deep_ensemble", "implicit", "mean_field", "rank1")}
 FIGURES = ("cost", "reliability", "severity", "total-histogram", "epistemic-histogram", "training")
 
@@ -213,6 +215,60 @@ def test_a_phone_scrolls_down_and_not_sideways(open_page, scheme):
     assert abs(first["x"] - table.bounding_box()["x"]) < 2, "the names stay where they are"
 
 
+def test_the_table_fits_a_laptop(open_page):
+    section = digits_section(open_page(LAPTOP))
+    scroll = section.locator(".scroll").first
+    assert scroll.evaluate("box => box.scrollWidth <= box.clientWidth")
+    assert section.locator(".sideways").first.is_hidden()
+
+
+def edge(page, scroll):
+    """Return how bright a bare spot at the right edge of a table is: just above its last line."""
+    from PIL import Image
+
+    box = scroll.bounding_box()
+    spot = {"x": box["x"] + box["width"] - 2, "y": box["y"] + box["height"] - 6, "width": 1, "height": 1}
+    return Image.open(io.BytesIO(page.screenshot(clip=spot, full_page=True))).convert("L").getpixel((0, 0))
+
+
+@pytest.mark.parametrize("viewport", [NARROW, PHONE], ids=["narrow", "phone"])
+def test_a_table_that_does_not_fit_says_that_it_scrolls(open_page, viewport):
+    page = open_page(viewport)
+    section = digits_section(page)
+    hint, scroll = section.locator(".sideways").first, section.locator(".scroll").first
+    hint.wait_for(state="visible")
+    shaded = edge(page, scroll)
+    scroll.evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    assert shaded < edge(page, scroll) - 20, "a shadow until the last column is in sight"
+    page.set_viewport_size(WIDE)
+    hint.wait_for(state="hidden")
+
+
+@pytest.mark.parametrize(("viewport", "rows"), [(WIDE, [4]), (LAPTOP, [2, 2]), (PHONE, [1, 1, 1, 1])])
+def test_shelves_of_examples_have_no_ragged_row(open_page, viewport, rows):
+    page = open_page(viewport)
+    cards = digits_section(page).locator(".gallery[open] .cards").first.locator(".card")
+    tops = [cards.nth(i).bounding_box()["y"] for i in range(cards.count())]
+    assert [tops.count(top) for top in sorted(set(tops))] == rows
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_names_of_axes_stand_clear_of_their_numbers(open_page, viewport):
+    gaps = (
+        open_page(viewport)
+        .locator(".panel > svg:has(.name[transform])")
+        .evaluate_all(
+            """all => all.map(svg => {
+          const box = (text) => text.getBoundingClientRect();
+          const numbers = [...svg.querySelectorAll(".number[text-anchor=end]")];
+          return Math.min(...numbers.map(n => box(n).left)) - box(svg.querySelector(".name[transform]")).right;
+        })"""
+        )
+    )
+    assert gaps
+    assert min(gaps) >= 0
+
+
 def test_without_script_everything_but_sorting_works(open_page):
     page = open_page(java_script_enabled=False)
     assert page.locator("table.comparison").first.is_visible()
@@ -236,7 +292,7 @@ def test_print_is_light_and_whole(open_page):
 
 @pytest.mark.skipif("LEANBAYES_SHOTS" not in os.environ, reason="for people: set LEANBAYES_SHOTS to a folder")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("viewport", [WIDE, LAPTOP, PHONE], ids=["wide", "laptop", "phone"])
 def test_take_screenshots(open_page, viewport, scheme):
     page = open_page(viewport, scheme)
     folder = Path(os.environ["LEANBAYES_SHOTS"])

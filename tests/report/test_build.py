@@ -136,6 +136,20 @@ def test_a_long_error_is_shown_whole(tmp_path):
     assert error in summary
 
 
+def test_converted_and_skipped_layers_are_told(full):
+    assert "<p>rank1: 3 of 12 layers converted</p>" in full
+    assert "<li>lstm: LSTM, not a target of rank1</li>" in full
+    assert "plain: 0 of" not in full
+
+
+@pytest.mark.parametrize("layers", [None, 3, {"converted": "x", "total": 2}, {"converted": 1}])
+def test_results_that_do_not_tell_of_layers_have_no_such_line(tmp_path, layers):
+    record = make.classification("rank1", 0, make.METHODS["rank1"])
+    record["cost"]["layers"] = layers
+    make.write(tmp_path, record)
+    assert "layers converted" not in build(tmp_path).read_text()
+
+
 def test_nothing_but_damage_still_gives_a_page(tmp_path):
     (tmp_path / "result.json").write_text("?")
     assert "1 file could not be read" in build(tmp_path).read_text()

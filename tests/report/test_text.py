@@ -26,6 +26,7 @@ def test_markdown_tells_commit_device_and_command(tmp_path):
     text = markdown(load_results(make.tree(tmp_path, TWO)))
     assert "* Commit: 4f1c2d7a9b3e" in text
     assert "* Device: cpu (x86\\_64), 1 thread" in text
+    assert "* rank1: 3 of 12 layers converted" in text
     assert "```text\nleanbayes compare --data digits" in text
 
 

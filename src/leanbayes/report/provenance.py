@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, UTC
 from typing import Any
 
+from leanbayes.report.layers import converted_layers, Layers
 from leanbayes.report.load import Contender, Group, Run, write_value
 
 VERSIONS = ("python", "torch", "leanbayes")
@@ -18,6 +19,7 @@ class Provenance:
 
     Attributes:
         facts: pairs of a name and a text: data, network, seeds, commit, device, versions.
+        layers: which layers each contender converted.
         recipe: fields of the recipe that all runs share, with their values.
         differing: fields of the recipe that differ, with the value of each contender.
         commands: the command lines, each once.
@@ -25,6 +27,7 @@ class Provenance:
     """
 
     facts: list[tuple[str, str]]
+    layers: list[Layers]
     recipe: list[tuple[str, str]]
     differing: list[tuple[str, str]]
     commands: list[str]
@@ -47,6 +50,7 @@ def provenance(group: Group) -> Provenance:
     ]
     return Provenance(
         facts=[(name, text) for name, text in facts if text],
+        layers=converted_layers(group),
         recipe=recipe,
         differing=differing,
         commands=_unique(run.part("command") for run in runs),

@@ -66,6 +66,7 @@ def _section(group: Group) -> str:
     parts += [_inline(remark) for remark in history.remarks]
     parts.append("\n".join(f"* {_inline(_failed(failure))}" for failure in group.failures))
     parts.append("\n".join(f"* {name}: {_inline(text)}" for name, text in history.facts))
+    parts.append("\n".join(f"* {_inline(f'{each.contender.label}: {each.sentence}')}" for each in history.layers))
     if history.commands:
         parts.append("\n".join(["```text", *(command.replace("`", "'") for command in history.commands), "```"]))
     return "\n\n".join(part for part in parts if part)

@@ -50,9 +50,9 @@ def severity_figure(group: Group) -> Figure | None:
     return Figure(
         key="severity",
         title="Under corruption",
-        caption="Means over corruptions, then over seeds; whiskers are standard errors. Severity 0 is the clean subset: "
-        "the test images that were then corrupted, not the whole test set. As images get worse, a good network loses "
-        "accuracy late and says in time that it is unsure.",
+        caption="Means over corruptions, then over seeds; whiskers are standard errors. Severity 0 is the clean "
+        "subset: the test images that were then corrupted, not the whole test set. As images get worse, a good network "
+        "loses accuracy late and says in time that it is unsure.",
         panels=_panels(SEVERITY, found, "severity", _draw_marked),
         numbers=_numbers(SEVERITY, found, "Severity"),
         legend=_present(group, found),

@@ -28,6 +28,14 @@ for (const table of document.querySelectorAll("table.comparison")) {
   });
 }
 
+// Wide tables: say so where a part of one is out of sight.
+const sideways = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    target.previousElementSibling.hidden = target.scrollWidth <= target.clientWidth;
+  }
+});
+for (const hint of document.querySelectorAll(".sideways")) sideways.observe(hint.nextElementSibling);
+
 // Legends: press a name to see its series alone in every figure of the section; press again to see all.
 for (const button of document.querySelectorAll(".legend button")) {
   button.addEventListener("click", () => {
