@@ -250,7 +250,8 @@ def _show(out: Path) -> int:
     try:
         path = build(out)
     except OSError as error:
-        sys.stderr.write(f"leanbayes: cannot write the report in '{out}' ({error.strerror or error}); the results are kept\n")
+        reason = error.strerror or error
+        sys.stderr.write(f"leanbayes: cannot write the report in '{out}' ({reason}); the results are kept\n")
         return 1
     try:
         terminal(load_results(out))
