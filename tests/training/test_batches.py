@@ -158,6 +158,11 @@ def test_what_cannot_be_trained_on_is_refused():
         TypeError, match=r"expected data as a pair \(inputs, targets\), a Dataset or a DataLoader, got str"
     ):
         batches_of("cifar", placed())
+    for pair in ((X.numpy(), Y.numpy()), (X.numpy(), Y), (X, Y.numpy())):
+        with pytest.raises(
+            TypeError, match=r"expected a pair \(inputs, targets\) of tensors, got .*ndarray.*as_tensor"
+        ):
+            batches_of(pair, placed())
     with pytest.raises(TypeError, match="expected data whose number of rows is known"):
         batches_of(DataLoader(Endless()), placed())
     with pytest.raises(TypeError, match=r"expected batches \(inputs, target\) with a tensor of targets, got Tensor"):

@@ -220,8 +220,8 @@ def batches_of(data: Data, placement: Placement) -> Batches:
         return LoaderBatches(data, placement)
     if isinstance(data, Dataset):
         return DatasetBatches(data, placement)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and isinstance(data[1], Tensor):
-        return TensorBatches(data[0], data[1], placement)
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return TensorBatches(*_tensors(*data), placement)
     raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
 
 
@@ -244,6 +244,15 @@ def _pair(item: Any) -> Batch:
         raise TypeError(f"expected batches (inputs, target) with a tensor of targets, got {type(item).__name__}")
     x, y = item
     return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _tensors(x: Any, y: Any) -> Batch:
+    if not isinstance(y, Tensor) or leading_rows(x) is None:
+        raise TypeError(
+            f"expected a pair (inputs, targets) of tensors, got {type(x).__name__} and {type(y).__name__}; "
+            "torch.as_tensor makes tensors of arrays"
+        )
+    return x, y
 
 
 def _common_rows(x: Inputs, y: Tensor) -> int:

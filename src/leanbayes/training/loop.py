@@ -61,17 +61,26 @@ def fit(  # noqa: PLR0913
 
     Raises:
         TrainingError: if a loss is not finite, or a state cannot be written.
+        TypeError: if something is of another kind than it says above.
         ValueError: if the data, the recipe or the state in `folder` do not fit.
 
     Example:
         >>> history = lb.fit(bnn, (x, y), Recipe(epochs=30), folder="runs/first", resume=True)
     """
+    _check(recipe, folder, resume)
     fabric = launch(recipe)
     place = None if folder is None else Path(folder)
     wishes = Wishes(train, likelihood, validation, place, resume, callbacks, output)
     model = unwrap(model)
     with display(recipe.epochs * _count(model), shown=progress and fabric.is_global_zero) as shown:
         return _fit(model, recipe, wishes, fabric, shown, 0)
+
+
+def _check(recipe: object, folder: object, resume: bool) -> None:
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"expected a recipe such as lb.Recipe(epochs=30), got {recipe!r}")
+    if resume and folder is None:
+        raise ValueError("resume=True has nothing to resume from; give the folder of the training, or resume=False")
 
 
 def _fit(model: nn.Module, recipe: Recipe, wishes: Wishes, fabric: Any, shown: Display, done: int) -> History:

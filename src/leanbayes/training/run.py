@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -19,9 +19,10 @@ from leanbayes.inputs import Inputs, Output
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.objective import Loss
 from leanbayes.training import schedule
-from leanbayes.training.batches import batches_of, Data, Placement, training_batches
+from leanbayes.training.batches import batches_of, Data, Placement, TensorBatches, training_batches
 from leanbayes.training.devices import first_answer, on_first, share_buffers
 from leanbayes.training.failure import explain, TAME, TrainingError
+from leanbayes.training.first import explained, watched
 from leanbayes.training.history import History, peak_memory_mb
 from leanbayes.training.meter import Meter, NotFinite
 from leanbayes.training.optimise import clip, optimizer_of, set_rates
@@ -91,6 +92,7 @@ class Training:
         self.losses: dict[tuple[Phase, bool], LossOf] = {}
         self.optimizer = optimizer_of(phase, recipe)
         self.meter = Meter(fabric, self.optimizer)
+        self.first = True
 
     def run(self, shown: Display, done: int) -> History:
         """Train to the end, from the beginning or from the last state."""
@@ -146,13 +148,25 @@ class Training:
         self.lr = set_rates(self.optimizer, self.recipe, progress)
         self.beta = schedule.beta(self.recipe, progress)
         self.meter.before()
-        terms = self._loss(epoch)(x, y, self.beta)
+        with self._first_step(epoch, x, y) if self.first else nullcontext():
+            terms = self._loss(epoch)(x, y, self.beta)
+        self.first = False
         looked = self.meter.add(terms, len(y))
         self.optimizer.zero_grad()
         terms.loss.backward()  # type: ignore[no-untyped-call]
         clip(self.full, self.recipe)
         self.optimizer.step()
         return looked
+
+    @contextmanager
+    def _first_step(self, epoch: int, x: Inputs, y: Tensor) -> Iterator[None]:
+        """Return a context in which wrong data are noticed before anything is learned from them."""
+        targets = self.batches.y if isinstance(self.batches, TensorBatches) else y
+        network, output = self._phase(epoch).network, self.wishes.output
+        # A hook would be compiled into the loss, and its removal compile the loss anew.
+        watch = nullcontext() if self.recipe.compile else watched(network, self.likelihood, targets, output)
+        with explained(x), watch:
+            yield
 
     def _phase(self, epoch: int) -> Phase:
         return self.plain if epoch < self.recipe.convert_at_epoch else self.full

@@ -1,0 +1,64 @@
+"""The first step: what torch would say of wrong data, in a sentence that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.inputs import Inputs, Output
+from leanbayes.likelihoods import Categorical
+from leanbayes.objective import Loss
+
+KINDS = {
+    torch.uint8: (("Byte", "unsigned char", "uint8"), "x.float(), for pixels x.float() / 255"),
+    torch.float64: (("Double", "double", "float64"), "x.float()"),
+}
+"""Types of inputs that few networks take: how torch calls them when it complains, and how to convert them."""
+
+
+@contextmanager
+def explained(x: Inputs) -> Iterator[None]:
+    """Say how to convert inputs, if their type is what the network cannot take."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(x, Tensor) or x.dtype not in KINDS:
+            raise
+        names, remedy = KINDS[x.dtype]
+        if not any(name in str(error) for name in names):
+            raise
+        raise TypeError(
+            f"expected inputs of a type that the network takes, got {x.dtype} ({error}); convert them: {remedy}"
+        ) from error
+
+
+@contextmanager
+def watched(network: nn.Module, likelihood: Loss, y: Tensor, output: Output | None) -> Iterator[None]:
+    """Compare class targets with the outputs of the network before the loss does, of which a GPU would not recover."""
+    if not isinstance(likelihood, Categorical) or y.is_floating_point() or not y.numel():
+        yield
+        return
+
+    def compare(module: nn.Module, args: Any, result: Any) -> None:
+        picked = getattr(result, "logits", result) if output is None else output(result)
+        if isinstance(picked, Tensor) and picked.dim() > 1:
+            _check_range(y, picked.shape[likelihood.axis], likelihood.ignore_index)
+
+    hook = network.register_forward_hook(compare)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _check_range(y: Tensor, classes: int, ignored: int) -> None:
+    outside = y[((y < 0) | (y >= classes)) & (y != ignored)]
+    if len(outside):
+        raise ValueError(
+            f"expected targets from 0 to {classes - 1}, since the network has {classes} outputs, got "
+            f"{int(outside[0])}; renumber the targets, or give the network more outputs"
+        )
