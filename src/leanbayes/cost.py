@@ -59,6 +59,7 @@ def measure_cost(
     batch_size: int | None = None,
     turns: int = 7,
     output: Output | None = None,
+    compile: bool = False,
 ) -> Cost:
     """Measure a model against its plain network; both stay as they are.
 
@@ -72,13 +73,14 @@ def measure_cost(
         batch_size: rows of a training step; default all.
         turns: how often both are measured; the median counts.
         output: picks the tensor out of what the model returns.
+        compile: measure compiled training steps.
     """
     said = summary(model)
     passes = min(samples, distinct_draws(model) or samples)
     device = next(plain.parameters()).device
     x, y = to_device(x, device), y.to(device)
     batch, classes = slice_rows(x, len(y), 0, batch_size or len(y)), y[: batch_size or len(y)]
-    steps = [_training_step(network, batch, classes, likelihood, output) for network in (model, plain)]
+    steps = [_training_step(network, batch, classes, likelihood, output, compile) for network in (model, plain)]
     predictions: list[Work] = [
         lambda: predict(model, x, likelihood, samples=samples, keep_samples=False, output=output),
         _passes(plain, x, passes, output),
@@ -100,17 +102,22 @@ def ratio(one: Work, other: Work, turns: int, device: torch.device) -> float:
     return statistics.median(_seconds(one, device) / _seconds(other, device) for _ in range(turns))
 
 
-def _training_step(model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood | None, output: Any) -> Work:
+def _training_step(
+    model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood | None, output: Any, compiled: bool
+) -> Work:
     """Return a whole step, forward, backward and SGD, of a copy of the model; every member of an ensemble takes one."""
     twin = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(parameter_groups(twin, lr=1e-4), lr=1e-4, momentum=0.9, nesterov=True)
-    rows = leading_rows(x) or 1
+    rows, tile = leading_rows(x) or 1, isinstance(model, Ensemble)
+
+    def loss(x: Inputs, y: Tensor) -> Tensor:
+        return elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss
+
+    loss_of = torch.compile(loss) if compiled and not tile else loss
 
     def step() -> None:
         optimizer.zero_grad()
-        tile = isinstance(twin, Ensemble)
-        loss = elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss
-        torch.autograd.backward(loss)
+        torch.autograd.backward(loss_of(x, y))
         optimizer.step()
 
     return step

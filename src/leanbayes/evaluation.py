@@ -67,6 +67,7 @@ def evaluate(
     plain: nn.Module | None = None,
     output: Output | None = None,
     units: Units | None = None,
+    compile: bool = False,
 ) -> Result:
     """Evaluate a model: accuracy, likelihood, calibration, selective risk, foreign inputs, corruptions, cost.
 
@@ -85,6 +86,7 @@ def evaluate(
         output: picks the tensor out of what the model returns.
         units: mean and standard deviation by which regression targets were standardised; figures are then in the
             targets' own units, and `test` has targets in them.
+        compile: measure the cost of compiled training steps.
 
     Example:
         >>> result = lb.evaluate(bnn, (x, y), ood={"letters": (letters, None)})
@@ -108,7 +110,7 @@ def evaluate(
             "reliability": _coverages(prediction, targets) if regression else _reliability(prediction, targets),
             "histograms": _histograms(prediction, foreign),
         },
-        cost=None if plain is None else judge.cost(plain, test),
+        cost=None if plain is None else judge.cost(plain, test, compile),
         prediction=prediction,
         targets=targets,
     )
@@ -158,7 +160,7 @@ class _Judge:
                 ),
             }
 
-    def cost(self, plain: nn.Module, test: Data) -> Cost:
+    def cost(self, plain: nn.Module, test: Data, compiled: bool) -> Cost:
         """Measure the cost of a training step on a batch, and of a prediction on more rows."""
         if isinstance(test, tuple):
             rows, wanted = leading_rows(test[0]) or 0, max(self.batch_size, PREDICTED_ROWS)
@@ -166,7 +168,7 @@ class _Judge:
         else:
             x, y = next(iter(test if isinstance(test, DataLoader) else DataLoader(test, batch_size=self.batch_size)))
         options: dict[str, Any] = {"samples": self.samples, "batch_size": self.batch_size, "output": self.output}
-        return measure_cost(self.model, plain, x, y, self.likelihood, **options)
+        return measure_cost(self.model, plain, x, y, self.likelihood, compile=compiled, **options)
 
     def _run(self, x: Any, keep_samples: bool) -> Prediction:
         prediction = predict(

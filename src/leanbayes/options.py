@@ -133,7 +133,8 @@ def plan_of(options: Any) -> Plan:
     given = {f.name: value for f in fields(options.recipe) if (value := getattr(options.recipe, f.name)) is not None}
     recipe = stretched(recipe, given.get("epochs", recipe.epochs))
     machine = {"accelerator": options.device, "precision": options.precision, "devices": options.devices}
-    recipe = replace(recipe, **machine, **given)
+    on_gpu = device_of(options.device).type == "cuda" and loaded.kind == "image"
+    recipe = replace(recipe, **machine, **({"channels_last": on_gpu} | given))
     _check_machine(recipe)
     late = given["convert_at_epoch"] / recipe.epochs if "convert_at_epoch" in given else options.late
     judging = Judging(

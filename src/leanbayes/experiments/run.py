@@ -164,6 +164,9 @@ def _train(
 
 def _evaluate(job: Job, workshop: Workshop, model: nn.Module, likelihood: Likelihood) -> Result:
     _, x, y = workshop.test
+    plain = workshop.plain(job.seed).to(next(model.parameters()).device)
+    if job.recipe.channels_last:
+        model, plain = (network.to(memory_format=torch.channels_last) for network in (model, plain))  # type: ignore[call-overload]
     return evaluate(
         model,
         (x, y),
@@ -172,8 +175,9 @@ def _evaluate(job: Job, workshop: Workshop, model: nn.Module, likelihood: Likeli
         shift=workshop.shift if workshop.data.task == "classification" else None,
         samples=job.judging.samples,
         batch_size=job.recipe.batch_size,
-        plain=workshop.plain(job.seed).to(next(model.parameters()).device),
+        plain=plain,
         units=workshop.units,
+        compile=job.recipe.compile,
     )
 
 
