@@ -154,16 +154,14 @@ def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], pa
     paths = step.get("paths")
     if not (isinstance(paths, list) and all(isinstance(p, str) for p in paths)):
         raise ValueError(f"the header of '{path}' is damaged (no paths)")
-    if not method.targets:
-        return convert(model, method)
     wanted = set(paths)
     missing = wanted - {name for name, layer in walk(model) if isinstance(layer, method.targets)}
-    if missing or not wanted:
+    if missing or (method.targets and not wanted):
         name = min(missing, default="")
         raise ValueError(f"'{path}' has a layer '{name}' that this network does not have; is it another one?")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what convert says of a fresh start does not concern a finished one
-        return convert(model, method, where=lambda name, layer: name in wanted)
+        return convert(model, method, where=(lambda name, layer: name in wanted) if method.targets else None)
 
 
 def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:
