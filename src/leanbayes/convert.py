@@ -154,11 +154,19 @@ def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
 
 def strip(model: nn.Module) -> nn.Module:
     """Return the plain network of the shared weights, without any factor: what was converted, as trained since."""
+    return _copied(plain_view(model))
+
+
+def plain_view(model: nn.Module) -> nn.Module:
+    """Return the plain network of the shared layers: other modules, the same parameters and buffers.
+
+    It has no factors, no noise and no KL. Training it trains `model`, whose posteriors lie around the shared weights.
+    """
     bases: dict[int, nn.Module] = {}
     for _, layer in stochastic_layers(model):
         base = bases[id(layer)] = copying.copy(layer.base)
         copy_hooks(layer, base)
-    return _copied(substitute(model, bases))
+    return substitute(model, bases)
 
 
 def frozen(model: nn.Module) -> nn.Module:

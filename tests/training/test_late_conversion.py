@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.convert import strip
+from leanbayes.convert import plain_view, strip
 from leanbayes.methods.base import StochasticLayer
 from leanbayes.training import fit
-from leanbayes.training.phases import plain_view
 
 from .problems import images, network, rank1, same, short
 

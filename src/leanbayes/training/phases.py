@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import FunctionType
@@ -11,24 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import stochastic_layers, substitute
+from leanbayes.convert import stochastic_layers
 from leanbayes.inputs import call, Inputs, leading_rows, Output
 from leanbayes.likelihoods import Likelihood
-from leanbayes.methods.base import copy_hooks
 from leanbayes.objective import elbo, ElboTerms, Loss
 from leanbayes.training.recipe import Recipe
-
-
-def plain_view(model: nn.Module) -> nn.Module:
-    """Return the plain network of the shared layers: other modules, the same parameters and buffers.
-
-    It has no factors, no noise and no KL. Training it trains `model`, whose posteriors lie around the shared weights.
-    """
-    bases: dict[int, nn.Module] = {}
-    for _, layer in stochastic_layers(model):
-        base = bases[id(layer)] = copy.copy(layer.base)
-        copy_hooks(layer, base)
-    return substitute(model, bases)
 
 
 class Phase(nn.Module):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import own_likelihood, stochastic_layers
+from leanbayes.convert import own_likelihood, plain_view, stochastic_layers
 from leanbayes.inputs import Inputs, Output
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.objective import Loss
@@ -26,7 +26,7 @@ from leanbayes.training.first import explained, watched
 from leanbayes.training.history import History, peak_memory_mb
 from leanbayes.training.meter import Meter, NotFinite
 from leanbayes.training.optimise import clip, optimizer_of, set_rates
-from leanbayes.training.phases import CompiledLoss, left_as_it_was, loss_of, LossOf, Phase, plain_view
+from leanbayes.training.phases import CompiledLoss, left_as_it_was, loss_of, LossOf, Phase
 from leanbayes.training.progress import Display
 from leanbayes.training.recipe import Recipe
 from leanbayes.training.state import Checkpoint, random_state, restore_random_state
