@@ -12,6 +12,7 @@ from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Callback, finished, MODEL, perform, Stage
 from leanbayes.experiments.workshop import Workshop
 from leanbayes.processes import is_first
+from leanbayes.results import commit
 
 
 def run_all(
@@ -53,6 +54,7 @@ def look_ahead(
     Returns:
         The results of the jobs that are done, and a workshop for the first that is not.
     """
+    commit()  # remembered now: the source may change while we train, what is running does not
     done = [None if fresh else finished(job, job.folder(out)) for job in jobs]
     if stage == "evaluate":
         _require_models(jobs, out)
