@@ -52,6 +52,8 @@ class Common:
         shift_images: how many test images are corrupted; 0 is all.
         test_images: use so many test rows; 0 is all.
         train_rows: use so many training rows, evenly spaced; 0 is all.
+        hold_out: judge on so many training rows, left out of training, instead of the test set: for choosing settings
+            without looking at it.
         split: number of the train/test split, for the UCI sets, digits and .csv files.
         target: column of a .csv file that is to be predicted; default the last.
         task: classification or regression, for data of your own; default by its targets.
@@ -77,6 +79,7 @@ class Common:
     shift_images: int = 1000
     test_images: int = 0
     train_rows: int = 0
+    hold_out: int = 0
     split: int = 0
     target: str | None = None
     task: Literal["classification", "regression"] | None = None
@@ -127,6 +130,7 @@ def plan_of(options: Any) -> Plan:
         target=options.target,
         task=options.task,
         train_rows=options.train_rows,
+        hold_out=options.hold_out,
     )
     loaded = load(source)
     recipe = recipe_of(options.budget, kind=loaded.kind, rows=len(loaded.train), augment=loaded.augment)

@@ -14,8 +14,9 @@ from leanbayes.experiments.compare import run_all
 from leanbayes.experiments.config import Job, Judging, method_of, recipe_for, Source
 from leanbayes.experiments.networks import maker
 from leanbayes.experiments.run import MODEL, perform
-from leanbayes.experiments.workshop import Workshop
+from leanbayes.experiments.workshop import load, Workshop
 from leanbayes.methods import all_methods
+from leanbayes.report import load_results
 
 JUDGING = Judging(samples=4, ood=("noise",), shift=False, test_images=60)
 SOURCE = Source(name="digits", train_rows=200)
@@ -151,3 +152,25 @@ def test_own_networks_are_found_and_get_what_they_accept(tmp_path, monkeypatch):
             maker(name, num_outputs=3, input_shape=(2,))
     with pytest.raises(ValueError, match=r"mine_for_test:bare cannot take inputs of shape \(2, 1, 8, 8\)"):
         Workshop(SOURCE, "mine_for_test:bare", JUDGING)
+
+
+def test_held_out_rows_take_the_place_of_the_test_set():
+    whole, held = load(Source(name="digits")), load(Source(name="digits", hold_out=100))
+    assert len(held.test) == 100
+    assert len(held.train) == len(whole.train) - 100
+    rows = [tuple(x.flatten().tolist()) for x in torch.cat([held.train.x, held.test.x])]
+    assert sorted(rows) == sorted(tuple(x.flatten().tolist()) for x in whole.train.x)
+    assert len(load(Source(name="digits", hold_out=100, train_rows=200)).train) == 200
+
+
+def test_held_out_rows_must_leave_some():
+    with pytest.raises(ValueError, match="expected --hold-out to be below the 1,000 training rows, got 9,999"):
+        load(Source(name="digits", hold_out=9999))
+
+
+def test_held_out_runs_are_not_mixed_with_test_runs(tmp_path):
+    for name, source in (("test", SOURCE), ("held", replace(SOURCE, hold_out=100))):
+        one = replace(job(epochs=1), source=source)
+        perform(one, Workshop(source, "small", JUDGING), tmp_path / name, progress=False)
+    titles = [group.data for group in load_results(tmp_path).groups]
+    assert titles == ["digits", "digits (held-out training rows)"]

@@ -34,7 +34,7 @@ def one_run(folder, **parts):
 def test_every_figure_is_drawn_from_full_results(tmp_path):
     found = {figure.key: figure for figure in figures(group_of(make.tree(tmp_path, THREE)))}
     assert list(found) == KEYS
-    assert [panel.title for panel in found["cost"].panels] == ["Training step", "Prediction", "Parameters"]
+    assert [panel.title for panel in found["cost"].panels] == ["Training", "Prediction", "Parameters"]
     assert [panel.title for panel in found["reliability"].panels] == ["plain", "deep_ensemble", "rank1"]
     assert len(found["severity"].panels) == 5
     assert [panel.title for panel in found["epistemic-histogram"].panels] == ["deep_ensemble", "rank1"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from leanbayes.report import load_results
+from leanbayes.report.load import Run
+from leanbayes.report.training import training_ratio
 from leanbayes.report.verdict import verdict
 from tests.report import make
 
@@ -29,7 +31,7 @@ def test_a_clearly_better_and_affordable_method_is_recommended(tmp_path):
     assert found.choice == "rank1"
     assert found.sentence == (
         "On digits with lenet, rank1 is worth its cost: NLL 0.210 ± 0.010 against 0.310 ± 0.010 of the plain network, "
-        "for 1.10 times its training step, 1.02 times its forward pass and 0.5 % more parameters."
+        "for 1.10 times its training, 1.02 times its forward pass and 0.5 % more parameters."
     )
 
 
@@ -56,7 +58,7 @@ def test_dear_methods_are_mentioned_and_not_recommended(tmp_path):
     found = verdict_of(tmp_path, figures, {"deep_ensemble": DEAR})
     assert found.choice == "rank1"
     assert found.sentence.endswith(
-        "; deep_ensemble is better (0.110 ± 0.010), at 4 times the plain network's training step."
+        "; deep_ensemble is better (0.110 ± 0.010), at 4 times the plain network's training."
     )
 
 
@@ -99,7 +101,7 @@ def test_where_all_methods_are_dear_the_cheapest_is_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("field", "value", "told"),
-    [("train_step_ratio", 4.45, "4.45 times the plain network's training step"),
+    [("train_step_ratio", 4.45, "4.45 times the plain network's training"),
      ("extra_percent", 200.0, "3 times the plain network's parameters")],
 )  # fmt: skip
 def test_a_price_says_of_what(tmp_path, field, value, told):
@@ -140,3 +142,34 @@ def test_regression_is_decided_by_the_log_density(tmp_path):
     found = verdict(group)
     assert found.choice == "rank1"
     assert "LPD" in found.sentence
+
+
+def test_a_late_conversion_costs_less_than_its_step(tmp_path):
+    """Seven plain epochs of ten and three at 2.4 cost 1.42 trainings, though the step alone is dear."""
+    for name, nll, cost in (("plain", 0.30, CHEAP), ("rank1", 0.20, {**CHEAP, "train_step_ratio": 2.4})):
+        for seed in range(2):
+            record = make.record(name, seed, "digits", "lenet", "classification")
+            record["metrics"], record["cost"] = {"test": {"nll": nll + 0.01 * seed}}, cost
+            record["recipe"] = {"epochs": 10, "convert_at_epoch": 7 if name == "rank1" else 0}
+            make.write(tmp_path, record)
+    (group,) = load_results(tmp_path).groups
+    found = verdict(group)
+    assert found.choice == "rank1"
+    assert "for 1.42 times its training" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ({"epochs": 10}, 2.0),
+        ({"epochs": 10, "convert_at_epoch": 5}, 1.5),
+        ({"epochs": 10, "convert_at_epoch": 5, "tile_last_epochs": 2}, (5 + 3 * 2 + 2 * 4 * 2) / 10),
+        ({"epochs": 10, "tile": True}, 8.0),
+        ({"epochs": 10, "samples": 3}, 6.0),
+        ({}, 2.0),
+    ],
+)
+def test_a_training_costs_what_its_epochs_cost(recipe, expected):
+    record = {"recipe": recipe, "cost": {"train_step_ratio": 2.0}, "method": {"name": "m", "fields": {"components": 4}}}
+    assert training_ratio(Run("here", record)) == pytest.approx(expected)
+    assert training_ratio(Run("here", record | {"cost": {}})) is None

@@ -53,6 +53,7 @@ class Source:
         target: column to predict, of a .csv file.
         task: "classification" or "regression", of the user's own data.
         train_rows: use so many training rows, evenly spaced; 0 is all.
+        hold_out: judge on so many training rows, evenly spaced and left out of training, instead of the test set.
     """
 
     name: str
@@ -61,10 +62,11 @@ class Source:
     target: str | None = None
     task: str | None = None
     train_rows: int = 0
+    hold_out: int = 0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _check_counts(0, train_rows=self.train_rows, split=self.split)
+        _check_counts(0, train_rows=self.train_rows, hold_out=self.hold_out, split=self.split)
 
 
 @dataclass(frozen=True, kw_only=True)

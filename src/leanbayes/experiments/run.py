@@ -227,6 +227,7 @@ def _header(job: Job, workshop: Workshop) -> dict[str, Any]:
             "task": data.task,
             "train": len(data.train),
             "test": len(data.test),
+            "held_out": job.source.hold_out,
             "sha256": data.sha256,
             "classes": list(data.classes),
         },

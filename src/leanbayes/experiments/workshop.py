@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from leanbayes import data
 from leanbayes.convert import convert
-from leanbayes.data import DataSet
+from leanbayes.data import DataSet, Split
 from leanbayes.experiments.config import Judging, Source
 from leanbayes.experiments.networks import maker
 from leanbayes.likelihoods import Categorical, Gaussian, Likelihood
@@ -118,18 +118,36 @@ class Workshop:
 
 
 def load(source: Source) -> DataSet:
-    """Return the data that a source names, all or some of its training rows."""
+    """Return the data that a source names: all or some of its training rows, judged on its test or held-out rows."""
     whole = data.load(source.name, source.root, split=source.split, target=source.target, task=source.task)
+    if source.hold_out:
+        whole = _held_out(whole, source.hold_out)
     if not 0 < source.train_rows < len(whole.train):
         return whole
-    rows = _evenly(len(whole.train), source.train_rows)
-    some = data.Split(whole.train.x[rows], whole.train.y[rows])
+    some = _take(whole.train, _evenly(len(whole.train), source.train_rows))
+    _require_classes(whole, some)
+    return replace(whole, train=some)
+
+
+def _held_out(whole: DataSet, wanted: int) -> DataSet:
+    """Put evenly spaced training rows in the place of the test set."""
+    if wanted >= len(whole.train):
+        raise ValueError(f"expected --hold-out to be below the {len(whole.train):,} training rows, got {wanted:,}")
+    held = torch.zeros(len(whole.train), dtype=torch.bool)
+    held[_evenly(len(whole.train), wanted)] = True
+    rest = _take(whole.train, ~held)
+    _require_classes(whole, rest)
+    return replace(whole, train=rest, test=_take(whole.train, held))
+
+
+def _take(split: Split, rows: Tensor) -> Split:
+    return Split(split.x[rows], split.y[rows])
+
+
+def _require_classes(whole: DataSet, some: Split) -> None:
     if whole.task == "classification" and (missing := set(range(len(whole.classes))) - set(some.y.tolist())):
         name = whole.classes[min(missing)]
-        raise ValueError(
-            f"{source.train_rows} training rows leave class {name!r} of {whole.name} without any; take more"
-        )
-    return replace(whole, train=some)
+        raise ValueError(f"{len(some)} training rows leave class {name!r} of {whole.name} without any; take more")
 
 
 def _evenly(rows: int, wanted: int) -> Tensor:

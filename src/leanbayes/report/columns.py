@@ -238,8 +238,13 @@ COST = (
         marked=False, place="brief", help="Parameters beyond the plain network's.",
     ),
     Column(
+        key=("cost", "training_ratio"), title="Train", unit="x", group="Cost", better="lower", marked=False,
+        place="brief",
+        help="A whole training, in trainings of the plain network: steps before a late conversion cost one.",
+    ),
+    Column(
         key=("cost", "train_step_ratio"), title="Train step", unit="x", group="Cost", better="lower", marked=False,
-        place="brief", help="Time of a training step, in training steps of the plain network.",
+        place="rest", help="Time of a training step once converted, in training steps of the plain network.",
     ),
     Column(
         key=("cost", "predict_ratio"), title="Predict", unit="x", group="Cost", better="lower", marked=False,
@@ -250,7 +255,7 @@ COST = (
         help="Passes of a plain network that one answer takes.",
     ),
     Column(
-        key=("cost", "train_seconds"), title="Training", style="time", alone="Training time", group="Cost",
+        key=("cost", "train_seconds"), title="Time", style="time", alone="Training time", group="Cost",
         better="lower", marked=False,
         help="Time that training took.",
     ),

@@ -67,7 +67,8 @@ class Run:
     def key(self) -> tuple[str, str, str]:
         """Data, network and task: runs with equal keys can be compared."""
         data = self.record["data"]
-        return str(data["name"]), str(self.record["network"]["name"]), str(data.get("task", "classification"))
+        judged = " (held-out training rows)" if number(data.get("held_out")) else ""
+        return str(data["name"]) + judged, str(self.record["network"]["name"]), str(data.get("task", "classification"))
 
     def part(self, *path: str) -> Any:
         """Return what lies at the end of a path of keys, None where the path breaks off."""

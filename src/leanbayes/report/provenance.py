@@ -74,7 +74,8 @@ def _count(value: Any) -> str:
 def _data(run: Run) -> str:
     data = run.record["data"]
     digest = f", sha256 {str(data['sha256'])[:12]}" if data.get("sha256") else ""
-    return f"{data['name']}: {_count(data.get('train'))} training and {_count(data.get('test'))} test inputs{digest}"
+    judged = "held-out training inputs" if data.get("held_out") else "test inputs"
+    return f"{data['name']}: {_count(data.get('train'))} training and {_count(data.get('test'))} {judged}{digest}"
 
 
 def _network(run: Run) -> str:

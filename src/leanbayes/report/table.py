@@ -13,6 +13,7 @@ from leanbayes.report.equivalent import ensemble_equivalents
 from leanbayes.report.estimate import Estimate, estimate, number
 from leanbayes.report.load import Contender, Group, Run
 from leanbayes.report.marks import decimals_of, Mark, marks_of
+from leanbayes.report.training import training_ratio
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
     found: dict[Key, float | None] = {("shift", key): value for key, value in corrupted_facts(run, plain).items()}
     for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
         found |= {(section, key): value for key, value in _numbers(content)}
+    found["cost", "training_ratio"] = training_ratio(run)
     for name, content in _items(run.part("metrics", "ood")):
         found |= {("ood", name, key): value for key, value in _numbers(content)}
         for score, content_by_score in _items(content.get("scores")):

@@ -14,13 +14,13 @@ AFFORDABLE = 2.0  # plain networks
 CLEAR = 2.0  # standard errors of the difference
 HEADLINE: dict[str, Key] = {"classification": ("test", "nll"), "regression": ("test", "lpd")}
 RULE = (
-    "Rule: of the methods whose training step, prediction (pass for pass) and parameters each cost at most "
+    "Rule: of the methods whose training, prediction (pass for pass) and parameters each cost at most "
     f"{AFFORDABLE:g} times the plain network's, the one with the best mean log-likelihood on the test set (NLL, or LPD "
     f"for real targets) is recommended if it beats the plain network by more than {CLEAR:g} standard errors of the "
     "difference."
 )
 COSTS = {  # what is measured, and how it is called in a sentence
-    "train_step_ratio": "training step",
+    "training_ratio": "training",
     "predict_ratio": "prediction (pass for pass)",
     "parameter_ratio": "parameters",
 }
@@ -34,7 +34,7 @@ class Candidate:
         contender: who.
         quality: the deciding figure.
         written: the same as text.
-        ratios: training step, prediction and parameters in those of the plain network, as far as measured.
+        ratios: training, prediction and parameters in those of the plain network, as far as measured.
         passes: passes through the network that one answer takes, if known.
     """
 
@@ -115,7 +115,7 @@ def candidates(group: Group) -> list[Candidate]:
 
 
 def cost_ratios(found: dict[Key, Estimate]) -> dict[str, Estimate]:
-    """Return training step, prediction and parameters, as far as measured, in those of the plain network."""
+    """Return training, prediction and parameters, as far as measured, in those of the plain network."""
     ratios = {name: found[("cost", name)] for name in COSTS if ("cost", name) in found}
     if extra := found.get(("cost", "extra_percent")):
         ratios["parameter_ratio"] = Estimate(1 + extra.mean / 100, extra.sem and extra.sem / 100, extra.count)
@@ -174,7 +174,7 @@ def _weigh(column: Column, plain: Candidate, best: Candidate) -> tuple[str | Non
     train, predict, parameters = (best.ratios[name].mean for name in COSTS)
     return best.label, (
         f"{best.label} is worth its cost: {title} {best.written} against {plain.written} of the plain network, for "
-        f"{train:.2f} times its training step, {predict:.2f} times its forward pass{_passes(best)} and "
+        f"{train:.2f} times its training, {predict:.2f} times its forward pass{_passes(best)} and "
         f"{100 * (parameters - 1):.3g} % more parameters"
     )
 

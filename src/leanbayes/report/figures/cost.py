@@ -7,7 +7,7 @@ from leanbayes.report.figures.svg import Chart, linear_axis, Point, ratio_axis, 
 from leanbayes.report.load import Group
 from leanbayes.report.verdict import AFFORDABLE, Candidate, candidates, COSTS, headline
 
-TITLES = {"train_step_ratio": "Training step", "predict_ratio": "Prediction", "parameter_ratio": "Parameters"}
+TITLES = {"training_ratio": "Training", "predict_ratio": "Prediction", "parameter_ratio": "Parameters"}
 LETTER = 6.4  # pixels, about the width of one at the size of labels
 LINE = 11.0
 
