@@ -11,7 +11,7 @@ from torch import nn
 from leanbayes import models
 from leanbayes.models.vgg import CIFAR_HEAD, Head
 
-LIGHT = ["mlp", "small", "lenet", "lenet5", "vgg11", "resnet18", "wrn-16-2"]
+LIGHT = ["mlp", "regression", "small", "lenet", "lenet5", "vgg11", "resnet18", "wrn-16-2", "pyramidnet-14-20"]
 NEED_32_PIXELS = {"lenet", "lenet5", "vgg11", "vgg16"}
 
 
@@ -65,6 +65,10 @@ def test_lenet_parameters(width, parameters):
         (models.resnet50, {"num_outputs": 1000, "stem": "imagenet"}, 25_557_032),
         (models.resnet18, {"stem": "cifar"}, 11_173_962),
         (models.WideResNet, {}, 36_479_194),
+        (models.PyramidNet, {"num_outputs": 100}, 28_511_307),
+        (models.deep_mlp, {}, 1_009_900),
+        (models.RegressionNet, {"inputs": 13}, 2 * 13 + 14 * 50 + 2 * 50 + 51),
+        (models.RegressionNet, {"inputs": 8, "outputs": 2, "hidden": 100}, 2 * 8 + 9 * 100 + 2 * 100 + 2 * 101),
     ],
 )
 def test_parameters(maker, options, parameters):
@@ -126,6 +130,8 @@ def test_build_trains_every_parameter(name):
         (models.resnet18, (2, 9, 7)),
         (models.resnet18, (3, 65, 33)),
         (lambda **options: models.WideResNet(10, 1, **options), (1, 9, 7)),
+        (lambda **options: models.PyramidNet(8, 6, **options), (1, 9, 7)),
+        (lambda **options: models.PyramidNet(8, 6, **options), (2, 1, 2)),
     ],
 )
 def test_odd_image_sizes(maker, shape):
@@ -135,7 +141,7 @@ def test_odd_image_sizes(maker, shape):
 
 @pytest.mark.parametrize(
     "maker",
-    [models.vgg16, models.resnet18, models.resnet50, models.WideResNet],
+    [models.vgg16, models.resnet18, models.resnet50, models.WideResNet, models.PyramidNet],
 )
 def test_full_size_images_on_meta(maker):
     with torch.device("meta"):
@@ -161,6 +167,13 @@ def test_mlp_is_linear_map_activation_linear_map():
     first, _, last = network.layers
     x = images(6, 4)
     torch.testing.assert_close(network(x), last(torch.tanh(first(x))))
+
+
+def test_mlp_norms_stand_in_front_of_the_activations():
+    network = models.MLP(4, 3, hidden=(5, 6), norm=nn.LayerNorm)
+    kinds = [nn.Linear, nn.LayerNorm, nn.ReLU, nn.Linear, nn.LayerNorm, nn.ReLU, nn.Linear]
+    assert [type(m) for m in network.layers] == kinds
+    assert network(images(2, 5, 4)).shape == (2, 5, 3)
 
 
 @pytest.mark.parametrize("bottleneck", [False, True])
@@ -253,11 +266,16 @@ def test_activations_are_separate_modules_out_of_place():
         assert not any(m.inplace for m in uses)
 
 
+def test_every_network_describes_itself_in_a_line():
+    assert list(models.describe()) == models.names()
+    assert all(line.endswith(".") for line in models.describe().values())
+
+
 def test_names_are_unique_and_complete():
     assert len(set(models.names())) == len(models.names())
     assert set(models.names()) == {
         *("mlp", "small", "lenet", "lenet5", "vgg11", "vgg16", "resnet18", "resnet50"),
-        *("wrn-16-2", "wrn-16-4", "wrn-28-10"),
+        *("wrn-16-2", "wrn-16-4", "wrn-28-10", "pyramidnet-110-270", "mlp-100-100", "regression"),
     }
 
 
@@ -267,6 +285,8 @@ def test_names_are_unique_and_complete():
         ("wrn-28-5", [16, 80, 160, 320]),
         ("wrn-10-1.9", [16, 30, 61, 122]),
         ("wrn-16-2.0", [16, 32, 64, 128]),
+        ("pyramidnet-8-6", [16, 18, 20, 22]),
+        ("pyramidnet-14-4", [16, 17, 17, 18, 19, 19, 20]),
         ("lenet-w2", [12, 32, 240]),
         ("lenet-w0.5", [3, 8, 60]),
         ("lenet-w0.01", [1, 1, 1]),
@@ -279,7 +299,18 @@ def test_networks_of_any_width(name, widths):
     assert list(dict.fromkeys(found)) == list(dict.fromkeys(widths))
 
 
-@pytest.mark.parametrize("name", ["wrn-16-", "wrn-16-x", "wrn-16--1", "lenet-w", "lenet-2", "wrn-16-1.", "wrn-16-1e3"])
+def test_mlp_of_any_depth_and_width():
+    network = models.build("mlp-3-7", num_outputs=2, input_shape=(5,))
+    assert [m.out_features for m in network.layers if isinstance(m, nn.Linear)] == [7, 7, 2]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("wrn-16-", "wrn-16-x", "wrn-16--1", "lenet-w", "lenet-2", "wrn-16-1.", "wrn-16-1e3"),
+        *("pyramidnet-110", "pyramidnet-110-x", "mlp-3", "mlp-3-1.5"),
+    ],
+)
 def test_names_that_almost_fit_are_refused(name):
     with pytest.raises(ValueError, match="wrn-DEPTH-WIDTH, lenet-wWIDTH"):
         models.build(name, num_outputs=10, input_shape=(3, 32, 32))
@@ -289,7 +320,9 @@ def test_names_that_almost_fit_are_refused(name):
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"expected a network among mlp, small, .*wrn-28-10, got 'vgg12'"):
+    with pytest.raises(
+        ValueError, match=r"expected a network among regression, mlp, small, .*pyramidnet-110-270, got 'vgg12'"
+    ):
         models.build("vgg12", num_outputs=10, input_shape=(3, 32, 32))
 
 
@@ -313,6 +346,13 @@ def test_wide_resnet_depth(depth, suggestion):
         (models.resnet18, {"input_shape": (32, 32)}, r"\(channels, height, width\).*\(32, 32\)"),
         (models.WideResNet, {"input_shape": (0, 32, 32)}, r"positive sizes, got \(0, 32, 32\)"),
         (models.WideResNet, {"widen": 0}, r"WideResNet expected widen > 0, got 0"),
+        (models.PyramidNet, {"alpha": 0}, r"PyramidNet expected alpha > 0, got 0"),
+        (models.PyramidNet, {"input_shape": (32, 32)}, r"\(channels, height, width\).*\(32, 32\)"),
+        (models.deep_mlp, {"depth": 0}, r"deep_mlp expected depth >= 1, got 0"),
+        (models.deep_mlp, {"width": 0}, r"MLP expected hidden\[0\] >= 1, got 0"),
+        (models.RegressionNet, {"inputs": 0}, r"RegressionNet expected inputs >= 1, got 0"),
+        (models.RegressionNet, {"inputs": 3, "hidden": 0}, r"RegressionNet expected hidden >= 1, got 0"),
+        (models.RegressionNet, {"inputs": 3, "scale": 0}, r"RegressionNet expected scale > 0, got 0"),
     ],
 )
 def test_wrong_sizes(maker, options, message):

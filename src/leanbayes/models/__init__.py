@@ -9,7 +9,9 @@ from typing import Protocol
 from torch import nn
 
 from leanbayes.models.lenet import LeNet, LeNet5
-from leanbayes.models.mlp import MLP
+from leanbayes.models.mlp import deep_mlp, MLP
+from leanbayes.models.pyramidnet import PyramidNet
+from leanbayes.models.regression import RegressionNet
 from leanbayes.models.resnet import ResNet, resnet18, resnet50
 from leanbayes.models.small import SmallConvNet
 from leanbayes.models.vgg import VGG, vgg11, vgg16
@@ -20,10 +22,13 @@ __all__ = [
     "VGG",
     "LeNet",
     "LeNet5",
+    "PyramidNet",
+    "RegressionNet",
     "ResNet",
     "SmallConvNet",
     "WideResNet",
     "build",
+    "deep_mlp",
     "describe",
     "names",
     "resnet18",
@@ -38,14 +43,22 @@ class _Maker(Protocol):
 
 
 def _mlp(*, num_outputs: int, input_shape: tuple[int, ...]) -> MLP:
+    """Fully connected network."""
     return MLP(input_shape, num_outputs)
 
 
+def _regression(*, num_outputs: int, input_shape: tuple[int, ...]) -> RegressionNet:
+    """One hidden layer of 50 ReLUs, with a batch norm after the input and after the hidden units."""
+    return RegressionNet(input_shape, num_outputs)
+
+
 _MAKERS: tuple[tuple[str, _Maker], ...] = (
+    ("regression", _regression),
     ("mlp", _mlp),
     ("small", SmallConvNet),
     ("lenet", LeNet),
     ("lenet5", LeNet5),
+    ("mlp-100-100", partial(deep_mlp, 100, 100)),
     ("vgg11", vgg11),
     ("vgg16", vgg16),
     ("resnet18", resnet18),
@@ -53,6 +66,7 @@ _MAKERS: tuple[tuple[str, _Maker], ...] = (
     ("wrn-16-2", partial(WideResNet, 16, 2)),
     ("wrn-16-4", partial(WideResNet, 16, 4)),
     ("wrn-28-10", partial(WideResNet, 28, 10)),
+    ("pyramidnet-110-270", partial(PyramidNet, 110, 270)),
 )
 
 
@@ -67,7 +81,7 @@ def names() -> list[str]:
 def describe() -> dict[str, str]:
     """Return a line for every name: what its class or function says of itself."""
     makers = {name: make.func if isinstance(make, partial) else make for name, make in _MAKERS}
-    return {name: (MLP if make is _mlp else make).__doc__.splitlines()[0] for name, make in makers.items()}  # type: ignore[union-attr]
+    return {name: make.__doc__.splitlines()[0] for name, make in makers.items()}  # type: ignore[union-attr]
 
 
 def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Module:
@@ -76,8 +90,8 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     VGG and ResNet take their CIFAR form for images of at most 64 pixels, else the ImageNet form.
 
     Args:
-        name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH`` and ``lenet-wWIDTH``, such as ``wrn-28-5`` or
-            ``lenet-w0.5``.
+        name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH``, ``lenet-wWIDTH``, ``pyramidnet-DEPTH-ALPHA``
+            and ``mlp-DEPTH-WIDTH``, such as ``wrn-28-5`` or ``lenet-w0.5``.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
 
@@ -88,7 +102,7 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     if make is None:
         raise ValueError(
             f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a width of your own: "
-            "wrn-DEPTH-WIDTH, lenet-wWIDTH."
+            "wrn-DEPTH-WIDTH, lenet-wWIDTH, pyramidnet-DEPTH-ALPHA, mlp-DEPTH-WIDTH."
         )
     return make(num_outputs=num_outputs, input_shape=input_shape)
 
@@ -98,4 +112,8 @@ def _of_any_width(name: str) -> _Maker | None:
         return partial(WideResNet, int(found[1]), float(found[2]))
     if found := re.fullmatch(rf"lenet-w{_NUMBER}", name):
         return partial(LeNet, width=float(found[1]))
+    if found := re.fullmatch(rf"pyramidnet-(\d+)-{_NUMBER}", name):
+        return partial(PyramidNet, int(found[1]), float(found[2]))
+    if found := re.fullmatch(r"mlp-(\d+)-(\d+)", name):
+        return partial(deep_mlp, int(found[1]), int(found[2]))
     return None

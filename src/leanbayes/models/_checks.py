@@ -28,6 +28,13 @@ def check_factor(network: str, **factors: float) -> None:
             raise ValueError(f"{network} expected {name} > 0, got {factor}. Pass a positive number.")
 
 
+def check_features(network: str, inputs: int | tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of one example, given as such or as a number of features; raise ``ValueError`` if empty."""
+    shape = (inputs,) if isinstance(inputs, int) else tuple(inputs)
+    check_positive(network, inputs=min(shape, default=0))
+    return shape
+
+
 def check_image(network: str, input_shape: tuple[int, ...], *, smallest: int = 1) -> tuple[int, int, int]:
     """Return ``(channels, height, width)``, or say why the network cannot take such images.
 
