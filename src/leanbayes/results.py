@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -59,13 +60,16 @@ def command() -> str:
 
 @cache
 def commit() -> str:
-    """Return the commit of the source that is running; "unknown" outside a repository, "+" where it was changed."""
+    """Return the commit of the source that is running, "+" where it was changed.
+
+    Outside a repository, as in a container, it is what the variable LEANBAYES_COMMIT says, else "unknown".
+    """
     here = Path(__file__).parent
     try:
         head = _git(here, "rev-parse", "HEAD")
         return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return os.environ.get("LEANBAYES_COMMIT", "unknown")
 
 
 def environment(device: torch.device) -> dict[str, Any]:
