@@ -60,16 +60,18 @@ def command() -> str:
 
 @cache
 def commit() -> str:
-    """Return the commit of the source that is running, "+" where it was changed.
+    """Return the commit of the source that is running, "+" where it was changed; "unknown" outside a repository.
 
-    Outside a repository, as in a container, it is what the variable LEANBAYES_COMMIT says, else "unknown".
+    A copy without the repository that it was made of, as in a container, is told by the variable LEANBAYES_COMMIT.
     """
+    if said := os.environ.get("LEANBAYES_COMMIT"):
+        return said
     here = Path(__file__).parent
     try:
         head = _git(here, "rev-parse", "HEAD")
         return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("LEANBAYES_COMMIT", "unknown")
+        return "unknown"
 
 
 def environment(device: torch.device) -> dict[str, Any]:

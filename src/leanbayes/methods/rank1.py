@@ -291,7 +291,7 @@ class BatchEnsemble(Method):
 
     components: int = 4
     init: Init = "around_one"
-    init_spread: float = 0.25
+    init_spread: float = 0.4
     sign_probability: float = 0.5
     component_bias: bool = True
 
