@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -30,7 +31,8 @@ def test_the_public_page_is_small_and_documented():
 
 
 def test_methods_are_found_by_scanning_and_named():
-    assert {"rank1", "batch_ensemble", "implicit"} <= set(all_methods())
+    assert {"rank1", "batch_ensemble", "implicit", "patch"} <= set(all_methods())
     for name, kind in all_methods().items():
         assert kind.name == name
-        assert kind().fields() == {k: v for k, v in kind().fields().items() if isinstance(v, (int, float, str, bool))}
+        assert kind().fields() == json.loads(json.dumps(kind().fields()))
+        assert kind(**kind().fields()) == kind()

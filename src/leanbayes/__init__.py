@@ -22,6 +22,7 @@ from leanbayes.methods.ensemble import Ensemble as Ensemble
 from leanbayes.methods.implicit import ImplicitNodes as ImplicitNodes
 from leanbayes.methods.mc_dropout import MCDropout as MCDropout
 from leanbayes.methods.mean_field import MeanField as MeanField
+from leanbayes.methods.patch import ModelPatch as ModelPatch
 from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
 from leanbayes.norm import update_norm as update_norm

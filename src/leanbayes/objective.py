@@ -77,7 +77,7 @@ def elbo(
         likelihood: default the model's own, else `Categorical`; any callable `(outputs, y) -> loss` works too.
         num_data: number of data points in the whole training set (of all processes), which the KL is spread over.
         beta: weight of the KL; see `linear_beta` for annealing.
-        samples: draws for each row; they share its component.
+        samples: draws for each row, which share its component; as many passes where a draw serves a whole batch.
         tile: give every row to every component (K times the work) instead of dealing the rows out.
         aggregate: "average" the log-likelihoods of the draws of a row, or take the log of their mean, a tighter
             bound that trains worse (section 3.4 of the rank-1 paper).
@@ -91,15 +91,18 @@ def elbo(
     likelihood = likelihood or own_likelihood(model) or Categorical()
     rows = leading_rows(x)
     components = components_of(model) if tile or samples > 1 else 1
-    repeats = samples * (components if tile else 1)
+    passes = samples if samples > 1 and _draws_by_batch(model) else 1
+    inside = samples // passes * (components if tile else 1)  # times that a row stands in the batch of a pass
     context: Any = nullcontext()
-    if rows is not None and repeats > 1:
+    if rows is not None and inside * passes > 1:
         every = Assignment(torch.arange(components, device=y.device), each=rows)
         dealt = every if tile else deal(rows, components, y.device)
-        context = assigned(model, dealt.repeat(samples))
-        x, y = repeat_rows(x, rows, repeats), repeat_rows(y, rows, repeats)
+        context = assigned(model, dealt.repeat(samples // passes))
+        x, y = repeat_rows(x, rows, inside), repeat_rows(y, rows, inside * passes)
     with context:
-        outputs = call(model, x, output)
+        each = [call(model, x, output) for _ in range(passes)]
+    outputs = each[0] if passes == 1 else torch.cat(each)
+    repeats = inside * passes
     nll = _nll(likelihood, outputs, y, repeats, aggregate)
     divergence = kl(model)
     return ElboTerms(nll, divergence, nll + beta * divergence / num_data, outputs)
@@ -113,6 +116,11 @@ def linear_beta(progress: float, over: float, *, start: float = 0.0, end: float 
     if over <= 0:
         return end
     return start + (end - start) * min(1.0, max(0.0, progress / over))
+
+
+def _draws_by_batch(model: nn.Module) -> bool:
+    """Say whether some layer draws once for a whole batch: repeated rows would all see the same draw."""
+    return any(not layer.row_noise for _, layer in stochastic_layers(model))
 
 
 def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: Aggregate) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,6 +12,10 @@ from leanbayes.convert import stochastic_layers, unwrap
 from leanbayes.layers.family import OPAQUE, refusal
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
+from leanbayes.sampling import components_of
+
+EXACT_DIGITS = 15
+"""Larger numbers of networks are written as powers of ten."""
 
 
 class Row(NamedTuple):
@@ -31,12 +36,14 @@ class Summary:
         nodes: variables of one draw; for implicit nodes the input nodes of the network.
         parameters: parameters of the network without its posterior.
         extra_parameters: parameters of the posterior.
+        log_networks: log of the number of different networks that draws can give; infinite for continuous noise.
     """
 
     rows: tuple[Row, ...]
     nodes: int
     parameters: int
     extra_parameters: int
+    log_networks: float
 
     @property
     def converted(self) -> int:
@@ -63,12 +70,21 @@ class Summary:
             f"{self.nodes:,} nodes"
         )
 
+    @property
+    def ensemble(self) -> str:
+        """How large an ensemble the draws form, in words; empty where there is no end to them."""
+        if not 0 < self.log_networks < math.inf:
+            return ""
+        digits = self.log_networks / math.log(10)
+        number = f"{round(math.exp(self.log_networks)):,}" if digits < EXACT_DIGITS else f"10^{digits:,.0f}"
+        return f"an ensemble of {number} networks"
+
     def __str__(self) -> str:
         """Return a table with one line a layer and the headline below."""
         cells = [(row.path or "(root)", row.kind, row.method or f"- {row.reason}") for row in self.rows]
         wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(2)]
         lines = [f"{path:<{wide[0]}}  {kind:<{wide[1]}}  {what}".rstrip() for path, kind, what in cells]
-        return "\n".join([*lines, self.headline])
+        return "\n".join([*lines, self.headline, *([self.ensemble] if self.ensemble else [])])
 
 
 def summary(model: nn.Module) -> Summary:
@@ -89,6 +105,7 @@ def summary(model: nn.Module) -> Summary:
         nodes=sum(layer.nodes for _, layer in layers),
         parameters=sum(p.numel() for p in model.parameters()) - both,
         extra_parameters=extra,
+        log_networks=math.log(components_of(model)) + sum(layer.log_choices for _, layer in layers),
     )
 
 
@@ -102,6 +119,7 @@ def _of_ensemble(ensemble: Ensemble) -> Summary:
         nodes=sum(member.nodes for member in members),
         parameters=members[0].parameters,
         extra_parameters=members[0].extra_parameters + copies,
+        log_networks=math.log(len(members)) + members[0].log_networks,
     )
 
 

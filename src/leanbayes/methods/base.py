@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import copy
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
@@ -43,6 +44,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         path: dotted path at conversion; names the layer in errors and seeds its noise.
         row_noise: whether the first axis of the noise counts rows.
         ordered: whether the layer orders its channels and can be narrowed by `width`.
+        log_choices: log of the number of different draws that the layer makes by itself; infinite for noise.
         likelihood: the model's own likelihood, kept by one of its layers so that it is saved and trained with it.
     """
 
@@ -52,6 +54,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     nodes: int = 0
     row_noise: bool = True
     ordered: bool = False
+    log_choices: float = math.inf
     likelihood: Likelihood | None
 
     def __init__(self, base: nn.Module, method: Method) -> None:
@@ -177,8 +180,9 @@ class Method(abc.ABC):
         return None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON can hold them."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return the fields by name, as JSON can hold them: tuples as lists."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
 def one_draw(variables: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:

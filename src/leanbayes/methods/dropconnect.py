@@ -8,6 +8,7 @@ every element. A mask serves a whole batch: one for each row would need a weight
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,6 +33,7 @@ class DropConnectLayer(StochasticLayer):
         """Count the weights."""
         super().__init__(base, method)
         self.nodes = base.weight.numel()
+        self.log_choices = self.nodes * math.log(2)
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:

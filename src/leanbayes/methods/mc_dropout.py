@@ -8,6 +8,7 @@ folds into the weights. A network with dropout layers keeps them where they are,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,6 +33,7 @@ class MaskedLayer(StochasticLayer):
         """Count the channels."""
         super().__init__(base, method)
         self.nodes = self.family.outputs(base)
+        self.log_choices = self.nodes * math.log(2)
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:

@@ -13,6 +13,7 @@ authors' code has it. BatchEnsemble (Wen et al., 2020) is the case of a point ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args, Literal, Self
@@ -52,6 +53,7 @@ class Rank1Layer(StochasticLayer):
         super().__init__(base, method)
         self.recipe = recipe
         self.components = recipe.components
+        self.log_choices = 0.0 if recipe.posterior == "point" else math.inf  # points: the rows' component is all
         weight: Tensor = base.weight.detach()
         for side, centre in recipe.centres().items():
             count = self.family.inputs(base) if side == "input" else self.family.outputs(base)

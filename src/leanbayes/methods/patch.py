@@ -1,0 +1,274 @@
+"""Ensemble model patching (Chang et al., 2019): K copies of a network's small parameters, chosen at random.
+
+    W = M_z,      z ~ Categorical(p)                                                  (eq. 1 with sigma -> 0)
+
+EMP draws one z for a whole layer (eq. 4), ECMP one for every element of its tensors (eq. 5): K^layers and K^elements
+networks that share all their large weights, and the running statistics of their norms. A draw serves a whole batch.
+Who shares an index is the shape of the noise that `pick` turns into indices; dropout, DropConnect and explicit
+ensembles are other shapes of the same thing (Table 2; docs/design/0012-patches.md).
+
+The K copies of a tensor are kept as their mean, which is the plain layer itself, and K - 1 contrasts C_j,
+
+    M_k = M + sum_j A_kj C_j,      A with orthonormal columns that sum to zero.
+
+These are as many numbers as K copies, but a plain checkpoint fits, the average network is exact whatever the contrasts
+are, and a network that is trained plainly first is converted by doing nothing. The KL to Normal(0, 1/tau) is, up to a
+constant (eq. 6),
+
+    sum_k tau p_k / 2 ||M_k||^2   =   tau / 2 ||M||^2 + tau / (2 K) sum_j ||C_j||^2   for uniform p,
+
+of the patched tensors; shared weights have the same term as the optimiser's weight decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn, Tensor
+from torch.func import functional_call
+from typing_extensions import override
+
+from leanbayes.distributions.assignment import pick
+from leanbayes.layers.family import LINEAR_MAPS, NORMS, spread
+from leanbayes.layers.select import choose
+from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.methods.checks import check_at_least_zero, check_choice, check_components
+from leanbayes.sampling import draws
+
+Mixing = Literal["uniform", "learned"]
+ROLES = ("norm", "input", "output")
+
+
+class PatchLayer(StochasticLayer):
+    """A norm or linear map with K copies of its weight and bias."""
+
+    method: ModelPatch
+    row_noise = False
+
+    def __init__(self, base: Any, method: ModelPatch) -> None:
+        """Spread the copies around the given tensors; their mean is exact."""
+        super().__init__(base, method)
+        self.copies = method.components
+        self.names = [name for name in ("weight", "bias") if getattr(base, name, None) is not None]
+        like = base.weight.detach()
+        self.sizes = [getattr(base, name).numel() for name in self.names]
+        self.nodes = sum(self.sizes) if method.crossed else 1
+        self.log_choices = self.nodes * math.log(self.copies)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        self.posterior.register_buffer("basis", contrasts(self.copies).to(like.device, dtype), persistent=False)
+        for name in self.names:
+            shape = (self.copies - 1, *getattr(base, name).shape)
+            noise = torch.randn(shape, device=like.device, dtype=dtype)
+            self.posterior.register_parameter(name, nn.Parameter(self._spread() * noise))
+        if method.mixing == "learned":
+            self.posterior.logits = nn.Parameter(torch.zeros(self.copies, device=like.device, dtype=dtype))
+
+    @override
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        chosen = {name: tensor[0] for name, tensor in self.sample(x.shape[0]).items()}
+        if self.family.linear is None:
+            y: Tensor = functional_call(self.base, chosen, (x,))
+            return y
+        y = self.family.linear(self.base, x, chosen["weight"], *args)
+        return y + spread(chosen["bias"][None], y, self.family.axis, self.path) if "bias" in chosen else y
+
+    @override
+    def kl(self) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for name in self.names:
+            precision = self.method.precision_of(name)
+            if self.method.mixing == "uniform":
+                centre, apart = getattr(self.base, name).float(), self.posterior.get_parameter(name).float()
+                squares = centre.square().sum() + apart.square().sum() / self.copies
+            else:
+                squares = self.probabilities.float() @ self.copies_of(name).float().square().sum(1)
+            total = total + precision / 2 * squares
+        return total + self._surprise()
+
+    @override
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        if generator is None:  # compiled code must not name a generator, not even as None
+            return (torch.rand(1, self.nodes, device=self.device),)
+        return (torch.rand(1, self.nodes, generator=generator),)
+
+    @override
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the "weight" and "bias" (R, ...), R = 1 unless several draws are fixed."""
+        noise = self.draws.read(self, rows).noise
+        if noise is None:
+            return {name: self._average(name)[None] for name in self.names}
+        index = pick(noise[0], self.probabilities.detach())
+        parts = torch.split(index, self.sizes, 1) if self.method.crossed else [index] * len(self.names)
+        return {name: self._choose(name, part) for name, part in zip(self.names, parts, strict=True)}
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(variables)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """The mixing probabilities p (K,)."""
+        if self.method.mixing == "learned":
+            return torch.softmax(self.posterior.logits, 0)
+        basis: Tensor = self.posterior.basis
+        return basis.new_full((self.copies,), 1 / self.copies)
+
+    def copies_of(self, name: str) -> Tensor:
+        """Return the K copies of a tensor, flattened: (K, n)."""
+        centre, apart = getattr(self.base, name), self.posterior.get_parameter(name)
+        return torch.addmm(centre.to(apart.dtype).view(1, -1), self.posterior.basis, apart.flatten(1))
+
+    def _choose(self, name: str, index: Tensor) -> Tensor:
+        """Gather copies by index: one (R, 1), or one for each element (R, n)."""
+        copies, like = self.copies_of(name), getattr(self.base, name)
+        chosen = copies.gather(0, index.expand(-1, like.numel()))
+        if self.method.mixing == "learned":
+            # Straight through: in value the chosen copies, in slope as if they were the average under p.
+            chosen = chosen + (self.probabilities - self.probabilities.detach()) @ copies
+        return chosen.view(-1, *like.shape).to(like.dtype)
+
+    def _average(self, name: str) -> Tensor:
+        like: Tensor = getattr(self.base, name)
+        if self.method.mixing == "uniform":
+            return like
+        return (self.probabilities @ self.copies_of(name)).view_as(like).to(like.dtype)
+
+    def _spread(self) -> float:
+        """Return the standard deviation of contrasts that spreads copies by `init_spread` times the weights' size."""
+        weight: Tensor = self.base.weight.detach()
+        size = float(weight.float().square().mean().sqrt())
+        if size == 0:  # zero-initialised: the size that it would usually have
+            size = 1.0 if self.family.linear is None else self.family.inputs(self.base) ** -0.5
+        return self.method.init_spread * size * math.sqrt(self.copies / max(self.copies - 1, 1))
+
+    def _surprise(self) -> Tensor | float:
+        """Return the divergence of learned mixing probabilities from uniform ones, once for every index."""
+        if self.method.mixing == "uniform":
+            return 0.0
+        p = self.probabilities.float()
+        return self.nodes * (p * (p * self.copies).log()).sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPatch(Method):
+    """K copies of a network's small but telling parameters, one chosen for each draw: almost free with batch norms.
+
+    Attributes:
+        components: K, the number of copies of each patched tensor.
+        crossed: False draws one copy for a whole layer (EMP), True one for every element (ECMP).
+        patch: what is patched where the user names no layers: "norm", "input" (the first linear map), "output" (the
+            last), or globs on dotted paths.
+        init_spread: standard deviation of the copies around the given tensors, relative to the size of the weights.
+        precision: tau, of the prior Normal(0, 1/tau) over patched weights and scales.
+        bias_precision: rho, the same of biases and shifts; None is `precision`.
+        mixing: "uniform", or "learned" probabilities of the copies of each layer, by a straight-through gradient.
+
+    Example:
+        >>> bnn = lb.convert(net, lb.ModelPatch(components=5))
+    """
+
+    name: ClassVar[str] = "patch"
+    targets: ClassVar[tuple[type[nn.Module], ...]] = (*NORMS, *LINEAR_MAPS)
+    late: ClassVar[float] = 0.0
+
+    components: int = 5
+    crossed: bool = False
+    patch: tuple[str, ...] = ("norm", "output")
+    init_spread: float = 0.1
+    precision: float = 1.0
+    bias_precision: float | None = None
+    mixing: Mixing = "uniform"
+
+    def __post_init__(self) -> None:
+        """Check every field; a wrong one says what was expected."""
+        object.__setattr__(self, "patch", (self.patch,) if isinstance(self.patch, str) else tuple(self.patch))
+        check_components(self.components)
+        check_at_least_zero(init_spread=self.init_spread, precision=self.precision)
+        if self.bias_precision is not None:
+            check_at_least_zero(bias_precision=self.bias_precision)
+        check_choice("mixing", self.mixing, ("uniform", "learned"))
+        if not self.patch:
+            raise ValueError("expected patch to name what is patched, such as ('norm', 'output'), got nothing")
+
+    def precision_of(self, name: str) -> float:
+        """Return the prior's precision for a "weight" or a "bias"."""
+        return self.precision if name == "weight" or self.bias_precision is None else self.bias_precision
+
+    @override
+    def wrap(self, layer: nn.Module) -> PatchLayer:
+        return PatchLayer(layer, self)
+
+    @override
+    def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
+        """Choose by role and by glob; a role that no layer plays is passed over."""
+        maps = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
+        roles = {
+            "norm": [path for path, layer in layers if isinstance(layer, NORMS)],
+            "input": maps[:1],
+            "output": maps[-1:],
+        }
+        chosen = {path for role in self.patch if role in ROLES for path in roles[role]}
+        return chosen | choose(layers, [glob for glob in self.patch if glob not in ROLES])
+
+    @override
+    @classmethod
+    def examples(cls) -> dict[str, Method]:
+        return {
+            "default": cls(),
+            "crossed": cls(crossed=True, components=3, patch=("*",)),
+            "learned": cls(mixing="learned", components=3, bias_precision=0.5),
+        }
+
+
+def contrasts(count: int) -> Tensor:
+    """Return an orthonormal basis of what sums to zero over `count` copies: (count, count - 1), Helmert's.
+
+    Example:
+        >>> contrasts(2)
+        tensor([[ 0.7071], [-0.7071]])
+    """
+    basis = torch.zeros(count, count - 1, dtype=torch.float64)
+    for j in range(1, count):
+        basis[:j, j - 1], basis[j, j - 1] = 1.0, -float(j)
+        basis[:, j - 1] /= math.sqrt(j * (j + 1))
+    return basis
+
+
+@contextmanager
+def patched(model: nn.Module, indices: Mapping[str, int | Tensor]) -> Iterator[nn.Module]:
+    """Fix which copies a model uses while the context is open, by path of the patched layer.
+
+    Args:
+        model: a converted model.
+        indices: for every patched layer the number of its copy (EMP), or one number for each element of its weight,
+            then of its bias (ECMP).
+
+    Example:
+        >>> with patched(bnn, {"bn1": 3, "fc": 0}):
+        ...     y = bnn(x)
+    """
+    layers = {layer.path: layer for layer in model.modules() if isinstance(layer, PatchLayer)}
+    if set(indices) != set(layers):
+        raise ValueError(f"expected an index for each of {', '.join(layers)}, got {', '.join(indices) or 'none'}")
+    with draws(model, seed=0):
+        for path, index in indices.items():
+            layer = layers[path]
+            layer.draws.noise[path] = (_noise_of(layer, torch.as_tensor(index)),)
+        yield model
+
+
+def _noise_of(layer: PatchLayer, index: Tensor) -> Tensor:
+    """Return the uniform numbers that `pick` turns into these indices: the middles of their shares."""
+    if index.numel() not in (1, layer.nodes) or not 0 <= int(index.min()) <= int(index.max()) < layer.copies:
+        raise ValueError(
+            f"layer '{layer.path}' expected 1 or {layer.nodes} indices from 0 to {layer.copies - 1}, got "
+            f"{index.numel()} from {int(index.min())} to {int(index.max())}"
+        )
+    shares = layer.probabilities.detach()
+    middles = shares.cumsum(0) - shares / 2
+    return middles[index.to(layer.device).flatten()].expand(layer.nodes)[None]
