@@ -156,6 +156,54 @@ def test_interval_covers_simulated_targets_at_its_level(level):
     assert abs(covered - level) < 4 * math.sqrt(level * (1 - level) / rows)
 
 
+# ------------------------------------------------------------------------------- weights
+
+
+TENTHS = [0.1, 0.4, 0.0, 0.2, 0.0, 0.3, 0.0]
+
+
+def weighted(p: Prediction) -> tuple[Prediction, Prediction]:
+    """Return a prediction whose draws weigh some tenths, and its exact twin whose draws are repeated as often."""
+    weights = torch.tensor(TENTHS)
+    index = [s for s, tenths in enumerate(TENTHS) for _ in range(round(10 * tenths))]
+    samples, noise = p.samples[index], None if p.noise is None else p.noise[index]
+    own = noise if noise is not None else torch.special.entr(samples).sum(2)
+    parts = decompose(samples, own, p.likelihood.measure)._asdict()
+    return (
+        dataclasses.replace(p, weights=weights, **parts),
+        dataclasses.replace(p, samples=samples, noise=noise, **parts),
+    )
+
+
+@pytest.mark.parametrize("space", [(), (2, 3)])
+def test_weighted_classes_are_as_likely_as_repeated_draws(space):
+    p, twin = weighted(over_classes(*space))
+    y = torch.randint(3, (ROWS, *space), generator=torch.Generator().manual_seed(1))
+    y[0] = -100
+    torch.testing.assert_close(p.log_prob(y), twin.log_prob(y), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(p.std, twin.std, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+def test_weighted_densities_and_intervals_are_those_of_repeated_draws(level):
+    p, twin = weighted(over_reals())
+    y = normal(ROWS, 2, seed=1)
+    torch.testing.assert_close(p.log_prob(y), twin.log_prob(y), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(p.interval(level), twin.interval(level), rtol=1e-4, atol=1e-4)
+
+
+def test_weights_move_and_stay_with_the_draws():
+    p, _ = weighted(over_classes())
+    assert p.to("meta").weights.device.type == "meta"
+    assert concatenate([p, p]).weights is p.weights
+
+
+@pytest.mark.parametrize(("keep", "weights"), [(True, torch.ones(2) / 2), (False, torch.ones(DRAWS) / DRAWS)])
+def test_weights_without_their_draws_are_refused(keep, weights):
+    with pytest.raises(ValueError, match=r"one weight for each of the [07] draws, got weights of shape \([27],\)"):
+        dataclasses.replace(over_classes(keep=keep), weights=weights)
+
+
 # ------------------------------------------------------------------------------- rejection
 
 

@@ -11,7 +11,7 @@ from scipy import optimize, special, stats
 
 import leanbayes as lb
 from leanbayes.prediction import Prediction
-from leanbayes.recalibrate import Conformal, Temperature
+from leanbayes.recalibrate import Conformal, Stacking, Temperature
 from leanbayes.uncertainty import decompose
 
 
@@ -251,13 +251,13 @@ def test_a_temperature_may_come_first():
 # ------------------------------------------------------------------------------- wrong use
 
 
-@pytest.mark.parametrize("kind", [Temperature, Conformal])
+@pytest.mark.parametrize("kind", [Temperature, Conformal, Stacking])
 def test_unfitted_use_says_what_to_do(kind):
     with pytest.raises(RuntimeError, match=rf"{kind.__name__} is not fitted yet: call fit\(prediction, y\)"):
         kind()(over_classes(5, 0)[0])
 
 
-@pytest.mark.parametrize("kind", [Temperature, Conformal])
+@pytest.mark.parametrize("kind", [Temperature, Conformal, Stacking])
 def test_another_kind_of_prediction_is_refused(kind):
     fitted = kind().fit(*over_classes(50, 0))
     with pytest.raises(TypeError, match="expected a prediction with Categorical, as fitted, got Gaussian"):
@@ -282,7 +282,7 @@ def test_too_few_rows_for_the_level_are_refused(level, rows):
             Conformal(level).fit(p, y)
 
 
-@pytest.mark.parametrize("kind", [Temperature, Conformal])
+@pytest.mark.parametrize("kind", [Temperature, Conformal, Stacking])
 @each_problem
 def test_targets_of_another_shape_are_refused(kind, problem):
     p, y = problem(50, 0)
@@ -290,7 +290,7 @@ def test_targets_of_another_shape_are_refused(kind, problem):
         kind().fit(p, y[:-1])
 
 
-@pytest.mark.parametrize("kind", [Temperature, Conformal])
+@pytest.mark.parametrize("kind", [Temperature, Conformal, Stacking])
 def test_nan_is_refused(kind):
     p, y = over_classes(50, 0)
     p.mean[0] = p.samples[0, 0] = math.nan
@@ -302,7 +302,7 @@ def test_nan_is_refused(kind):
         kind().fit(p, y)
 
 
-@pytest.mark.parametrize("kind", [Temperature, Conformal])
+@pytest.mark.parametrize("kind", [Temperature, Conformal, Stacking])
 def test_probabilities_in_place_of_a_prediction_are_refused(kind):
     p, y = over_classes(50, 0)
     with pytest.raises(

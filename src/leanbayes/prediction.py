@@ -26,6 +26,7 @@ class Prediction:
         samples: predictions of the draws (S, B, ...), None if they were not kept.
         noise: variances of the draws (S, B, D), for Gaussian likelihoods.
         likelihood: how outputs were read.
+        weights: shares of the draws (S,), at least zero and with sum one; None where all count alike.
     """
 
     mean: Tensor
@@ -35,17 +36,35 @@ class Prediction:
     samples: Tensor | None
     noise: Tensor | None
     likelihood: Likelihood
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is a draw for every weight."""
+        draws = 0 if self.samples is None else len(self.samples)
+        if self.weights is not None and self.weights.shape != (draws,):
+            raise ValueError(
+                f"expected one weight for each of the {draws} draws, got weights of shape {tuple(self.weights.shape)}"
+            )
 
     @property
     def std(self) -> Tensor:
         """Standard deviation of the prediction: of the target (regression), of each probability between draws."""
         if isinstance(self.likelihood, Gaussian):
             return self.total.sqrt()
-        return self._draws("the spread of probabilities").std(0, correction=0)
+        draws = self._draws("the spread of probabilities")
+        if self.weights is None:
+            return draws.std(0, correction=0)
+        return average((draws - self.mean).square(), self.weights).sqrt()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Return log p(y) = log mean_s p(y | draw s) for every target."""
-        return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.noise, y)
+        """Return log p(y) = log sum_s w_s p(y | draw s) for every target; w_s = 1 / S where draws count alike."""
+        if self.weights is None:
+            return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.noise, y)
+        draws = self._draws("a likelihood under weights")
+        noise = [None] * len(draws) if self.noise is None else self.noise.unsqueeze(1)
+        of_one = self.likelihood.log_prob_of_mixture
+        each = zip(draws, noise, self.weights.log(), strict=True)
+        return torch.stack([share + of_one(m, m[None], v, y) for m, v, share in each]).logsumexp(0)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval that holds a real target with probability `level`.
@@ -90,9 +109,17 @@ class Prediction:
         low, high = each.amin(0), each.amax(0)
         for _ in range(60):
             middle = (low + high) / 2
-            below = torch.special.ndtr((middle - means) / stds).mean(0) < level
+            below = average(torch.special.ndtr((middle - means) / stds), self.weights) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return (low + high) / 2
+
+
+def average(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Average what the draws say (S, ...) over them, by their weights (S,) if they have some."""
+    if weights is None:
+        return values.mean(0)
+    # A product and a sum: a matrix product would be rounded to ten bits where the user allows it for networks.
+    return (weights.view(-1, *[1] * (values.dim() - 1)) * values).sum(0)
 
 
 def concatenate(parts: list[Prediction]) -> Prediction:
@@ -106,4 +133,5 @@ def concatenate(parts: list[Prediction]) -> Prediction:
         samples=None if first.samples is None else torch.cat([part._draws("joining") for part in parts], 1),
         noise=None if first.noise is None else torch.cat([p.noise for p in parts if p.noise is not None], 1),
         likelihood=first.likelihood,
+        weights=first.weights,
     )

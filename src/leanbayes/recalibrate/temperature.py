@@ -1,0 +1,148 @@
+"""Temperature scaling: a prediction that is as sure as it is right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from leanbayes.likelihoods import Bernoulli, Gaussian
+from leanbayes.metrics.rows import finite, matched
+from leanbayes.metrics.temperature import best_inverse, best_joint_temperature, temper
+from leanbayes.prediction import Prediction
+from leanbayes.recalibrate._checks import check_kind, check_prediction, UNFITTED
+from leanbayes.recalibrate._classes import class_targets, entropies, over_classes
+from leanbayes.uncertainty import decompose, Decomposition
+
+# S draws, B rows, C classes, D targets
+
+Scale = Literal["draws", "mean"]
+
+
+class Temperature:
+    """Temperature scaling: the one number that makes the likelihood of a prediction largest.
+
+    *Classes.* With scale="draws" every draw becomes softmax(log p_s / T), and T minimises the mean of
+    -log mean_s softmax(log p_s / T)_y. The new draws are draws like others: mean, entropies and mutual information
+    follow from them. With scale="mean" the mean becomes softmax(log mean / T), as in `metrics.calibrated_nll`. It can
+    sharpen even where confident draws contradict each other, but no draws average to it: `samples` is None, and the
+    entropy is split into aleatoric and epistemic in its old proportion.
+
+    *Real targets.* T multiplies the standard deviation: the predictive density is stretched around its mean, and every
+    variance grows by T^2. scale="draws" fits the mixture of the draws, scale="mean" the Gaussian of the same mean and
+    variance.
+
+    Where the likelihood has no maximum (every answer is right), see `metrics.best_temperature`.
+
+    Args:
+        scale: what the temperature applies to; None is the draws if the prediction that is fitted has them and they
+            count alike, else the mean.
+
+    Attributes:
+        temperature: above one for a model that was too sure; None before `fit`.
+    """
+
+    def __init__(self, scale: Scale | None = None) -> None:
+        """Start without a temperature."""
+        if scale not in (None, "draws", "mean"):
+            raise ValueError(f"expected scale to be draws, mean or None, got {scale!r}")
+        self.scale = scale
+        self.temperature: float | None = None
+        self._fitted: tuple[type, Scale] | None = None
+
+    def fit(self, prediction: Prediction, y: Tensor) -> Self:
+        """Find the temperature from predictions and targets that trained nothing; returns itself."""
+        check_prediction(prediction)
+        scale: Scale = self.scale or ("draws" if _has_equal_draws(prediction) else "mean")
+        if isinstance(prediction.likelihood, Gaussian):
+            self.temperature = _best_stretch(prediction, y, scale)
+        else:
+            draws = [over_classes(draw, prediction) for draw in _draws(prediction, scale)]
+            self.temperature = best_joint_temperature(draws, class_targets(prediction, y)).item()
+        self._fitted = type(prediction.likelihood), scale
+        return self
+
+    def __call__(self, prediction: Prediction) -> Prediction:
+        """Return the prediction at the temperature that was fitted."""
+        if self._fitted is None or self.temperature is None:
+            raise RuntimeError(UNFITTED.format("Temperature"))
+        likelihood, scale = self._fitted
+        check_kind(likelihood, prediction)
+        if isinstance(prediction.likelihood, Gaussian):
+            return _stretched(prediction, self.temperature)
+        return _tempered(prediction, self.temperature, scale)
+
+
+def _has_equal_draws(prediction: Prediction) -> bool:
+    return prediction.samples is not None and prediction.weights is None
+
+
+def _draws(prediction: Prediction, scale: Scale) -> Tensor:
+    """Return what is scaled: the draws (S, B, ...), or the mean as the only one."""
+    if scale == "mean":
+        return prediction.mean.unsqueeze(0)
+    if prediction.samples is None:
+        raise ValueError(
+            'a temperature of draws needs the draws; call predict with keep_samples=True, or fit Temperature("mean")'
+        )
+    if prediction.weights is not None:
+        raise ValueError(
+            "a temperature of draws expected draws that count alike, got weighted ones; temper before you stack, or "
+            'fit Temperature("mean")'
+        )
+    return prediction.samples
+
+
+# ------------------------------------------------------------------------------- classes
+
+
+def _tempered(prediction: Prediction, temperature: float, scale: Scale) -> Prediction:
+    """Temper every draw, or the mean, and split the uncertainty anew."""
+    binary = isinstance(prediction.likelihood, Bernoulli)
+    each = [temper(over_classes(draw, prediction), temperature) for draw in _draws(prediction, scale)]
+    samples = torch.stack([draw[:, 1] if binary else draw for draw in each])
+    parts = decompose(samples, entropies(samples, prediction), "entropy")
+    if scale == "draws":
+        return replace(prediction, samples=samples, **parts._asdict())
+    epistemic = parts.total * (prediction.epistemic / prediction.total).nan_to_num(0.0)  # no doubt at all: 0 / 0
+    aleatoric = parts.total - epistemic
+    changed = Decomposition(parts.mean, aleatoric + epistemic, aleatoric, epistemic)
+    return replace(prediction, samples=None, weights=None, **changed._asdict())
+
+
+# ------------------------------------------------------------------------------- real targets
+
+
+def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale) -> float:
+    """Return the factor of the standard deviation that makes the density of the targets largest.
+
+    With b = 1 / T, residuals r = y - mean and draws at d_s around the mean, the density of a row is proportional to
+    b^D sum_s exp(-1/2 sum_d (b r - d_s)^2 / v_s) / sqrt(prod_d v_s).
+    """
+    noise = prediction.noise if scale == "draws" else None
+    offsets = finite(_draws(prediction, scale) - prediction.mean, "predictions").flatten(2)
+    variances = finite(prediction.total[None] if noise is None else noise, "variances").flatten(2)
+    residuals = (matched(y, prediction.mean) - prediction.mean.double()).flatten(1)
+
+    def slope(inverse: float) -> float:
+        away = inverse * residuals - offsets
+        shares = (-0.5 * (away.square() / variances + variances.log()).sum(2)).softmax(0)
+        pull = (away * residuals / variances).sum(2)
+        return (shares * pull).sum(0).mean().item() - residuals.shape[1] / inverse
+
+    return 1 / best_inverse(slope, len(residuals))
+
+
+def _stretched(prediction: Prediction, factor: float) -> Prediction:
+    """Stretch the predictive density around its mean."""
+    samples, noise = prediction.samples, prediction.noise
+    return replace(
+        prediction,
+        total=factor**2 * prediction.total,
+        aleatoric=factor**2 * prediction.aleatoric,
+        epistemic=factor**2 * prediction.epistemic,
+        samples=None if samples is None else prediction.mean + factor * (samples - prediction.mean),
+        noise=None if noise is None else factor**2 * noise,
+    )
