@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import nn
 
+from leanbayes.models.dropout import dropout_before_norms
 from leanbayes.models.lenet import LeNet, LeNet5
 from leanbayes.models.mlp import deep_mlp, MLP
 from leanbayes.models.pyramidnet import PyramidNet
@@ -30,6 +31,7 @@ __all__ = [
     "build",
     "deep_mlp",
     "describe",
+    "dropout_before_norms",
     "names",
     "resnet18",
     "resnet50",
@@ -91,18 +93,23 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
 
     Args:
         name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH``, ``lenet-wWIDTH``, ``pyramidnet-DEPTH-ALPHA``
-            and ``mlp-DEPTH-WIDTH``, such as ``wrn-28-5`` or ``lenet-w0.5``.
+            and ``mlp-DEPTH-WIDTH``, such as ``wrn-28-5`` or ``lenet-w0.5``. With ``+dropout`` or ``+dropoutRATE``
+            behind it, such as ``wrn-16-4+dropout0.01``, there is a dropout (of rate 0.005) before every norm.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
 
     Raises:
-        ValueError: The name is unknown, or the network cannot take such inputs.
+        ValueError: The name is unknown, or the network cannot take such inputs or has no norms for dropout.
     """
+    if found := re.fullmatch(rf"(.+)\+dropout{_NUMBER}?", name):
+        plain = build(found[1], num_outputs=num_outputs, input_shape=input_shape)
+        return dropout_before_norms(plain, **({} if found[2] is None else {"rate": float(found[2])}))
     make = dict(_MAKERS).get(name) or _of_any_width(name)
     if make is None:
         raise ValueError(
             f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a width of your own: "
-            "wrn-DEPTH-WIDTH, lenet-wWIDTH, pyramidnet-DEPTH-ALPHA, mlp-DEPTH-WIDTH."
+            "wrn-DEPTH-WIDTH, lenet-wWIDTH, pyramidnet-DEPTH-ALPHA, mlp-DEPTH-WIDTH; with +dropout or +dropoutRATE "
+            "behind the name for dropout before every norm."
         )
     return make(num_outputs=num_outputs, input_shape=input_shape)
 
