@@ -29,6 +29,8 @@ from leanbayes.methods import all_methods
 
 TUNABLES = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592"
 Step = Callable[[], object]
+VARIANTS = {"patch_crossed": lb.ModelPatch(crossed=True)}
+"""Methods in another form than their default, where it costs something else."""
 
 
 def main() -> None:
@@ -71,7 +73,7 @@ def parse() -> argparse.Namespace:
 
 def layer_methods() -> list[str]:
     """Return the methods that wrap layers; an explicit ensemble costs what its members cost."""
-    return [name for name, kind in all_methods().items() if kind.targets]
+    return [*(name for name, kind in all_methods().items() if kind.targets), *VARIANTS]
 
 
 def network(options: argparse.Namespace) -> nn.Module:
@@ -86,11 +88,9 @@ def batch(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
 
 
 def converted(name: str, net: nn.Module) -> nn.Module:
-    return (
-        naive_rank1(net).to(next(net.parameters()).device)
-        if name == "naive_rank1"
-        else lb.convert(net, all_methods()[name]())
-    )
+    if name == "naive_rank1":
+        return naive_rank1(net).to(next(net.parameters()).device)
+    return lb.convert(net, VARIANTS[name] if name in VARIANTS else all_methods()[name]())
 
 
 def train_steps(options: argparse.Namespace) -> dict[str, Step]:

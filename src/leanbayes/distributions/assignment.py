@@ -79,4 +79,14 @@ def pick(uniform: Tensor, probabilities: Sequence[float] | Tensor) -> Tensor:
         tensor([0, 1])
     """
     shares = torch.as_tensor(probabilities, dtype=uniform.dtype, device=uniform.device)
-    return torch.bucketize(uniform, shares.cumsum(0)[:-1], right=True)
+    return pick_between(uniform, cuts(shares))
+
+
+def cuts(probabilities: Tensor) -> Tensor:
+    """Return where [0, 1) is cut into the shares of K components: (K - 1,)."""
+    return probabilities.cumsum(0)[:-1]
+
+
+def pick_between(uniform: Tensor, cuts: Tensor) -> Tensor:
+    """Return what `pick` returns, for shares that were cut before."""
+    return torch.bucketize(uniform, cuts, right=True)

@@ -26,14 +26,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn, Tensor
 from torch.func import functional_call
 from typing_extensions import override
 
-from leanbayes.distributions.assignment import pick
+from leanbayes.distributions.assignment import cuts, pick_between
 from leanbayes.layers.family import LINEAR_MAPS, NORMS, spread
 from leanbayes.layers.select import choose
 from leanbayes.methods.base import Method, StochasticLayer
@@ -61,6 +61,8 @@ class PatchLayer(StochasticLayer):
         self.log_choices = self.nodes * math.log(self.copies)
         dtype = torch.promote_types(like.dtype, torch.float32)
         self.posterior.register_buffer("basis", contrasts(self.copies).to(like.device, dtype), persistent=False)
+        uniform = torch.full((self.copies,), 1 / self.copies, device=like.device)
+        self.posterior.register_buffer("cuts", cuts(uniform), persistent=False)
         for name in self.names:
             shape = (self.copies - 1, *getattr(base, name).shape)
             noise = torch.randn(shape, device=like.device, dtype=dtype)
@@ -79,16 +81,25 @@ class PatchLayer(StochasticLayer):
 
     @override
     def kl(self) -> Tensor:
-        total = torch.zeros((), device=self.device)
-        for name in self.names:
-            precision = self.method.precision_of(name)
-            if self.method.mixing == "uniform":
-                centre, apart = getattr(self.base, name).float(), self.posterior.get_parameter(name).float()
-                squares = centre.square().sum() + apart.square().sum() / self.copies
+        return self.kl_of([self])
+
+    @override
+    @classmethod
+    def kl_of(cls, layers: Sequence[Self]) -> Tensor:
+        method = layers[0].method
+        total = torch.zeros((), device=layers[0].device)
+        for name in ("weight", "bias"):
+            having = [layer for layer in layers if name in layer.names]
+            if not having:
+                continue
+            if method.mixing == "uniform":
+                centres = [getattr(layer.base, name).flatten().float() for layer in having]
+                apart = [layer.posterior.get_parameter(name).flatten().float() for layer in having]
+                squares = torch.cat(centres).square().sum() + torch.cat(apart).square().sum() / method.components
             else:
-                squares = self.probabilities.float() @ self.copies_of(name).float().square().sum(1)
-            total = total + precision / 2 * squares
-        return total + self._surprise()
+                squares = torch.stack([layer._expected_square(name) for layer in having]).sum()
+            total = total + method.precision_of(name) / 2 * squares
+        return total if method.mixing == "uniform" else total + sum(layer._surprise() for layer in layers)
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
@@ -102,7 +113,7 @@ class PatchLayer(StochasticLayer):
         noise = self.draws.read(self, rows).noise
         if noise is None:
             return {name: self._average(name)[None] for name in self.names}
-        index = pick(noise[0], self.probabilities.detach())
+        index = pick_between(noise[0], self._cuts())
         parts = torch.split(index, self.sizes, 1) if self.method.crossed else [index] * len(self.names)
         return {name: self._choose(name, part) for name, part in zip(self.names, parts, strict=True)}
 
@@ -118,18 +129,19 @@ class PatchLayer(StochasticLayer):
         basis: Tensor = self.posterior.basis
         return basis.new_full((self.copies,), 1 / self.copies)
 
-    def copies_of(self, name: str) -> Tensor:
-        """Return the K copies of a tensor, flattened: (K, n)."""
+    def copies_of(self, name: str, index: Tensor | None = None) -> Tensor:
+        """Return the K copies of a tensor, or those of the indices (R,), flattened: (K, n)."""
         centre, apart = getattr(self.base, name), self.posterior.get_parameter(name)
-        return torch.addmm(centre.to(apart.dtype).view(1, -1), self.posterior.basis, apart.flatten(1))
+        basis: Tensor = self.posterior.basis if index is None else self.posterior.basis[index]
+        return torch.addmm(centre.to(apart.dtype).view(1, -1), basis, apart.flatten(1))
 
     def _choose(self, name: str, index: Tensor) -> Tensor:
-        """Gather copies by index: one (R, 1), or one for each element (R, n)."""
-        copies, like = self.copies_of(name), getattr(self.base, name)
-        chosen = copies.gather(0, index.expand(-1, like.numel()))
+        """Return the copies of the indices, one (R, 1) or one for each element (R, n)."""
+        like = getattr(self.base, name)
+        chosen = self.copies_of(name, index[:, 0]) if not self.method.crossed else self.copies_of(name).gather(0, index)
         if self.method.mixing == "learned":
             # Straight through: in value the chosen copies, in slope as if they were the average under p.
-            chosen = chosen + (self.probabilities - self.probabilities.detach()) @ copies
+            chosen = chosen + (self.probabilities - self.probabilities.detach()) @ self.copies_of(name)
         return chosen.view(-1, *like.shape).to(like.dtype)
 
     def _average(self, name: str) -> Tensor:
@@ -146,10 +158,18 @@ class PatchLayer(StochasticLayer):
             size = 1.0 if self.family.linear is None else self.family.inputs(self.base) ** -0.5
         return self.method.init_spread * size * math.sqrt(self.copies / max(self.copies - 1, 1))
 
-    def _surprise(self) -> Tensor | float:
+    def _cuts(self) -> Tensor:
+        if self.method.mixing == "learned":
+            return cuts(self.probabilities.detach())
+        uniform: Tensor = self.posterior.cuts
+        return uniform
+
+    def _expected_square(self, name: str) -> Tensor:
+        """Return sum_k p_k |M_k|^2."""
+        return self.probabilities.float() @ self.copies_of(name).float().square().sum(1)
+
+    def _surprise(self) -> Tensor:
         """Return the divergence of learned mixing probabilities from uniform ones, once for every index."""
-        if self.method.mixing == "uniform":
-            return 0.0
         p = self.probabilities.float()
         return self.nodes * (p * (p * self.copies).log()).sum()
 
