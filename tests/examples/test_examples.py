@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.special import exp1
 
-from examples import fine_tune, user_loop, weight_priors, x_cubed
+from examples import fine_tune, function_prior, user_loop, weight_priors, x_cubed
 
 STAGES = ("plain", "converted", "tuned")
 
@@ -76,6 +76,61 @@ def test_weight_priors_order(tmp_path):
     assert near["r normal"] > near["r cauchy"] > near["w alone"] > near["r² inverse-gamma"]
     assert far["r cauchy"] > far["r² inverse-gamma"] > far["r normal"] > far["w alone"]
     assert written(tmp_path, "weight_priors") == figures
+
+
+def test_function_prior_has_a_quarter_of_the_steps_under_dropout(tmp_path, capsys):
+    figures = function_prior.main(folder=tmp_path)
+    dropped, patched = figures.values()
+    # A step is left if both weights of its unit are: 1000 functions of 100 units, each with probability 1 / 4.
+    assert abs(dropped["steps"] - 25) < 4 * math.sqrt(100 * 0.25 * 0.75 / 1000)
+    assert (dropped["places"], patched["steps"], patched["places"]) == (100, 100, 500)
+    assert written(tmp_path, "function_prior") == figures
+    assert "100.0 steps a function" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------------------------- oracles of functions
+
+
+def sampled_functions(seed=0, count=20):
+    generator = torch.Generator().manual_seed(seed)
+    yield function_prior.dropped(count, 7, 0.5, generator)
+    yield function_prior.patched(count, 7, 3, generator)
+
+
+def test_functions_are_sums_of_signs():
+    x = torch.linspace(-5, 5, 11, dtype=torch.float64)
+    for networks in sampled_functions():
+        output_bias, output_weight, hidden_bias, hidden_weight = (part.tolist() for part in networks)
+        for n, values in enumerate(networks(x).tolist()):
+            units = list(zip(output_weight[n], hidden_bias[n], hidden_weight[n], strict=True))
+            for point, value in zip(x.tolist(), values, strict=True):
+                expected = output_bias[n][0] + sum(W * math.copysign(1, b + w * point) for W, b, w in units)
+                assert value == pytest.approx(expected, abs=1e-9)
+
+
+def test_functions_step_where_their_places_say():
+    """Between neighbouring places of all units a function changes if, and only if, the place is one of its own."""
+    for networks in sampled_functions():
+        ends = networks.places()[~networks.places().isnan()].unique()
+        middles = torch.cat((ends[:1] - 1, (ends[1:] + ends[:-1]) / 2, ends[-1:] + 1))
+        changed = networks(middles).diff().abs() > 1e-9
+        for own, places in zip(changed, networks.places(), strict=True):
+            assert torch.equal(ends[own], places[~places.isnan()].unique())
+
+
+def test_places_of_steps_are_cauchy():
+    places = function_prior.normal_networks(1, 20_000, torch.Generator().manual_seed(0)).places()
+    share = 2 / math.pi * math.atan(function_prior.EDGE / 2)
+    inside = (places.abs() < function_prior.EDGE).double().mean().item()
+    assert abs(inside - share) < 4 * math.sqrt(share * (1 - share) / 20_000)
+
+
+def test_patched_layers_are_whole_components():
+    networks = function_prior.patched(200, 6, 3, torch.Generator().manual_seed(0))
+    hidden = torch.cat((networks.hidden_bias, networks.hidden_weight), 1).unique(dim=0)
+    output = torch.cat((networks.output_bias, networks.output_weight), 1).unique(dim=0)
+    assert len(hidden) == len(output) == 3
+    assert len(torch.cat(tuple(networks), 1).unique(dim=0)) == 9  # the layers choose each for itself
 
 
 # ---------------------------------------------------------------------------------- oracles of the induced densities
