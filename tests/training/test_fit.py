@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 
@@ -253,3 +254,17 @@ def test_an_ensemble_is_trained_member_by_member(tmp_path):
     again = lb.Ensemble([network(), rank1()])
     assert fit(again, images(), short(seed=2), folder=tmp_path, resume=True) == history
     assert same(again, ensemble)
+
+
+def test_weights_and_posterior_can_be_trained_in_turn():
+    bnn, seen = rank1(), []
+
+    def keep(state):
+        shared = torch.cat([p.detach().flatten() for name, p in bnn.named_parameters() if "posterior" not in name])
+        own = torch.cat([p.detach().flatten() for name, p in bnn.named_parameters() if "posterior" in name])
+        seen.append((shared, own))
+
+    fit(bnn, images(32), short(epochs=3, schedule="constant", alternate_epochs=1), callbacks=[keep])
+    for (before, after), rests in zip(itertools.pairwise(seen), ("weights", "posterior"), strict=True):
+        assert torch.equal(before[0], after[0]) == (rests == "weights")
+        assert torch.equal(before[1], after[1]) == (rests == "posterior")

@@ -8,7 +8,7 @@ from torch import nn
 from leanbayes.parameters import parameter_groups
 from leanbayes.training.phases import Phase
 from leanbayes.training.recipe import Recipe
-from leanbayes.training.schedule import posterior_rate, rate
+from leanbayes.training.schedule import posterior_rate, rate, resting
 
 
 def optimizer_of(phase: Phase, recipe: Recipe) -> torch.optim.Optimizer:
@@ -40,6 +40,8 @@ def optimizer_of(phase: Phase, recipe: Recipe) -> torch.optim.Optimizer:
 def set_rates(optimizer: torch.optim.Optimizer, recipe: Recipe, progress: float) -> float:
     """Set the learning rates after `progress` epochs, and return that of the weights."""
     weights, posterior = rate(recipe, progress), posterior_rate(recipe, progress)
+    rest = resting(recipe, progress)
+    weights, posterior = 0.0 if rest == "weights" else weights, 0.0 if rest == "posterior" else posterior
     for group in optimizer.param_groups:
         factor = posterior if group["name"] in ("posterior", "likelihood") else weights
         group["lr"] = group["initial_lr"] * factor

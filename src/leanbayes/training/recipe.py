@@ -43,6 +43,8 @@ class Recipe:
         samples: draws for each row.
         aggregate: "average" the log-likelihoods of a row's draws and components, or take the log of their "mixture",
             which needs several of them: `tile` or `samples`.
+        alternate_epochs: train the weights and the posterior in turn, so many epochs each, while the other rests (its
+            rate is zero; the mean of patched copies counts as weights); 0 trains both at once.
         convert_at_epoch: train the plain network of the shared weights until then.
         clip_norm: largest norm of the gradient.
         augment: what is done to the images of a batch, on the device.
@@ -76,6 +78,7 @@ class Recipe:
     tile_last_epochs: int = 0
     samples: int = 1
     aggregate: Aggregate = "average"
+    alternate_epochs: int = 0
     convert_at_epoch: int = 0
     clip_norm: float | None = None
     augment: Augment = "none"
@@ -92,7 +95,7 @@ class Recipe:
         object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON knows lists only
         for name in ("epochs", "batch_size", "samples", "devices", "nodes"):
             self._check_whole(name, 1)
-        for name in ("tile_last_epochs", "convert_at_epoch", "seed"):
+        for name in ("tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed"):
             self._check_whole(name, 0)
         self._check_numbers()
         self._check_choices()

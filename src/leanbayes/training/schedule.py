@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Literal
 
 from leanbayes.objective import linear_beta
 from leanbayes.training.recipe import Recipe
@@ -30,6 +31,14 @@ def rate(recipe: Recipe, progress: float) -> float:
 def posterior_rate(recipe: Recipe, progress: float) -> float:
     """Return the factor of the learning rate of the posterior after `progress` epochs."""
     return 1.0 if recipe.posterior_schedule == "constant" else rate(recipe, progress)
+
+
+def resting(recipe: Recipe, progress: float) -> Literal["weights", "posterior"] | None:
+    """Say which parameters are held fixed: in turn, first the posterior, from the conversion on; None where neither."""
+    if not recipe.alternate_epochs or progress < recipe.convert_at_epoch:
+        return None
+    turn = int((progress - recipe.convert_at_epoch) // recipe.alternate_epochs)
+    return "weights" if turn % 2 else "posterior"
 
 
 def beta(recipe: Recipe, progress: float) -> float:
