@@ -12,6 +12,7 @@ from leanbayes.experiments.budgets import Budget, stretched
 from leanbayes.experiments.budgets import recipe as recipe_of
 from leanbayes.experiments.config import Job, Judging, method_of, PLAIN, recipe_for, Source
 from leanbayes.experiments.run import device_of
+from leanbayes.experiments.versions import Version, wanted
 from leanbayes.experiments.workshop import load
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
@@ -42,7 +43,8 @@ class Common:
             y_test; .csv; a folder train/CLASS/*.png, test/CLASS/*.png.
         net: a known name (leanbayes list nets), or your own as package.module:function; default lenet for images, small
             for images below 28 pixels, mlp for tables.
-        methods: which methods, separated by commas; "all" for every one, "plain" is the network as it is.
+        methods: which methods, separated by commas; "all" for every one, "plain" is the network as it is. One method in
+            several versions: "patch,patch[crossed=true]".
         seeds: separated by commas; several give standard errors.
         budget: how long to train: quick is minutes, short about an hour on two cores, full the papers' schedules.
         samples: draws of every prediction.
@@ -150,10 +152,11 @@ def plan_of(options: Any) -> Plan:
     )
     net = options.net or _net_for(loaded)
     jobs = []
-    for method in (_method(name, options) for name in _methods(options.methods)):
+    for version in wanted(options.methods):
+        method = _method(version, options)
         for seed in _numbers(options.seeds):
             own = replace(recipe_for(method, recipe, late), seed=seed)
-            jobs.append(Job(source=source, net=net, method=method, recipe=own, judging=judging))
+            jobs.append(Job(source=source, net=net, method=method, recipe=own, judging=judging, label=version.label))
     return Plan(sorted(jobs, key=lambda job: job.seed), _understood(loaded, net, jobs))
 
 
@@ -186,19 +189,10 @@ def out_of(options: Any) -> Path:
     return Path("runs") / Path(options.data).stem
 
 
-def _method(name: str, options: Any) -> Method | None:
-    return None if name == PLAIN else method_of(name, getattr(options, name).fields())
-
-
-def _methods(text: str) -> list[str]:
-    known = [PLAIN, *all_methods()]
-    wanted = known if text == "all" else [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
-    for name in wanted:
-        if name not in known:
-            raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}")
-    if not wanted:
-        raise ValueError(f"expected at least one method among {', '.join(known)}, got none")
-    return list(dict.fromkeys(wanted))
+def _method(version: Version, options: Any) -> Method | None:
+    if version.name == PLAIN:
+        return None
+    return method_of(version.name, getattr(options, version.name).fields() | version.fields)
 
 
 def _numbers(text: str) -> list[int]:
