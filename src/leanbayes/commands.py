@@ -209,6 +209,7 @@ class Reproduce:
         device: auto, cpu, cuda or mps.
         precision: bf16-mixed runs networks in bfloat16.
         root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
+        data: of the data sets that it is about only these, separated by commas; default all.
         out: where results go; default runs/NAME.
         fresh: begin anew instead of keeping finished runs and resuming others.
     """
@@ -219,6 +220,7 @@ class Reproduce:
     device: str = "auto"
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     root: str | None = None
+    data: str = ""
     out: Path | None = None
     fresh: bool = False
 

@@ -182,8 +182,8 @@ def tiny(setting: Setting) -> Suite:
 
 
 def flags(root, **changes) -> SimpleNamespace:
-    given = {"name": "tiny", "budget": "quick", "seeds": "0,1", "device": "cpu", "precision": "32-true", "fresh": False}
-    return SimpleNamespace(**given | {"root": str(root)} | changes)
+    given = {"name": "tiny", "budget": "quick", "seeds": "0,1", "device": "cpu", "precision": "32-true"}
+    return SimpleNamespace(**given | {"root": str(root), "data": "", "fresh": False} | changes)
 
 
 @pytest.fixture(scope="module")

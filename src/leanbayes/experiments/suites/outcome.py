@@ -10,6 +10,7 @@ from typing import Any
 
 from leanbayes import results
 from leanbayes.experiments.config import Job
+from leanbayes.experiments.suites.overview import Overview
 from leanbayes.experiments.suites.study import FOLDER
 from leanbayes.experiments.suites.suite import of_seed, Row, Setting, Suite
 from leanbayes.experiments.suites.table import as_record, markdown, rich_table
@@ -35,6 +36,7 @@ class Outcome:
         results: the results of the runs that are done.
         says: what each study that came to its end says, by its name.
         remarks: sentences on what was left out or failed.
+        overview: the numbers of all studies side by side, where the suite has that.
     """
 
     name: str
@@ -43,11 +45,12 @@ class Outcome:
     results: Mapping[Job, dict[str, Any]]
     says: Mapping[str, Sequence[str]]
     remarks: Sequence[str]
+    overview: Overview | None = None
 
     @property
     def legend(self) -> str:
         """How to read the tables."""
-        return f"{LEGEND} {BUDGETS[self.setting.budget]}"
+        return self.suite.legend or f"{LEGEND} {BUDGETS[self.setting.budget]}"
 
     def results_of(self, row: Row) -> list[dict[str, Any]]:
         """Return the results of a row's job, seed by seed."""
@@ -71,6 +74,7 @@ class Outcome:
             "created": results.now(),
             "commit": results.commit(),
             "legend": self.legend,
+            "overview": self.overview.record() if self.overview is not None else None,
             "tables": [as_record(table, self.results_of) for table in self.suite.tables],
             "studies": [
                 {"title": study.title, "claim": study.claim, "file": f"{FOLDER}/{study.name}.json", "says": list(says)}
@@ -84,6 +88,7 @@ class Outcome:
         """Return the page in Markdown: tables, studies with their figures, what was left out."""
         seeds = ", ".join(map(str, self.setting.seeds))
         parts = [f"# {self.name}\n\n{self.suite.paper}. Budget {self.setting.budget}, seeds {seeds}. {self.legend}\n"]
+        parts += [self.overview.markdown()] if self.overview is not None else []
         parts += [markdown(table, self.results_of) for table in self.suite.tables]
         for study in self.suite.studies:
             if study.name in self.says:
@@ -110,5 +115,7 @@ class Outcome:
                 console.print(f"[bold]{escape(study.title)}[/]", highlight=False)
                 for line in (*self.says[study.name], f"The paper: {study.claim}\n"):
                     console.print(escape(line), highlight=False)
+        if self.overview is not None:
+            self.overview.show(console)
         for sentence in (self.legend, *self.remarks):
             console.print(escape(sentence), highlight=False)

@@ -13,7 +13,7 @@ from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Callback
 from leanbayes.experiments.suites.checkpoints import Checkpoints
 from leanbayes.experiments.suites.outcome import Outcome
-from leanbayes.experiments.suites.study import Case, conduct
+from leanbayes.experiments.suites.study import Case, conduct, Numbers
 from leanbayes.experiments.suites.suite import seeded, Setting, Suite, SuiteOf
 from leanbayes.experiments.workshop import Workshop
 from leanbayes.processes import rank_and_world
@@ -24,7 +24,7 @@ def run_named(suites: Mapping[str, SuiteOf], options: Any, out: Path) -> int:
 
     Args:
         suites: the suites there are.
-        options: the flags of `leanbayes reproduce`: name, budget, seeds, device, precision, root, fresh.
+        options: the flags of `leanbayes reproduce`: name, budget, seeds, device, precision, root, data, fresh.
         out: where everything goes.
 
     Raises:
@@ -38,16 +38,20 @@ def run_named(suites: Mapping[str, SuiteOf], options: Any, out: Path) -> int:
         device=options.device,
         precision=options.precision,
         root=options.root,
+        data=tuple(name for name in options.data.split(",") if name),
     )
     outcome = run(options.name, suites[options.name](setting), setting, out, fresh=options.fresh)
     if rank_and_world()[0] != 0:
         return 0
-    from leanbayes.report import build
-
     outcome.write(out)
     outcome.show()
-    sys.stdout.write(f"tables: {out / 'reproduce.md'}\nreport: {build(out)}\n")
-    complete = len(outcome.results) == len(_jobs(outcome.suite, setting))
+    sys.stdout.write(f"tables: {out / 'reproduce.md'}\n")
+    jobs = _jobs(outcome.suite, setting)
+    if jobs:
+        from leanbayes.report import build
+
+        sys.stdout.write(f"report: {build(out)}\n")
+    complete = len(outcome.results) == len(jobs)
     return 0 if complete and len(outcome.says) == len(outcome.suite.studies) else 1
 
 
@@ -66,6 +70,7 @@ def run(name: str, suite: Suite, setting: Setting, out: Path, *, fresh: bool = F
     found = dict(zip(jobs, run_all(jobs, out, fresh=fresh, watch=watch), strict=True))
     done = {job: result for job, result in found.items() if result["status"] == "done"}
     remarks += [f"{job.label}, seed {job.seed}, failed: {found[job]['error']}" for job in jobs if job not in done]
+    numbers: dict[str, Numbers] = {}
     says: dict[str, list[str]] = {}
     for study in suite.studies if rank_and_world()[0] == 0 else ():
         mine = tuple(seeded(study.jobs, setting.seeds))
@@ -73,35 +78,41 @@ def run(name: str, suite: Suite, setting: Setting, out: Path, *, fresh: bool = F
             remarks.append(f"{study.title} is left out: not all of its runs are done.")
             continue
         sys.stderr.write(f"{study.title} ...\n")
-        case = Case(mine, out, setting.seeds, setting.budget, setting.device)
+        case = Case(mine, out, setting.seeds, setting.budget, setting.device, fresh)
         try:
-            says[study.name] = study.say(conduct(study, case, fresh=fresh))
+            numbers[study.name] = conduct(study, case)
+            says[study.name] = study.say(numbers[study.name])
         except (RuntimeError, ValueError, ArithmeticError, OSError, ImportError) as error:
             remarks.append(f"{study.title} failed: {type(error).__name__}: {error}")
-    return Outcome(name=name, suite=suite, setting=setting, results=done, says=says, remarks=remarks)
+    overview = suite.overview(numbers) if suite.overview is not None and numbers else None
+    return Outcome(name=name, suite=suite, setting=setting, results=done, says=says, remarks=remarks, overview=overview)
 
 
 def present(suite: Suite, setting: Setting) -> tuple[Suite, list[str]]:
-    """Leave out rows and studies whose data set is not here, with a sentence for each data set.
+    """Leave out rows and studies whose data set was not asked for, or is not here, with a sentence for each of those.
 
     Raises:
-        ValueError: if nothing is left.
+        ValueError: if nothing is left, or the suite is not about a data set that was asked for.
     """
-    names = dict.fromkeys(job.source.name for job in _jobs(suite, setting))
-    missing = [name for name in names if not setting.has(name)]
+    beside = (name for study in suite.studies for name in study.data)
+    names = tuple(dict.fromkeys((*(job.source.name for job in _jobs(suite, setting)), *beside)))
+    if wrong := [name for name in setting.data if name not in names]:
+        raise ValueError(f"expected data sets among {', '.join(names)}, got {wrong[0]!r}")
+    wanted = setting.data or names
+    missing = [name for name in wanted if not setting.has(name)]
+    there = set(wanted) - set(missing)
     tables = [
-        replace(table, rows=tuple(row for row in table.rows if row.job.source.name not in missing))
-        for table in suite.tables
+        replace(table, rows=tuple(row for row in table.rows if row.job.source.name in there)) for table in suite.tables
     ]
-    studies = [study for study in suite.studies if not any(job.source.name in missing for job in study.jobs)]
+    studies = tuple(study for study in suite.studies if study.needs <= there)
     remarks = [
         f"{name} is not here, so what needs it is left out; `leanbayes data prepare {name}` fetches it."
         for name in missing
     ]
     kept = tuple(table for table in tables if table.rows)
-    if not kept:
+    if not kept and not studies:
         raise ValueError(f"nothing to run: {' '.join(remarks)}")
-    return replace(suite, tables=kept, studies=tuple(studies)), remarks
+    return replace(suite, tables=kept, studies=studies), remarks
 
 
 def _jobs(suite: Suite, setting: Setting) -> list[Job]:

@@ -36,6 +36,7 @@ class Case:
         seeds: the seeds that were asked for.
         budget: "quick", "short" or "full".
         device: where to run, as a recipe names it.
+        fresh: whether everything is to be measured anew, also what a study keeps on its own.
     """
 
     jobs: tuple[Job, ...]
@@ -43,6 +44,7 @@ class Case:
     seeds: tuple[int, ...]
     budget: str
     device: str
+    fresh: bool = False
 
     def trained(self, job: Job) -> tuple[nn.Module, Workshop]:
         """Return the trained model of a run, on its device and in eval mode, and the workshop of its data."""
@@ -64,6 +66,7 @@ class Study:
         title: which figure of the paper it repeats.
         claim: what the paper says, in a sentence.
         jobs: the runs it needs, with any seed.
+        data: the data sets it needs beside those of its runs.
         measure: the measurement; its numbers are all that the rest sees.
         draw: draws the numbers into an SVG file.
         say: tells what came out, in a few lines.
@@ -76,14 +79,20 @@ class Study:
     draw: Callable[[Numbers, Path], None]
     say: Callable[[Numbers], list[str]]
     jobs: tuple[Job, ...] = ()
+    data: tuple[str, ...] = ()
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """The names of all data sets it needs."""
+        return frozenset((*self.data, *(job.source.name for job in self.jobs)))
 
 
-def conduct(study: Study, case: Case, *, fresh: bool = False) -> Numbers:
+def conduct(study: Study, case: Case) -> Numbers:
     """Return the numbers of a study: those on disk if they are of the same runs, else measured anew and drawn."""
     path = case.out / FOLDER / f"{study.name}.json"
     figure = path.with_suffix(".svg")
     of = _digest([case.budget, *map(str, case.seeds), *(job.id for job in case.jobs)])
-    record = None if fresh else _read(path)
+    record = None if case.fresh else _read(path)
     if record is None or record.get("of") != of:
         figure.unlink(missing_ok=True)
         record = {"title": study.title, "claim": study.claim, "of": of, "numbers": study.measure(case)}

@@ -12,7 +12,8 @@ from typing import TypeVar
 from leanbayes import data
 from leanbayes.experiments.budgets import Budget
 from leanbayes.experiments.config import Job, Source
-from leanbayes.experiments.suites.study import Study
+from leanbayes.experiments.suites.overview import Overview
+from leanbayes.experiments.suites.study import Numbers, Study
 from leanbayes.training import Recipe
 from leanbayes.training.recipe import Precision
 
@@ -83,12 +84,16 @@ class Suite:
         tables: ours beside the paper's.
         studies: what a row of a table cannot hold.
         watched: labels of the jobs whose checkpoints are looked at after every epoch.
+        overview: puts the numbers of the studies that are done, by name, side by side; None if there is nothing to.
+        legend: how to read its numbers, where that differs from what holds for most suites.
     """
 
     paper: str
     tables: tuple[Table, ...]
     studies: tuple[Study, ...] = ()
     watched: frozenset[str] = frozenset()
+    overview: Callable[[Mapping[str, Numbers]], Overview] | None = None
+    legend: str = ""
 
 
 SuiteOf = Callable[["Setting"], Suite]
@@ -96,13 +101,14 @@ SuiteOf = Callable[["Setting"], Suite]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How a suite is to be run: the flags of `leanbayes reproduce`."""
+    """How a suite is to be run: the flags of `leanbayes reproduce`; no `data` is all that the suite is about."""
 
     budget: Budget = "quick"
     seeds: tuple[int, ...] = (0,)
     device: str = "auto"
     precision: Precision = "32-true"
     root: str | None = None
+    data: tuple[str, ...] = ()
 
     def pick(self, *, quick: Choice, short: Choice, full: Choice) -> Choice:
         """Return what belongs to the budget."""
