@@ -18,7 +18,7 @@ from scipy.stats import norm
 
 from leanbayes import data
 from leanbayes.experiments.suites import SUITES, uci_cells, uci_scores
-from leanbayes.experiments.suites.patch_uci import numbers_of, TABLE
+from leanbayes.experiments.suites.patch_uci import numbers_of, row_of, TABLE
 from leanbayes.experiments.suites.runner import present, run_named
 from leanbayes.experiments.suites.suite import Setting
 from leanbayes.experiments.suites.uci_cells import Cell, Progress, protocol_of, run
@@ -341,8 +341,6 @@ def test_the_real_sets_have_the_papers_sizes(name):
 @pytest.mark.skipif("LEANBAYES_DATA" not in os.environ, reason="needs the data folder (LEANBAYES_DATA)")
 def test_yacht_holds(tmp_path: Path):
     """Table 12 and 13, EMP and ECMP on the smallest set, all splits: a minute on one thread."""
-    from leanbayes.experiments.suites.patch_uci import _row
-
     records = run(["uci-yacht"], ["ECMP", "EMP"], tmp_path, Setting(budget="full", device="cpu"))
     for (name, method), record in records.items():
-        assert all(holds(_row(name, method, record), measure) for measure in ("rmse", "lpd"))
+        assert all(holds(row_of(name, method, record), measure) for measure in ("rmse", "lpd"))

@@ -8,6 +8,7 @@ on streams of their own do not disturb each other.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 
@@ -42,11 +43,12 @@ class Shuffles:
         """Return the rows of the next batches (steps, T, batch)."""
         nets, there = self.left.shape
         wanted = steps * self.batch
-        epochs = max(0, -((there - wanted) // self.rows))  # rounded up
-        chances = torch.rand(nets, epochs, self.rows, generator=self.generator, device=self.left.device)
-        order = torch.cat([self.left, chances.argsort(-1).flatten(1)], 1)
-        self.left = order[:, wanted:]
-        return order[:, :wanted].view(nets, steps, self.batch).transpose(0, 1)
+        if there < wanted:
+            epochs = math.ceil((wanted - there) / self.rows)
+            chances = torch.rand(nets, epochs, self.rows, generator=self.generator, device=self.left.device)
+            self.left = torch.cat([self.left, chances.argsort(-1).flatten(1)], 1)
+        taken, self.left = self.left[:, :wanted], self.left[:, wanted:]
+        return taken.reshape(nets, steps, self.batch).transpose(0, 1)
 
 
 class Training:

@@ -75,7 +75,7 @@ def patch_uci(setting: Setting) -> Suite:
 def measure(name: str, setting: Setting, case: Case) -> Numbers:
     """Run the methods on a data set, and put the means over splits beside the paper's."""
     records = run([name], METHODS, case.out, setting, fresh=case.fresh)
-    return {"data": name, "rows": [_row(name, method, records[name, method]) for method in METHODS]}
+    return {"data": name, "rows": [row_of(name, method, records[name, method]) for method in METHODS]}
 
 
 def numbers_of(name: str, method: str) -> dict[str, Printed]:
@@ -84,7 +84,8 @@ def numbers_of(name: str, method: str) -> dict[str, Printed]:
     return {measure: Printed(lines[name].split()[column]) for measure, lines in TABLE.items()}
 
 
-def _row(name: str, method: str, record: Numbers) -> Numbers:
+def row_of(name: str, method: str, record: Numbers) -> Numbers:
+    """Return the means over splits beside the paper's numbers, from the record of a cell."""
     scores: dict[str, list[float]] = record["scores"]
     ours = {measure: estimate(values) for measure, values in scores.items()}
     return {
