@@ -344,3 +344,20 @@ def test_yacht_holds(tmp_path: Path):
     records = run(["uci-yacht"], ["ECMP", "EMP"], tmp_path, Setting(budget="full", device="cpu"))
     for (name, method), record in records.items():
         assert all(holds(row_of(name, method, record), measure) for measure in ("rmse", "lpd"))
+
+
+def test_the_published_table_is_what_its_files_say():
+    docs = Path(__file__).parents[2] / "docs" / "results"
+    sets = [name for name in SETS if (docs / "patch-uci" / name).is_dir()]
+    assert sets
+    studies = {
+        name: {
+            "data": name,
+            "rows": [
+                row_of(name, method, json.loads((docs / "patch-uci" / name / f"{method.lower()}.json").read_text()))
+                for method in METHODS
+            ],
+        }
+        for name in sets
+    }
+    assert overview(studies).markdown() in (docs / "patch-uci.md").read_text()

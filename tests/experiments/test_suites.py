@@ -15,7 +15,12 @@ from leanbayes.experiments.suites.suite import Printed, printed, Row, seeded, Se
 from leanbayes.experiments.suites.table import as_record, lines_of, markdown, MEASURES, rich_table
 from leanbayes.training import Recipe
 
-SHAPES = {"cifar10": ((3, 32, 32), 10), "cifar100": ((3, 32, 32), 100), "fashion-mnist": ((1, 28, 28), 10)}
+SHAPES = {
+    "digits": ((1, 8, 8), 10),
+    "cifar10": ((3, 32, 32), 10),
+    "cifar100": ((3, 32, 32), 100),
+    "fashion-mnist": ((1, 28, 28), 10),
+}
 BUDGETS = ("quick", "short", "full")
 CIFAR = {"num_outputs": 10, "input_shape": (3, 32, 32)}
 

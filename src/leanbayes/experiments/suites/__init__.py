@@ -8,6 +8,8 @@ from typing import Any
 from leanbayes.experiments.suites.implicit_cifar import implicit_cifar
 from leanbayes.experiments.suites.implicit_complexity import implicit_complexity
 from leanbayes.experiments.suites.implicit_noise import implicit_noise
+from leanbayes.experiments.suites.patch_overhead import patch_overhead
+from leanbayes.experiments.suites.patch_samples import patch_samples
 from leanbayes.experiments.suites.patch_uci import patch_uci
 from leanbayes.experiments.suites.rank1_ablations import rank1_ablations
 from leanbayes.experiments.suites.rank1_cifar import rank1_cifar
@@ -21,6 +23,8 @@ SUITES: dict[str, SuiteOf] = {
     "implicit-complexity": implicit_complexity,
     "implicit-noise": implicit_noise,
     "patch-uci": patch_uci,
+    "patch-overhead": patch_overhead,
+    "patch-samples": patch_samples,
 }
 """Suites by name: functions of a `Setting`; the first line of their docstrings says what they repeat."""
 

@@ -60,6 +60,8 @@ MEASURES: dict[str, Measure] = {
     "accuracy": Measure("acc., %", 2, _test("accuracy", 100)),
     "error": Measure("error, %", 2, _test("accuracy", -100, 100)),
     "ece": Measure("ECE", 4, _test("ece")),
+    "ece20": Measure("ECE, 20 bins", 4, _test("ece20")),
+    "top5": Measure("top-5, %", 2, _test("top5", 100)),
     "c_nll": Measure("corr. NLL", 3, _corrupted("nll")),
     "c_accuracy": Measure("corr. acc., %", 1, _corrupted("accuracy", 100)),
     "c_ece": Measure("corr. ECE", 3, _corrupted("ece")),
