@@ -173,7 +173,7 @@ def test_the_gradient_is_unbiased(crossed):
     net = nn.Sequential(nn.LayerNorm(3, bias=False), nn.Linear(3, 2, bias=False)).double()
     bnn = lb.convert(net, lb.ModelPatch(components=2, crossed=crossed, init_spread=0.5, patch=("norm",)))
     layer = layers_of(bnn)["0"]
-    parameters = [layer.base.weight, layer.posterior.weight, net_weight(bnn)]
+    parameters = [layer.base.weight, layer.posterior.contrasts, net_weight(bnn)]
 
     def gradient():
         return torch.cat([g.flatten() for g in torch.autograd.grad(F.cross_entropy(bnn(X.double()), Y), parameters)])
@@ -237,7 +237,7 @@ def test_learned_probabilities_turn_to_the_better_copy():
     bnn = lb.convert(nn.Sequential(nn.Linear(1, 1, bias=False)), lb.ModelPatch(components=2, mixing="learned"))
     layer = layers_of(bnn)["0"]
     layer.base.weight.data.fill_(1.0)
-    layer.posterior.weight.data.fill_(math.sqrt(2))  # copies 2 and 0
+    layer.posterior.contrasts.data.fill_(math.sqrt(2))  # copies 2 and 0
     optimizer = torch.optim.Adam([layer.posterior.logits], lr=0.05)
     x = torch.randn(64, 1)
     for _ in range(200):

@@ -63,10 +63,12 @@ class PatchLayer(StochasticLayer):
         self.posterior.register_buffer("basis", contrasts(self.copies).to(like.device, dtype), persistent=False)
         uniform = torch.full((self.copies,), 1 / self.copies, device=like.device)
         self.posterior.register_buffer("cuts", cuts(uniform), persistent=False)
-        for name in self.names:
-            shape = (self.copies - 1, *getattr(base, name).shape)
-            noise = torch.randn(shape, device=like.device, dtype=dtype)
-            self.posterior.register_parameter(name, nn.Parameter(self._spread() * noise))
+        precisions = [
+            torch.full((n,), method.precision_of(name)) for name, n in zip(self.names, self.sizes, strict=True)
+        ]
+        self.posterior.register_buffer("precisions", torch.cat(precisions).to(like.device), persistent=False)
+        noise = torch.randn(self.copies - 1, sum(self.sizes), device=like.device, dtype=dtype)
+        self.posterior.contrasts = nn.Parameter(self._spread() * noise)
         if method.mixing == "learned":
             self.posterior.logits = nn.Parameter(torch.zeros(self.copies, device=like.device, dtype=dtype))
 
@@ -87,19 +89,14 @@ class PatchLayer(StochasticLayer):
     @classmethod
     def kl_of(cls, layers: Sequence[Self]) -> Tensor:
         method = layers[0].method
-        total = torch.zeros((), device=layers[0].device)
-        for name in ("weight", "bias"):
-            having = [layer for layer in layers if name in layer.names]
-            if not having:
-                continue
-            if method.mixing == "uniform":
-                centres = [getattr(layer.base, name).flatten().float() for layer in having]
-                apart = [layer.posterior.get_parameter(name).flatten().float() for layer in having]
-                squares = torch.cat(centres).square().sum() + torch.cat(apart).square().sum() / method.components
-            else:
-                squares = torch.stack([layer._expected_square(name) for layer in having]).sum()
-            total = total + method.precision_of(name) / 2 * squares
-        return total if method.mixing == "uniform" else total + sum(layer._surprise() for layer in layers)
+        precisions = torch.cat([layer.posterior.precisions for layer in layers])
+        if method.mixing == "uniform":
+            centres = torch.cat([layer._centre() for layer in layers]).float()
+            apart = torch.cat([layer.posterior.contrasts for layer in layers], 1).float()
+            return 0.5 * (precisions @ (centres.square() + apart.square().sum(0) / method.components))
+        squares = torch.cat([layer.probabilities @ layer.every_copy().square() for layer in layers]).float()
+        surprises = torch.stack([layer._surprise() for layer in layers])
+        return 0.5 * (precisions @ squares) + surprises.sum()
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
@@ -111,11 +108,10 @@ class PatchLayer(StochasticLayer):
     def sample(self, rows: int) -> dict[str, Tensor]:
         """Return the "weight" and "bias" (R, ...), R = 1 unless several draws are fixed."""
         noise = self.draws.read(self, rows).noise
-        if noise is None:
-            return {name: self._average(name)[None] for name in self.names}
-        index = pick_between(noise[0], self._cuts())
-        parts = torch.split(index, self.sizes, 1) if self.method.crossed else [index] * len(self.names)
-        return {name: self._choose(name, part) for name, part in zip(self.names, parts, strict=True)}
+        flat = self._average()[None] if noise is None else self._choose(pick_between(noise[0], self._cuts()))
+        parts = zip(self.names, torch.split(flat, self.sizes, 1), strict=True)
+        likes = {name: getattr(self.base, name) for name in self.names}
+        return {name: part.view(-1, *likes[name].shape).to(likes[name].dtype) for name, part in parts}
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -129,26 +125,30 @@ class PatchLayer(StochasticLayer):
         basis: Tensor = self.posterior.basis
         return basis.new_full((self.copies,), 1 / self.copies)
 
-    def copies_of(self, name: str, index: Tensor | None = None) -> Tensor:
-        """Return the K copies of a tensor, or those of the indices (R,), flattened: (K, n)."""
-        centre, apart = getattr(self.base, name), self.posterior.get_parameter(name)
-        basis: Tensor = self.posterior.basis if index is None else self.posterior.basis[index]
-        return torch.addmm(centre.to(apart.dtype).view(1, -1), basis, apart.flatten(1))
+    def copies_of(self, name: str) -> Tensor:
+        """Return the K copies of the "weight" or the "bias", flattened: (K, n)."""
+        return dict(zip(self.names, torch.split(self.every_copy(), self.sizes, 1), strict=True))[name]
 
-    def _choose(self, name: str, index: Tensor) -> Tensor:
+    def every_copy(self, index: Tensor | None = None) -> Tensor:
+        """Return the K copies of weight and bias in a row, or those of the indices (R,): (K, n)."""
+        basis: Tensor = self.posterior.basis if index is None else self.posterior.basis[index]
+        return torch.addmm(self._centre(), basis, self.posterior.contrasts)
+
+    def _centre(self) -> Tensor:
+        """Return weight and bias of the plain layer in a row: (n,)."""
+        dtype = self.posterior.contrasts.dtype
+        return torch.cat([getattr(self.base, name).flatten().to(dtype) for name in self.names])
+
+    def _choose(self, index: Tensor) -> Tensor:
         """Return the copies of the indices, one (R, 1) or one for each element (R, n)."""
-        like = getattr(self.base, name)
-        chosen = self.copies_of(name, index[:, 0]) if not self.method.crossed else self.copies_of(name).gather(0, index)
+        chosen = self.every_copy().gather(0, index) if self.method.crossed else self.every_copy(index[:, 0])
         if self.method.mixing == "learned":
             # Straight through: in value the chosen copies, in slope as if they were the average under p.
-            chosen = chosen + (self.probabilities - self.probabilities.detach()) @ self.copies_of(name)
-        return chosen.view(-1, *like.shape).to(like.dtype)
+            chosen = chosen + (self.probabilities - self.probabilities.detach()) @ self.every_copy()
+        return chosen
 
-    def _average(self, name: str) -> Tensor:
-        like: Tensor = getattr(self.base, name)
-        if self.method.mixing == "uniform":
-            return like
-        return (self.probabilities @ self.copies_of(name)).view_as(like).to(like.dtype)
+    def _average(self) -> Tensor:
+        return self._centre() if self.method.mixing == "uniform" else self.probabilities @ self.every_copy()
 
     def _spread(self) -> float:
         """Return the standard deviation of contrasts that spreads copies by `init_spread` times the weights' size."""
@@ -163,10 +163,6 @@ class PatchLayer(StochasticLayer):
             return cuts(self.probabilities.detach())
         uniform: Tensor = self.posterior.cuts
         return uniform
-
-    def _expected_square(self, name: str) -> Tensor:
-        """Return sum_k p_k |M_k|^2."""
-        return self.probabilities.float() @ self.copies_of(name).float().square().sum(1)
 
     def _surprise(self) -> Tensor:
         """Return the divergence of learned mixing probabilities from uniform ones, once for every index."""
