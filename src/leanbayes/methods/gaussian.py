@@ -1,0 +1,104 @@
+"""What methods with an independent Gaussian over every weight share: mean field and variance layers.
+
+    W_ij ~ Normal(M_ij, S_ij^2)
+
+In training every row has noise of its own on the pre-activations, local reparameterisation (Kingma et al., 2015),
+
+    y = M x + b + eps sqrt(S^2 x^2),      fresh eps for every entry of y;
+
+the bias belongs to the mean alone. A draw is a sampled weight matrix, the same for all rows.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from leanbayes.layers.family import spread
+from leanbayes.methods.base import Method, StochasticLayer
+
+SMALLEST_VARIANCE = 1e-16
+"""Under the square root, whose gradient at zero is infinite."""
+
+
+class GaussianLayer(StochasticLayer):
+    """A linear map with a Gaussian over every weight; subclasses say what its means and scales are."""
+
+    def __init__(self, base: Any, method: Method) -> None:
+        """Count the weights."""
+        super().__init__(base, method)
+        self.nodes = base.weight.numel()
+
+    @property
+    def means(self) -> Tensor | None:
+        """The means of the weights; None where all are zero."""
+        weight: Tensor = self.base.weight
+        return weight
+
+    @property
+    @abc.abstractmethod
+    def scales(self) -> Tensor:
+        """The standard deviations of the weights, in float32 or better; their signs do not matter."""
+
+    @override
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        if self.draws.mean or self.draws.shared:
+            return self.linear(x, self.sample(1)["weight"][0], args)
+        return self.local(x, args)
+
+    def local(self, x: Tensor, args: Any) -> Tensor:
+        """Sample the pre-activations."""
+        means = self.means
+        mean = None if means is None else self.linear(x, means, args)
+        with torch.autocast(x.device.type, enabled=False):  # small variances underflow in half precision
+            wide = torch.promote_types(x.dtype, torch.float32)
+            variance = self.linear(x.to(wide).square(), self.scales.square().to(wide), args, bias=False)
+            noise = self.draws.activation_noise(self, variance).to(wide)
+            noisy = noise * (variance + SMALLEST_VARIANCE).sqrt()
+        if mean is not None:
+            return mean + noisy.to(mean.dtype)
+        return self.add_bias(noisy.to(_computed_in(x)))
+
+    @override
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        return (normal((1, *self.base.weight.shape), self.device, generator),)
+
+    @override
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the "weight" (R, ...) of fixed draws."""
+        noise = self.draws.read(self, rows).noise
+        weight: Tensor = self.base.weight
+        means = torch.zeros_like(weight) if self.means is None else self.means
+        return {"weight": means[None] if noise is None else means + (self.scales * noise[0]).to(weight.dtype)}
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {"weight": variables["weight"]}
+
+    def linear(self, x: Tensor, weight: Tensor, args: Any, *, bias: bool = True) -> Tensor:
+        """Apply the linear map with other weights."""
+        assert self.family.linear is not None
+        y = self.family.linear(self.base, x, weight, *args)
+        return self.add_bias(y) if bias else y
+
+    def add_bias(self, y: Tensor) -> Tensor:
+        """Add the bias, where there is one."""
+        if self.base.bias is None:
+            return y
+        return y + spread(self.base.bias[None], y, self.family.axis, self.path)
+
+
+def normal(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
+    """Draw standard normal numbers; under compilation a generator must not be named, not even as None."""
+    return torch.randn(shape, device=device) if generator is None else torch.randn(shape, generator=generator)
+
+
+def _computed_in(x: Tensor) -> torch.dtype:
+    """Return the dtype in which a linear map of x is computed: autocast's where it is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
