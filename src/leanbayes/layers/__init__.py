@@ -1,5 +1,7 @@
 """Where the channels of a layer are, and which layers are meant."""
 
+from leanbayes.layers.activation import Abs as Abs
+from leanbayes.layers.activation import activate as activate
 from leanbayes.layers.family import Family as Family
 from leanbayes.layers.family import family_of as family_of
 from leanbayes.layers.select import first as first
@@ -7,4 +9,4 @@ from leanbayes.layers.select import last as last
 from leanbayes.layers.select import Selector as Selector
 from leanbayes.layers.select import Where as Where
 
-__all__ = ["Family", "Selector", "Where", "family_of", "first", "last"]
+__all__ = ["Abs", "Family", "Selector", "Where", "activate", "family_of", "first", "last"]
