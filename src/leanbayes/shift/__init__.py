@@ -1,5 +1,8 @@
-"""How predictions fare when images get worse: corruptions, a sweep over them, and its scores."""
+"""How predictions fare when inputs get worse: corruptions, a sweep over them and its scores; adversarial attacks."""
 
+from leanbayes.shift.adversarial import attack as attack
+from leanbayes.shift.adversarial import Attacked as Attacked
+from leanbayes.shift.adversarial import Iteration as Iteration
 from leanbayes.shift.corruptions import all_names as all_names
 from leanbayes.shift.corruptions import corrupt as corrupt
 from leanbayes.shift.corruptions import enlarge as enlarge
@@ -8,16 +11,31 @@ from leanbayes.shift.scores import corrupted_means as corrupted_means
 from leanbayes.shift.scores import mce as mce
 from leanbayes.shift.scores import relative_mce as relative_mce
 from leanbayes.shift.scores import severity_curve as severity_curve
+from leanbayes.shift.steps import Attack as Attack
+from leanbayes.shift.steps import fast_sign as fast_sign
+from leanbayes.shift.steps import fgsm as fgsm
+from leanbayes.shift.steps import pgd as pgd
+from leanbayes.shift.steps import pixel_units as pixel_units
+from leanbayes.shift.steps import Units as Units
 from leanbayes.shift.sweep import Shift as Shift
 
 __all__ = [
+    "Attack",
+    "Attacked",
+    "Iteration",
     "Shift",
+    "Units",
     "all_names",
+    "attack",
     "corrupt",
     "corrupted_means",
     "enlarge",
+    "fast_sign",
+    "fgsm",
     "mce",
     "names",
+    "pgd",
+    "pixel_units",
     "relative_mce",
     "severity_curve",
 ]
