@@ -79,7 +79,7 @@ def predict(
     _check(samples, chunk_size, noise)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     model = unwrap(model)
-    source = _source(model, noise)
+    source = source_of(model, noise)
     runner = Runner(source, seed, component, width, chunk_size, output)
     with torch.no_grad():
         parts = [_predict_block(runner, block, likelihood, samples, keep_samples) for block in _blocks(x, model)]
@@ -183,7 +183,7 @@ class MemberDraws:
 
     def __init__(self, ensemble: Ensemble, noise: Noise) -> None:
         """Make a source of each member."""
-        self.sources = [_source(member, noise) for member in ensemble.members]
+        self.sources = [source_of(member, noise) for member in ensemble.members]
         self.current = self.sources[0]
         plain = all(source.distinct == 1 for source in self.sources)
         self.distinct = len(self.sources) if plain else None
@@ -211,7 +211,8 @@ class MemberDraws:
             source.forget()
 
 
-def _source(model: nn.Module, noise: Noise) -> Source:
+def source_of(model: nn.Module, noise: Noise) -> Source:
+    """Return where the draws of a model come from."""
     if isinstance(model, Ensemble):
         return MemberDraws(model, noise)
     return FrozenDraws(model) if noise == "function" else ActivationNoise(model)

@@ -22,8 +22,7 @@ from torch import nn, Tensor
 from leanbayes.convert import own_likelihood, unwrap
 from leanbayes.inputs import Output
 from leanbayes.likelihoods import Categorical, Likelihood
-from leanbayes.methods.ensemble import Ensemble
-from leanbayes.predict import ActivationNoise, distinct_draws, FrozenDraws, MemberDraws, Noise, predict, Source
+from leanbayes.predict import distinct_draws, predict, Source, source_of
 from leanbayes.prediction import Prediction
 from leanbayes.shift.steps import Attack, per_row
 from leanbayes.shift.streams import Streams
@@ -120,7 +119,9 @@ def attack(
     y = _classes(y, at_first, "y")
     goal = _goal(target, y, at_first, how.seed)
     scores = _Scores(how, clean, y, goal, at_first)
-    ascent = _Ascent(_source(model, how.noise), how, output)
+    with torch.no_grad():
+        source = source_of(model, how.noise)
+    ascent = _Ascent(source, how, output)
     moved, prediction, history = how.begin(clean), at_first, [scores(0, clean, at_first)]
     for step in range(how.steps):
         draws = how.indices(step, samples)
@@ -191,13 +192,6 @@ class _Scores:
         """Say which rows are where the attack wants them."""
         found = p.mean.argmax(1)
         return found != self.y if self.goal is None else found == self.goal
-
-
-def _source(model: nn.Module, noise: Noise) -> Source:
-    with torch.no_grad():
-        if isinstance(model, Ensemble):
-            return MemberDraws(model, noise)
-        return FrozenDraws(model) if noise == "function" else ActivationNoise(model)
 
 
 def _goal(target: Tensor | Target | None, y: Tensor, clean: Prediction, seed: int) -> Tensor | None:
