@@ -60,7 +60,7 @@ def exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
     """Return 0.5 E log(c + eps)^2 - 0.5 E log eps^2 with c = 1 / sqrt(alpha), to 1e-13, in float64.
 
     It is eq. (9), in the mean, less its limit. The path eps + 3i keeps three away from the singularity at -c, and 37
-    nodes at distance 0.5 suffice for every alpha. Some fifty times the work of `log_uniform_kl`.
+    nodes at distance 0.5 suffice for every alpha. Over a hundred times the work of `log_uniform_kl`.
     """
     shift, step = 3.0, 0.5
     path = step * torch.arange(-18, 19, dtype=torch.float64, device=log_alpha.device) + 1j * shift
