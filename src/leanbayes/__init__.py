@@ -4,6 +4,7 @@ from leanbayes import data as data
 from leanbayes import layers as layers
 from leanbayes import metrics as metrics
 from leanbayes import models as models
+from leanbayes import phase as phase
 from leanbayes import recalibrate as recalibrate
 from leanbayes import shift as shift
 from leanbayes.checkpoint import load as load
@@ -25,6 +26,7 @@ from leanbayes.methods.mean_field import MeanField as MeanField
 from leanbayes.methods.patch import ModelPatch as ModelPatch
 from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
+from leanbayes.methods.variance import VarianceLayers as VarianceLayers
 from leanbayes.norm import update_norm as update_norm
 from leanbayes.objective import elbo as elbo
 from leanbayes.objective import kl as kl

@@ -1,0 +1,184 @@
+"""Variance networks (Neklyudov, Molchanov, Ashukha, Vetrov, 2019): weights whose variances carry the information.
+
+    w_ij ~ Normal(mu_ij, alpha mu_ij^2)                                               (eq. 5)
+
+with alpha for each layer, output neuron or weight (eq. 17-19), a free standard deviation (eq. 20), or no mean at all,
+
+    w_ij ~ Normal(0, sigma_ij^2)                                                      (eq. 12).
+
+Under a log-uniform prior, p(w) ~ 1 / |w|, the KL falls as alpha grows and depends on nothing else, so training may
+raise alpha without bound: at some point the means say nothing, and the ensemble says everything (the phase transition;
+`leanbayes.phase`). A weight's KL counts once for every weight that an alpha covers.
+
+The zero-mean layer has no parameters of its own: the plain weights, of any sign, are its standard deviations, and under
+the log-uniform prior its KL is constant. A rectifier behind it would zero half of its outputs; use |x| (`lb.layers`).
+Sparse variational dropout (Molchanov et al., 2017) is `parameterization="additive"` with `lb.phase.prune`, which zeroes
+weights where log alpha is above 3; Gaussian dropout at a fixed rate is `learn=False`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn, Tensor
+from typing_extensions import override
+
+from leanbayes.distributions.log_uniform import ard_kl, log_uniform_kl, student_kl
+from leanbayes.layers.family import LINEAR_MAPS
+from leanbayes.methods.base import Method
+from leanbayes.methods.checks import check_choice, check_positive
+from leanbayes.methods.gaussian import GaussianLayer
+
+Parameterization = Literal["layer", "neuron", "weight", "additive", "zero_mean"]
+Prior = Literal["log_uniform", "ard", "student"]
+
+LIMIT = 20.0
+"""log alpha is used between minus and plus this: beyond, float32 sees either no noise or no mean."""
+
+SMALLEST_SQUARE = 1e-16
+"""Added to a squared mean whose logarithm is taken."""
+
+
+class VarianceLayer(GaussianLayer):
+    """A linear map with Gaussian weights whose standard deviations are tied to their means, or stand alone."""
+
+    method: VarianceLayers
+
+    def __init__(self, base: Any, method: VarianceLayers) -> None:
+        """Start with the given weights as means and little noise; zero-mean weights take them as deviations."""
+        super().__init__(base, method)
+        start = method.init_log_alpha
+        weight: Tensor = base.weight.detach()
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        if method.parameterization == "additive":
+            size = weight.to(dtype).square().mean().add(SMALLEST_SQUARE).log()
+            self._learn("log_sigma", torch.full_like(weight, 0.5 * start, dtype=dtype) + 0.5 * size)
+        elif method.parameterization != "zero_mean":
+            shapes = {"layer": (), "neuron": (self.family.outputs(base),), "weight": tuple(weight.shape)}
+            self._learn(
+                "log_alpha", torch.full(shapes[method.parameterization], start, device=weight.device, dtype=dtype)
+            )
+
+    @property
+    @override
+    def means(self) -> Tensor | None:
+        if self.method.parameterization == "zero_mean":
+            return None
+        weight: Tensor = self.base.weight  # not super().means, which compiled code cannot call
+        return weight
+
+    @property
+    @override
+    def scales(self) -> Tensor:
+        kind = self.method.parameterization
+        weight: Tensor = self.base.weight.to(torch.promote_types(self.base.weight.dtype, torch.float32))
+        if kind == "zero_mean":
+            return weight
+        if kind == "additive":
+            sigma: Tensor = self.posterior.log_sigma.exp()
+            return sigma
+        root: Tensor = (0.5 * self.posterior.log_alpha.clamp(-LIMIT, LIMIT)).exp()
+        if kind != "neuron":
+            return weight * root
+        assert self.family.scale is not None
+        return self.family.scale(self.base, weight, root.new_ones(self.family.inputs(self.base)), root)
+
+    @property
+    def log_alpha(self) -> Tensor:
+        """log(sigma^2 / mu^2) as used: of the layer, of each neuron, or of each weight; infinite without means."""
+        kind = self.method.parameterization
+        if kind == "zero_mean":
+            return torch.full((), torch.inf, device=self.device)
+        if kind == "additive":
+            log_sigma: Tensor = self.posterior.log_sigma
+            squares: Tensor = self.base.weight.to(log_sigma.dtype).square() + SMALLEST_SQUARE
+            return (2 * log_sigma - squares.log()).clamp(-LIMIT, LIMIT)
+        found: Tensor = self.posterior.log_alpha.clamp(-LIMIT, LIMIT)
+        return found
+
+    @override
+    def kl(self) -> Tensor:
+        if self.method.prior == "student":
+            means = torch.zeros_like(self.base.weight) if self.means is None else self.base.weight
+            return student_kl(means.float(), self.scales.float().abs(), self.method.student_nu).sum()
+        if self.method.parameterization == "zero_mean":
+            return torch.zeros((), device=self.device)
+        each = PRIORS[self.method.prior](self.log_alpha.float())
+        return each.sum() * (self.nodes / each.numel())
+
+    def _learn(self, name: str, value: Tensor) -> None:
+        """Keep a number that is trained, or stays as it is."""
+        if self.method.learn:
+            self.posterior.register_parameter(name, nn.Parameter(value))
+        else:
+            self.posterior.register_buffer(name, value)
+
+
+PRIORS: dict[str, Callable[[Tensor], Tensor]] = {"log_uniform": log_uniform_kl, "ard": ard_kl}
+"""The KL of a weight as a function of log alpha, for priors where that is all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VarianceLayers(Method):
+    """Gaussian weights whose noise may grow until their means say nothing.
+
+    Name the layers: `where=lb.layers.first(nn.Linear)`, `where=lb.layers.last(nn.Conv2d, 3)`. In the paper a batch norm
+    and a rectifier follow them.
+
+    Attributes:
+        parameterization: one alpha for a "layer" (the paper's best), for each output "neuron" or "weight"; "additive",
+            a free standard deviation for each weight; "zero_mean", whose deviations are the plain weights and whose
+            means are zero (**which discards a trained function**).
+        prior: "log_uniform" (by the tight approximation of Molchanov et al., 2017), "ard" or "student".
+        init_log_alpha: where log alpha starts.
+        student_nu: degrees of freedom of the Student prior.
+        learn: train alpha; False keeps the noise as it starts, Gaussian dropout.
+
+    Example:
+        >>> bnn = lb.convert(net, lb.VarianceLayers(), where=lb.layers.first(nn.Linear))
+    """
+
+    name: ClassVar[str] = "variance"
+    targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    late: ClassVar[float] = 0.0
+
+    parameterization: Parameterization = "layer"
+    prior: Prior = "log_uniform"
+    init_log_alpha: float = -5.0
+    student_nu: float = 1e-16
+    learn: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every field; a wrong one says what was expected."""
+        check_choice("parameterization", self.parameterization, ("layer", "neuron", "weight", "additive", "zero_mean"))
+        check_choice("prior", self.prior, ("log_uniform", "ard", "student"))
+        check_positive(student_nu=self.student_nu)
+        if not -LIMIT <= self.init_log_alpha <= LIMIT:
+            raise ValueError(f"expected init_log_alpha from {-LIMIT:g} to {LIMIT:g}, got {self.init_log_alpha!r}")
+
+    @override
+    def wrap(self, layer: nn.Module) -> VarianceLayer:
+        return VarianceLayer(layer, self)
+
+    @override
+    def notice(self) -> str | None:
+        if self.parameterization != "zero_mean":
+            return None
+        return (
+            "parameterization='zero_mean' discards the function of a trained network: its weights become standard "
+            "deviations, and every mean is zero. Use 'layer' to keep it."
+        )
+
+    @override
+    @classmethod
+    def examples(cls) -> dict[str, Method]:
+        return {
+            "default": cls(),
+            "neuron": cls(parameterization="neuron", init_log_alpha=-1.0, prior="ard"),
+            "weight": cls(parameterization="weight", init_log_alpha=0.0),
+            "additive": cls(parameterization="additive", init_log_alpha=-2.0),
+            "student": cls(parameterization="neuron", init_log_alpha=-1.0, prior="student"),
+        }

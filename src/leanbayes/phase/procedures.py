@@ -1,0 +1,70 @@
+"""Three ways to predict with one stochastic network (Neklyudov et al., 2019, section 3); norms are in eval mode.
+
+* deterministic: the network of posterior means (eq. 3);
+* stochastic: one draw;
+* ensemble: the average over draws (eq. 2).
+
+For a low-variance network they agree; behind the phase transition the first is a guess and the last is right.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.convert import mean, own_likelihood
+from leanbayes.inputs import Inputs
+from leanbayes.likelihoods import Likelihood
+from leanbayes.metrics import accuracy
+from leanbayes.predict import Noise, predict
+from leanbayes.prediction import Prediction
+
+Procedure = Literal["deterministic", "stochastic", "ensemble"]
+PROCEDURES: tuple[Procedure, ...] = ("deterministic", "stochastic", "ensemble")
+
+
+def infer(
+    model: nn.Module,
+    x: Inputs,
+    procedure: Procedure,
+    likelihood: Likelihood | None = None,
+    *,
+    samples: int = 16,
+    seed: int = 0,
+    noise: Noise = "function",
+) -> Prediction:
+    """Predict by one of the three procedures.
+
+    Args:
+        model: a converted model.
+        x: inputs.
+        procedure: "deterministic", "stochastic" or "ensemble".
+        likelihood: how outputs are read; default the model's own, else `Categorical`.
+        samples: draws of the ensemble.
+        seed: names the draws.
+        noise: "activation" has fresh noise for every row and activation, as the paper evaluates; "function" samples
+            weights, one network for all rows.
+
+    Example:
+        >>> lb.phase.infer(bnn, x, "deterministic").mean
+    """
+    if procedure not in PROCEDURES:
+        raise ValueError(f"expected procedure to be one of {', '.join(PROCEDURES)}, got {procedure!r}")
+    if procedure == "deterministic":
+        return predict(mean(model), x, likelihood or own_likelihood(model), samples=1, keep_samples=False)
+    count = 1 if procedure == "stochastic" else samples
+    return predict(model, x, likelihood, samples=count, seed=seed, noise=noise, keep_samples=False)
+
+
+def accuracies(
+    model: nn.Module, data: tuple[Inputs, Tensor], *, samples: int = 16, noise: Noise = "function"
+) -> dict[str, float]:
+    """Return the accuracy by each of the three procedures, as Table 1 of the paper has them."""
+    x, y = data
+    found: dict[str, float] = {}
+    for procedure in PROCEDURES:
+        p = infer(model, x, procedure, samples=samples, noise=noise).mean
+        found[procedure] = float(accuracy(p, torch.as_tensor(y, device=p.device)))
+    return found
