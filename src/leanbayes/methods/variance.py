@@ -18,7 +18,7 @@ weights where log alpha is above 3; Gaussian dropout at a fixed rate is `learn=F
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -162,6 +162,12 @@ class VarianceLayers(Method):
     @override
     def wrap(self, layer: nn.Module) -> VarianceLayer:
         return VarianceLayer(layer, self)
+
+    @override
+    def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
+        """Choose all layers but the last of several: noise in the output itself only makes it unsure."""
+        paths = [path for path, _ in layers]
+        return set(paths[:-1] or paths)
 
     @override
     def notice(self) -> str | None:
