@@ -12,11 +12,12 @@ from leanbayes import models
 from leanbayes.models.vgg import CIFAR_HEAD, Head
 
 LIGHT = ["mlp", "regression", "small", "lenet", "lenet5", "vgg11", "resnet18", "wrn-16-2", "pyramidnet-14-20"]
+LIGHT += ["lenet5-bn", "vgg-like-w0.125", "vgg-like-w0.125-dropout"]
 NEED_32_PIXELS = {"lenet", "lenet5", "vgg11", "vgg16"}
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
-    side = 32 if name in NEED_32_PIXELS else 8
+    side = 32 if name in NEED_32_PIXELS or name.startswith(("vgg-like", "lenet5-bn")) else 8
     return (3, side, side)
 
 
@@ -56,6 +57,12 @@ def test_lenet_parameters(width, parameters):
     ("maker", "options", "parameters"),
     [
         (models.LeNet5, {}, 431_080),
+        # The weights of Caffe's LeNet-5, two numbers for each channel with a norm, and the last biases.
+        (models.NormLeNet5, {}, 431_080 - 580 + 2 * 570 + 10),
+        (models.NormLeNet5, {"dropout": 0.5}, 431_080 - 580 + 2 * 570 + 10),
+        # Convolutions of VGG-16, then 512 x 512 and 512 x 10 with a bias, norms of 4,224 + 512 channels.
+        (models.vgg_like, {}, 14_710_464 + 512 * 512 + 512 * 10 + 10 + 2 * (4224 + 512)),
+        (models.vgg_like, {"dropout": True}, 14_710_464 + 512 * 512 + 512 * 10 + 10 + 2 * (4224 + 512)),
         (models.SmallConvNet, {}, 14_458),
         (models.vgg16, {"head": "cifar"}, 15_245_130),
         (models.vgg16, {"num_outputs": 1000, "head": "imagenet"}, 138_357_544),
@@ -121,6 +128,8 @@ def test_build_trains_every_parameter(name):
     [
         (models.LeNet5, (1, 16, 17)),
         (models.LeNet5, (3, 33, 30)),
+        (models.NormLeNet5, (1, 16, 17)),
+        (models.vgg_like, (1, 33, 65)),
         (models.LeNet, (1, 28, 28)),
         (models.LeNet, (3, 32, 37)),
         (models.SmallConvNet, (1, 8, 8)),
@@ -256,6 +265,30 @@ def test_vgg_dropout_belongs_to_the_head(head, rates):
     assert [m.p for m in network.modules() if isinstance(m, nn.Dropout)] == rates
 
 
+@pytest.mark.parametrize(
+    ("name", "rates"),
+    [
+        ("vgg-like", []),
+        ("vgg-like-dropout", [0.3, *[0.4] * 7, 0.5, 0.5]),
+        ("lenet5-bn", []),
+        ("lenet5-bn-dropout", [0.5, 0.5]),
+    ],
+)
+def test_published_dropouts(name, rates):
+    with torch.device("meta"):
+        network = make(name)
+    assert [m.p for m in network.modules() if isinstance(m, nn.Dropout)] == rates
+    norms = sum(isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d)) for m in network.modules())
+    layers = [m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    assert [m.bias is None for m in layers] == [True] * norms + [False]
+
+
+def test_the_first_dense_layer_of_lenet5_takes_800_features():
+    network = on_meta(models.NormLeNet5)
+    first = next(m for m in network.modules() if isinstance(m, nn.Linear))
+    assert (first.in_features, first.out_features) == (800, 500)
+
+
 def test_activations_are_separate_modules_out_of_place():
     for name in models.names():
         with torch.device("meta"):
@@ -276,6 +309,7 @@ def test_names_are_unique_and_complete():
     assert set(models.names()) == {
         *("mlp", "small", "lenet", "lenet5", "vgg11", "vgg16", "resnet18", "resnet50"),
         *("wrn-16-2", "wrn-16-4", "wrn-28-10", "pyramidnet-110-270", "mlp-100-100", "regression"),
+        *("lenet5-bn", "vgg-like"),
     }
 
 
@@ -290,6 +324,7 @@ def test_names_are_unique_and_complete():
         ("lenet-w2", [12, 32, 240]),
         ("lenet-w0.5", [3, 8, 60]),
         ("lenet-w0.01", [1, 1, 1]),
+        ("vgg-like-w0.125", [8, 16, 32, 64]),
     ],
 )
 def test_networks_of_any_width(name, widths):

@@ -9,13 +9,14 @@ from typing import Protocol
 from torch import nn
 
 from leanbayes.models.dropout import dropout_before_norms
-from leanbayes.models.lenet import LeNet, LeNet5
+from leanbayes.models.lenet import LeNet, LeNet5, NormLeNet5
 from leanbayes.models.mlp import deep_mlp, MLP
 from leanbayes.models.pyramidnet import PyramidNet
 from leanbayes.models.regression import RegressionNet
 from leanbayes.models.resnet import ResNet, resnet18, resnet50
 from leanbayes.models.small import SmallConvNet
 from leanbayes.models.vgg import VGG, vgg11, vgg16
+from leanbayes.models.vgg_like import vgg_like, VGGLike
 from leanbayes.models.wide_resnet import WideResNet
 
 __all__ = [
@@ -23,10 +24,12 @@ __all__ = [
     "VGG",
     "LeNet",
     "LeNet5",
+    "NormLeNet5",
     "PyramidNet",
     "RegressionNet",
     "ResNet",
     "SmallConvNet",
+    "VGGLike",
     "WideResNet",
     "build",
     "deep_mlp",
@@ -37,6 +40,7 @@ __all__ = [
     "resnet50",
     "vgg11",
     "vgg16",
+    "vgg_like",
 ]
 
 
@@ -60,9 +64,11 @@ _MAKERS: tuple[tuple[str, _Maker], ...] = (
     ("small", SmallConvNet),
     ("lenet", LeNet),
     ("lenet5", LeNet5),
+    ("lenet5-bn", NormLeNet5),
     ("mlp-100-100", partial(deep_mlp, 100, 100)),
     ("vgg11", vgg11),
     ("vgg16", vgg16),
+    ("vgg-like", vgg_like),
     ("resnet18", resnet18),
     ("resnet50", resnet50),
     ("wrn-16-2", partial(WideResNet, 16, 2)),
@@ -72,6 +78,7 @@ _MAKERS: tuple[tuple[str, _Maker], ...] = (
 )
 
 
+_LENET_DROPOUT = 0.5
 _NUMBER = r"(\d+(?:\.\d+)?)"
 
 
@@ -95,6 +102,8 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
         name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH``, ``lenet-wWIDTH``, ``pyramidnet-DEPTH-ALPHA``
             and ``mlp-DEPTH-WIDTH``, such as ``wrn-28-5`` or ``lenet-w0.5``. With ``+dropout`` or ``+dropoutRATE``
             behind it, such as ``wrn-16-4+dropout0.01``, there is a dropout (of rate 0.005) before every norm.
+            ``vgg-like-dropout`` (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and ``lenet5-bn-dropout`` have
+            theirs where the published networks have it.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
 
@@ -121,6 +130,10 @@ def _of_any_width(name: str) -> _Maker | None:
         return partial(LeNet, width=float(found[1]))
     if found := re.fullmatch(rf"pyramidnet-(\d+)-{_NUMBER}", name):
         return partial(PyramidNet, int(found[1]), float(found[2]))
+    if found := re.fullmatch(rf"vgg-like(?:-w{_NUMBER})?(-dropout)?", name):
+        return partial(VGGLike, width=float(found[1] or 1), dropout=found[2] is not None)
+    if name == "lenet5-bn-dropout":
+        return partial(NormLeNet5, dropout=_LENET_DROPOUT)
     if found := re.fullmatch(r"mlp-(\d+)-(\d+)", name):
         return partial(deep_mlp, int(found[1]), int(found[2]))
     return None

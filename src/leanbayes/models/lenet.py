@@ -35,6 +35,41 @@ class LeNet5(nn.Module):
         return output
 
 
+class NormLeNet5(nn.Module):
+    """The LeNet-5 of Caffe with a batch norm and a ReLU behind every layer but the last, and no biases before norms.
+
+    Args:
+        num_outputs: Number of classes or regression outputs.
+        input_shape: Channels, height and width of an image, at least 16 x 16 pixels.
+        dropout: Probability of dropping a unit in front of each linear layer in training; 0 leaves dropout out.
+    """
+
+    def __init__(
+        self,
+        num_outputs: int = 10,
+        input_shape: tuple[int, ...] = (1, 28, 28),
+        *,
+        dropout: float = 0.0,
+    ) -> None:
+        """Build the layers."""
+        super().__init__()
+        check_positive("NormLeNet5", num_outputs=num_outputs)
+        channels, height, width = check_image("NormLeNet5", input_shape, smallest=16)
+        self.features = nn.Sequential()
+        for inputs, outputs in ((channels, 20), (20, 50)):
+            self.features.extend([nn.Conv2d(inputs, outputs, 5, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()])
+            self.features.append(nn.MaxPool2d(2))
+        self.features.append(nn.Flatten(-3))
+        drop = [nn.Dropout(dropout)] if dropout > 0 else []
+        hidden = [nn.Linear(50 * _pooled(height) * _pooled(width), 500, bias=False), nn.BatchNorm1d(500), nn.ReLU()]
+        self.head = nn.Sequential(*drop, *hidden, *(nn.Dropout(one.p) for one in drop), nn.Linear(500, num_outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images ``(B, C, H, W)`` to ``(B, num_outputs)``."""
+        output: Tensor = self.head(self.features(x))
+        return output
+
+
 class LeNet(nn.Module):
     """Three convolutions with 6, 16 and 120 channels, all multiplied by ``width``.
 
