@@ -15,6 +15,8 @@ from leanbayes.experiments.suites.rank1_ablations import rank1_ablations
 from leanbayes.experiments.suites.rank1_cifar import rank1_cifar
 from leanbayes.experiments.suites.runner import run_named
 from leanbayes.experiments.suites.suite import SuiteOf
+from leanbayes.experiments.suites.variance_parameterizations import variance_parameterizations
+from leanbayes.experiments.suites.variance_table1 import variance_table1
 
 SUITES: dict[str, SuiteOf] = {
     "rank1-cifar": rank1_cifar,
@@ -25,6 +27,8 @@ SUITES: dict[str, SuiteOf] = {
     "patch-uci": patch_uci,
     "patch-overhead": patch_overhead,
     "patch-samples": patch_samples,
+    "variance-table1": variance_table1,
+    "variance-parameterizations": variance_parameterizations,
 }
 """Suites by name: functions of a `Setting`; the first line of their docstrings says what they repeat."""
 

@@ -1,0 +1,191 @@
+"""The networks of the variance paper (Neklyudov et al., 2019), trained on their own and kept for the next study.
+
+Their variance layers are a few that are named, which a `Job` cannot say; so they are trained here. A training that was
+killed goes on where it was, and a finished one is only read: its last state lies in `OUT/trained/NAME-DIGEST/seedK`,
+beside what was seen of the phase transition after every epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn, Tensor
+from typing_extensions import override
+
+from leanbayes.convert import convert
+from leanbayes.data import DataSet
+from leanbayes.experiments.config import Source
+from leanbayes.experiments.run import device_of
+from leanbayes.experiments.suites.study import Case
+from leanbayes.experiments.workshop import load
+from leanbayes.files import write_text
+from leanbayes.layers import Abs, activate, Selector
+from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS
+from leanbayes.layers.select import choose
+from leanbayes.likelihoods import Categorical
+from leanbayes.methods.mc_dropout import MCDropout
+from leanbayes.methods.variance import VarianceLayers
+from leanbayes.models import build
+from leanbayes.phase import accuracies, Transition
+from leanbayes.training import fit, Recipe
+
+FOLDER = "trained"
+ROWS_FILE = "transition.json"
+WATCHED = {"quick": 100, "short": 1000, "full": 1000}
+"""Test rows that are looked at after every epoch."""
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"abs": Abs, "softplus": nn.Softplus}
+
+Data = tuple[Tensor, Tensor]
+
+
+class Trained(NamedTuple):
+    """A trained network.
+
+    Attributes:
+        model: in eval mode, on the device of the case.
+        data: what it learned from.
+        rows: what `lb.phase.Transition` saw after each epoch; empty without variance layers.
+    """
+
+    model: nn.Module
+    data: DataSet
+    rows: list[dict[str, Any]]
+
+    def train(self, rows: int = 0) -> Data:
+        """Return training inputs and targets: all, or so many evenly spaced ones."""
+        return _some(self.data.prepared(self.data.train), rows)
+
+    def test(self, rows: int = 0) -> Data:
+        """Return test inputs and targets: all, or so many evenly spaced ones."""
+        return _some(self.data.prepared(self.data.test), rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network and how it is trained.
+
+    Attributes:
+        name: what its folder is called.
+        source: the data.
+        net: a name of `leanbayes.models`; dropout layers that it has stay on when predicting, except in front of
+            variance layers, whose own noise takes their place.
+        recipe: how it is trained; seeds come from the case.
+        method: of the variance layers; None for a network without any.
+        layers: which they are.
+        activation: what stands behind them in the place of a rectifier.
+        curvature_rows: training rows over which kappa is summed after every epoch; 0 leaves it out.
+    """
+
+    name: str
+    source: Source
+    net: str
+    recipe: Recipe
+    method: VarianceLayers | None = None
+    layers: tuple[Selector, ...] = ()
+    activation: Literal["", "abs", "softplus"] = ""
+    curvature_rows: int = 0
+
+    def make(self, data: DataSet, seed: int) -> nn.Module:
+        """Return the untrained model."""
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a zero-mean layer has no trained function to lose here
+            torch.manual_seed(seed)
+            net = build(self.net, num_outputs=data.num_outputs, input_shape=data.input_shape)
+            places = list(net.named_modules())
+            chosen = sorted(set().union(*(choose(places, layers) for layers in self.layers)))
+            without_dropout_before(net, chosen)
+            if self.activation:
+                net = activate(net, chosen, ACTIVATIONS[self.activation])
+            if any(isinstance(module, DROPOUTS) for module in net.modules()):
+                net = convert(net, MCDropout(), likelihood=Categorical())
+            if self.method is not None:
+                net = convert(net, self.method, where=chosen, likelihood=Categorical())
+            return net
+
+    def folder(self, out: Path, seed: int) -> Path:
+        """Return where its training is kept; other settings have another folder."""
+        settings = repr(replace(self, source=replace(self.source, root=None)))
+        return out / FOLDER / f"{self.name}-{hashlib.sha256(settings.encode()).hexdigest()[:12]}" / f"seed{seed}"
+
+
+def train(network: Network, case: Case, seed: int) -> Trained:
+    """Train a network, go on with its training, or read it if it is finished."""
+    data = loaded(network.source)
+    model, folder = network.make(data, seed), network.folder(case.out, seed)
+    found = Trained(model, data, [])
+    watch = None if network.method is None else Watch(folder / ROWS_FILE, found, network.curvature_rows, case)
+    fit(
+        model,
+        data.prepared(data.train),
+        replace(network.recipe, seed=seed),
+        folder=folder,
+        resume=not case.fresh,
+        callbacks=[] if watch is None else [watch],
+        progress=case.budget != "quick",
+    )
+    model.to(device_of(case.device)).eval()
+    return found._replace(rows=[] if watch is None else watch.rows)
+
+
+class Watch(Transition):
+    """Keeps on disk what is seen after every epoch; accuracies are those with noise on activations, as in the paper."""
+
+    def __init__(self, path: Path, trained: Trained, curvature_rows: int, case: Case) -> None:
+        """Go on with the rows that are there."""
+        curvature = trained.train(curvature_rows) if curvature_rows else None
+        test, threshold = trained.test(WATCHED[case.budget]), threshold_of(trained, curvature_rows)
+        super().__init__(test, curvature=curvature, threshold=threshold)
+        self.path = path
+        if path.is_file() and not case.fresh:
+            self.rows = json.loads(path.read_text(encoding="utf-8"))
+
+    @override
+    def __call__(self, state: Any) -> None:
+        self.rows = [row for row in self.rows if row["epoch"] < state.epoch]
+        super().__call__(state)
+        self.rows[-1] |= accuracies(state.model, self.test, samples=self.samples, noise="activation")
+        write_text(json.dumps(self.rows) + "\n", self.path)
+
+
+THRESHOLD = 10**1.5
+"""kappa_0 of the paper, for the loss summed over all training rows."""
+
+
+def threshold_of(trained: Trained, rows: int) -> float:
+    """Return kappa_0 for a loss that is summed over fewer rows."""
+    whole = len(trained.data.train)
+    return THRESHOLD * (min(rows, whole) or whole) / whole
+
+
+def without_dropout_before(net: nn.Module, layers: list[str]) -> None:
+    """Take dropout layers out that stand directly in front of the named layers, in the order of registration."""
+    last = ""
+    for path, module in list(net.named_modules()):
+        if isinstance(module, DROPOUTS):
+            last = path
+        elif isinstance(module, LINEAR_MAPS):
+            if last and path in layers:
+                net.set_submodule(last, nn.Identity())
+            last = ""
+
+
+@lru_cache(maxsize=1)
+def loaded(source: Source) -> DataSet:
+    """Return data; the last set is kept, since the networks of a study share theirs."""
+    return load(source)
+
+
+def _some(data: Data, rows: int) -> Data:
+    x, y = data
+    if not 0 < rows < len(x):
+        return data
+    picked = torch.arange(rows) * len(x) // rows
+    return x[picked], y[picked]

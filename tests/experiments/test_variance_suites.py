@@ -1,0 +1,187 @@
+"""The suites of variance networks: what is trained, bounds by hand, sweeps in order, and tiny runs on the digits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.convert import stochastic_layers
+from leanbayes.data import DataSet, Split
+from leanbayes.experiments.suites import SUITES
+from leanbayes.experiments.suites.runner import run
+from leanbayes.experiments.suites.study import Case
+from leanbayes.experiments.suites.suite import Setting
+from leanbayes.experiments.suites.variance_nets import threshold_of, train, Trained, without_dropout_before
+from leanbayes.experiments.suites.variance_parameterizations import bound, VERSIONS
+from leanbayes.experiments.suites.variance_settings import FIRST_DENSE, lenet, vgg, VGG_LAYERS
+from leanbayes.experiments.suites.variance_table1 import PRINTED
+from leanbayes.methods.mc_dropout import DropoutLayer
+from leanbayes.methods.variance import VarianceLayer
+
+pytest.importorskip("matplotlib")
+
+
+def images(*shape: int) -> DataSet:
+    x = torch.randint(256, (40, *shape), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    split = Split(x, torch.arange(40) % 10)
+    return DataSet("made up", "classification", split, split, tuple("abcdefghij"), "")
+
+
+def quick(tmp_path, **options) -> Setting:
+    return Setting(device="cpu", root=str(tmp_path), data=("digits",), **options)
+
+
+def paths(model: nn.Module, kind: type) -> list[str]:
+    return [path for path, layer in stochastic_layers(model) if isinstance(layer, kind)]
+
+
+# ------------------------------------------------------------------------------------ networks
+
+
+def test_full_networks_are_the_papers(tmp_path):
+    setting = Setting(budget="full", root=str(tmp_path))
+    small = lenet(setting, "one", method=lb.VarianceLayers(), layers=FIRST_DENSE)
+    large = vgg(setting, "cifar10", "two", method=lb.VarianceLayers(), layers=VGG_LAYERS)
+    assert (small.net, small.recipe.epochs, small.recipe.batch_size) == ("lenet5-bn", 200, 200)
+    assert (large.net, large.recipe.epochs, large.recipe.batch_size) == ("vgg-like-dropout", 550, 100)
+    for recipe in (small.recipe, large.recipe):
+        assert (recipe.optimizer, recipe.lr, recipe.posterior_lr) == ("adam", 1e-3, 1e-3)
+        assert (recipe.weight_decay, recipe.anneal_epochs) == (0.0, 0.0)
+    found = small.make(images(1, 28, 28), 0)
+    (only,) = (layer for _, layer in stochastic_layers(found))
+    assert tuple(only.base.weight.shape) == (500, 800)
+
+
+def test_the_vgg_has_four_variance_layers_and_dropout_elsewhere(tmp_path):
+    network = vgg(Setting(root=str(tmp_path)), "cifar10", "two", method=lb.VarianceLayers(), layers=VGG_LAYERS)
+    model = network.make(images(3, 32, 32), 0)
+    layers = [layer.base for _, layer in stochastic_layers(model) if isinstance(layer, VarianceLayer)]
+    assert [type(layer) for layer in layers] == [nn.Conv2d] * 3 + [nn.Linear]
+    # Of eight dropouts among the convolutions, two are in front of the last two; of two in the head, one remains.
+    assert len(paths(model, DropoutLayer)) == 6 + 1
+    assert sum(isinstance(module, nn.Identity) for module in model.modules()) == 3
+    assert isinstance(model.head[0], nn.Identity)
+
+
+def test_dropout_goes_only_where_a_named_layer_follows():
+    net = nn.Sequential(nn.Dropout(), nn.Linear(2, 2), nn.Dropout(), nn.ReLU(), nn.Linear(2, 2), nn.Linear(2, 2))
+    without_dropout_before(net, ["4", "5"])
+    assert [type(module).__name__ for module in net] == ["Dropout", "Linear", "Identity", "ReLU", "Linear", "Linear"]
+
+
+def test_a_finished_training_is_read_and_another_setting_has_another_folder(tmp_path):
+    network = lenet(quick(tmp_path), "one", method=lb.VarianceLayers(), layers=FIRST_DENSE, curvature_rows=20)
+    network = replace(network, recipe=replace(network.recipe, epochs=2))
+    case = Case((), tmp_path, (0,), "quick", "cpu")
+    first = train(network, case, 0)
+    assert [row["epoch"] for row in first.rows] == [1, 2]
+    assert sum(first.rows[0]["kappa"]["layers.0"]["counts"]) == 32 * 64
+    second = train(network, case, 0)
+    assert second.rows == first.rows
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    other = replace(network, method=lb.VarianceLayers(prior="ard"))
+    assert other.folder(tmp_path, 0) != network.folder(tmp_path, 0)
+    moved = replace(network, source=replace(network.source, root="elsewhere"))
+    assert moved.folder(tmp_path, 0) == network.folder(tmp_path, 0)
+
+
+def test_the_threshold_goes_with_the_rows_of_the_loss():
+    trained = Trained(nn.Identity(), images(1, 8, 8), [])
+    assert threshold_of(trained, 0) == pytest.approx(10**1.5)
+    assert threshold_of(trained, 10) == pytest.approx(10**1.5 / 4)
+    assert threshold_of(trained, 400) == pytest.approx(10**1.5)
+
+
+# ------------------------------------------------------------------------------------ the bound
+
+
+def made_model(**options) -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    return lb.convert(net, lb.VarianceLayers(**options), where=FIRST_DENSE[0])
+
+
+def made_data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(50, 4, generator=generator), torch.randint(3, (50,), generator=generator)
+
+
+def test_the_bound_without_noise_is_that_of_the_plain_network():
+    """log alpha = -20: sigma is 5e-5 of the weight, and Molchanov's formula gives 0.63576 + 10 for each of 24."""
+    model, (x, y) = made_model(init_log_alpha=-20.0), made_data()
+    found = bound(model, (x, y), passes=1)
+    nll = F.cross_entropy(lb.mean(model).eval()(x), y, reduction="sum").item()
+    k1, k2, k3 = 0.63576, 1.87320, 1.48695
+    each = k1 - k1 / (1 + math.exp(-(k2 + k3 * -20))) + 0.5 * math.log1p(math.exp(20))
+    assert found["kl"] == pytest.approx(24 * each, rel=1e-5)
+    assert found["nll"] == pytest.approx(nll / 50, rel=1e-3)
+    assert found["elbo"] == pytest.approx(-nll - 24 * each, rel=1e-4)
+
+
+def test_the_bound_averages_log_likelihoods_over_noise():
+    """By hand: b ~ N(W x, alpha (W^2)(x^2)) for every row, and the mean of log p, not the log of the mean."""
+    model, (x, y) = made_model(init_log_alpha=1.0), made_data()
+    passes = 400
+    found = bound(model, (x, y), passes=passes, batch_size=17)
+    weight, (_, norm, _, head) = model[0].base.weight.detach(), model
+    generator = torch.Generator().manual_seed(5)
+    noise = torch.randn(passes, 50, 6, generator=generator)
+    b = x @ weight.T + noise * (math.e * x.square() @ weight.square().T).sqrt()
+    with torch.no_grad():
+        logits = head(F.relu(b / math.sqrt(1 + norm.eps)))
+    each = F.cross_entropy(logits.flatten(0, 1), y.repeat(passes), reduction="none").view(passes, 50).mean(1)
+    error = each.std() / math.sqrt(passes)
+    assert found["nll"] == pytest.approx(each.mean().item(), abs=5 * math.sqrt(2) * error.item())
+
+
+def test_the_bounds_of_student_and_log_uniform_priors_agree():
+    data = made_data()
+    for log_alpha in (-3.0, 1.0):
+        one, other = (
+            bound(made_model(prior=prior, init_log_alpha=log_alpha), data, passes=1)["kl"]
+            for prior in ("log_uniform", "student")
+        )
+        assert other == pytest.approx(one, abs=24 * 0.01)  # the error of Molchanov's fit
+
+
+# ------------------------------------------------------------------------------------ tiny runs
+
+
+def test_table_1_runs_on_the_digits(tmp_path):
+    setting = quick(tmp_path)
+    outcome = run("variance-table1", SUITES["variance-table1"](setting), setting, tmp_path)
+    assert outcome.remarks == []
+    lines = outcome.says["table1-digits"]
+    assert len(lines) == 2
+    assert "deterministic" in lines[0]
+    assert "(paper: 99.4)" in lines[0]
+    assert "log alpha: layers.0" in lines[1]
+    assert (tmp_path / "studies" / "table1-digits.svg").is_file()
+
+
+def test_parameterizations_run_on_the_digits(tmp_path):
+    setting = quick(tmp_path)
+    outcome = run("variance-parameterizations", SUITES["variance-parameterizations"](setting), setting, tmp_path)
+    assert outcome.remarks == []
+    lines = outcome.says["parameterizations"]
+    assert [line.split(":")[0] for line in lines] == list(VERSIONS)
+    assert "(paper: -5.9e+02)" in lines[0]
+    assert (tmp_path / "studies" / "parameterizations.svg").is_file()
+
+
+def test_cifar_studies_are_left_out_where_the_data_are_not_here(tmp_path):
+    suite = SUITES["variance-table1"](Setting(budget="short", root=str(tmp_path)))
+    assert [study.data for study in suite.studies] == [("mnist",), ("cifar10",), ("cifar100",)]
+
+
+def test_the_papers_table_1():
+    assert PRINTED["cifar100"]["Variance"] == (76.9, 5.0, 82.2)
+    assert PRINTED["mnist"]["Variance"] == (95.9, 10.1, 99.3)
+    assert VERSIONS["Weight"].paper == {"elbo": -6.4e4, "deterministic": 81.3, "ensemble": 99.2}
