@@ -59,10 +59,12 @@ class GaussianLayer(StochasticLayer):
             wide = torch.promote_types(x.dtype, torch.float32)
             variance = self.linear(x.to(wide).square(), self.scales.square().to(wide), args, bias=False)
             noise = self.draws.activation_noise(self, variance).to(wide)
-            noisy = noise * (variance + SMALLEST_VARIANCE).sqrt()
-        if mean is not None:
-            return mean + noisy.to(mean.dtype)
-        return self.add_bias(noisy.to(_computed_in(x)))
+            std = variance.add_(SMALLEST_VARIANCE).sqrt_()  # in place: these are as large as activations
+        if mean is None:
+            return self.add_bias((noise * std).to(_computed_in(x)))
+        if mean.dtype == std.dtype:
+            return torch.addcmul(mean, noise, std)
+        return mean + (noise * std).to(mean.dtype)
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
