@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
+import json
 import math
 from dataclasses import replace
 
@@ -17,6 +20,7 @@ from leanbayes.experiments.suites import SUITES
 from leanbayes.experiments.suites.runner import run
 from leanbayes.experiments.suites.study import Case
 from leanbayes.experiments.suites.suite import Setting
+from leanbayes.experiments.suites.variance_criterion import around, factor, scaled, thresholds
 from leanbayes.experiments.suites.variance_nets import threshold_of, train, Trained, without_dropout_before
 from leanbayes.experiments.suites.variance_parameterizations import bound, VERSIONS
 from leanbayes.experiments.suites.variance_settings import FIRST_DENSE, lenet, vgg, VGG_LAYERS
@@ -25,6 +29,8 @@ from leanbayes.methods.mc_dropout import DropoutLayer
 from leanbayes.methods.variance import VarianceLayer
 
 pytest.importorskip("matplotlib")
+
+variance_attack = importlib.import_module("leanbayes.experiments.suites.variance_adversarial")
 
 
 def images(*shape: int) -> DataSet:
@@ -174,6 +180,77 @@ def test_parameterizations_run_on_the_digits(tmp_path):
     assert [line.split(":")[0] for line in lines] == list(VERSIONS)
     assert "(paper: -5.9e+02)" in lines[0]
     assert (tmp_path / "studies" / "parameterizations.svg").is_file()
+
+
+def test_the_criterion_runs_on_the_digits(tmp_path):
+    setting = quick(tmp_path)
+    outcome = run("variance-criterion", SUITES["variance-criterion"](setting), setting, tmp_path)
+    assert outcome.remarks == []
+    assert len(outcome.says["criterion"]) == 4
+    assert "weights above kappa_0" in outcome.says["criterion"][1]
+    numbers = json.loads((tmp_path / "studies" / "sparse.json").read_text())["numbers"]
+    rows = numbers["thresholds"]
+    assert [row["kappa"] for row in rows] == sorted(row["kappa"] for row in rows)
+    assert all(a["compression"] <= b["compression"] for a, b in itertools.pairwise(rows))
+    assert all(a["kept"] >= b["kept"] for a, b in itertools.pairwise(rows))
+    assert rows[0]["mean"] == rows[0]["zero"] == numbers["ensemble"]  # nothing is replaced
+    assert len(list((tmp_path / "trained").iterdir())) == 1, "the studies share one network"
+    assert (tmp_path / "studies" / "criterion.svg").is_file()
+    assert (tmp_path / "studies" / "sparse.svg").is_file()
+
+
+def test_attacks_run_on_the_digits(tmp_path):
+    setting = quick(tmp_path)
+    outcome = run("variance-adversarial", SUITES["variance-adversarial"](setting), setting, tmp_path)
+    assert outcome.remarks == []
+    curves = json.loads((tmp_path / "studies" / "adversarial.json").read_text())["numbers"]["curves"]
+    assert len(curves) == 5
+    for found in curves.values():
+        assert [len(found[name]) for name in ("success", "entropy", "accuracy")] == [6, 6, 6]
+        assert found["success"][0] == 0
+        assert all(0 <= entropy <= math.log(10) for entropy in found["entropy"])
+        assert found["success"][-1] > 0
+    assert (tmp_path / "studies" / "adversarial.svg").is_file()
+
+
+def test_full_attacks_are_the_papers(tmp_path):
+    assert (variance_attack.SAMPLES, variance_attack.MEMBERS["full"], variance_attack.STEP_SIZE["full"]) == (10, 5, 0.5)
+    data = images(3, 8, 8)
+    step = variance_attack.units_of(data).change(0.5, torch.zeros(1))
+    other = data.test.x.float() + 0.5
+    moved = (other / 255 - data.mean.view(3, 1, 1)) / data.std.view(3, 1, 1)
+    torch.testing.assert_close(data.inputs(data.test.x) + step, moved.float())
+
+
+@pytest.mark.parametrize(
+    ("means", "expected"),
+    [
+        ([0.8, 0.9, 0.88, 0.3, 0.1], (True, 3, 4, 5)),
+        ([0.8, 0.1, 0.9, 0.88, 0.1], (True, 4, 5, 5)),  # a fall that does not last is none
+        ([0.8, 0.9, 0.88, 0.85, 0.9], (False, 1, 3, 5)),
+        ([0.8], (False, 1, 1, 1)),
+    ],
+)
+def test_epochs_around_the_transition(means, expected):
+    rows = [{"epoch": k + 1, "deterministic": value} for k, value in enumerate(means)]
+    found = around(rows, 10)
+    assert (found["found"], found["before"], found["during"], found["after"]) == expected
+
+
+def test_thresholds_replace_the_shares_they_should():
+    scores = {"a": torch.arange(600.0), "b": torch.arange(600.0, 1000.0)}
+    found = thresholds(scores)
+    assert found == sorted([*(share * 1000 for share in (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995)), 999, 10**1.5])
+
+
+def test_kappa_is_that_of_all_training_rows():
+    trained = Trained(nn.Identity(), images(1, 8, 8), [])
+    assert factor(trained, 10) == 4
+    assert factor(trained, 1000) == 1
+    network = lenet(Setting(), "one", curvature_rows=4)
+    row = {"epoch": 1, "kappa": {"a": {"edges": [-1.0, 0.0], "counts": [3.0]}}}
+    assert scaled(row, trained, network)["kappa"]["a"] == {"edges": [0.0, 1.0], "counts": [3.0]}
+    assert scaled({"epoch": 1}, trained, network) == {"epoch": 1}
 
 
 def test_cifar_studies_are_left_out_where_the_data_are_not_here(tmp_path):

@@ -15,6 +15,8 @@ from leanbayes.experiments.suites.rank1_ablations import rank1_ablations
 from leanbayes.experiments.suites.rank1_cifar import rank1_cifar
 from leanbayes.experiments.suites.runner import run_named
 from leanbayes.experiments.suites.suite import SuiteOf
+from leanbayes.experiments.suites.variance_adversarial import variance_adversarial
+from leanbayes.experiments.suites.variance_criterion import variance_criterion
 from leanbayes.experiments.suites.variance_parameterizations import variance_parameterizations
 from leanbayes.experiments.suites.variance_table1 import variance_table1
 
@@ -29,6 +31,8 @@ SUITES: dict[str, SuiteOf] = {
     "patch-samples": patch_samples,
     "variance-table1": variance_table1,
     "variance-parameterizations": variance_parameterizations,
+    "variance-criterion": variance_criterion,
+    "variance-adversarial": variance_adversarial,
 }
 """Suites by name: functions of a `Setting`; the first line of their docstrings says what they repeat."""
 

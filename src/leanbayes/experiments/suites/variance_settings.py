@@ -16,7 +16,6 @@ from leanbayes.layers import first, last
 from leanbayes.training import Recipe
 
 PAPER = "Neklyudov, Molchanov, Ashukha, Vetrov, 2019: Variance Networks"
-CONVOLUTIONS = ("cifar10", "cifar100")
 ALL_OF_LENET = (first(nn.Conv2d, 2), first(nn.Linear, 3))
 FIRST_DENSE = (first(nn.Linear),)
 VGG_LAYERS = (last(nn.Conv2d, 3), first(nn.Linear))
@@ -34,7 +33,7 @@ def lenet(setting: Setting, name: str, *, dropout: bool = False, **options: obje
     behind = setting.pick(quick="+dropout0.1", short="-dropout", full="-dropout") if dropout else ""
     recipe = setting.pick(
         quick=_adam(epochs=6, batch_size=20, lr=3e-3, posterior_lr=0.15),
-        short=_adam(epochs=60, batch_size=200, posterior_lr=3e-3),
+        short=_adam(epochs=60, batch_size=200, posterior_lr=1e-2),
         full=_adam(epochs=200, batch_size=200, posterior_lr=1e-3),
     )
     source = setting.source(digits_name(setting), quick_rows=QUICK_ROWS)
@@ -46,7 +45,7 @@ def vgg(setting: Setting, data: str, name: str, *, dropout: bool = True, **optio
     net = setting.pick(quick="vgg-like-w0.125", short="vgg-like", full="vgg-like") + ("-dropout" if dropout else "")
     recipe = setting.pick(
         quick=_adam(epochs=2, batch_size=20, posterior_lr=0.5),
-        short=_adam(epochs=60, batch_size=100, posterior_lr=3e-3, augment="crop_flip"),
+        short=_adam(epochs=60, batch_size=100, posterior_lr=1e-2, augment="crop_flip"),
         full=_adam(epochs=550, batch_size=100, posterior_lr=1e-3, augment="crop_flip"),
     )
     source = setting.source(data, quick_rows=QUICK_IMAGES)
