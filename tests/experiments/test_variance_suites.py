@@ -43,6 +43,12 @@ def quick(tmp_path, **options) -> Setting:
     return Setting(device="cpu", root=str(tmp_path), data=("digits",), **options)
 
 
+@pytest.fixture
+def tiny(monkeypatch):
+    """Make every training two epochs long."""
+    monkeypatch.setattr(Setting, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
+
+
 def paths(model: nn.Module, kind: type) -> list[str]:
     return [path for path, layer in stochastic_layers(model) if isinstance(layer, kind)]
 
@@ -87,7 +93,7 @@ def test_a_finished_training_is_read_and_another_setting_has_another_folder(tmp_
     case = Case((), tmp_path, (0,), "quick", "cpu")
     first = train(network, case, 0)
     assert [row["epoch"] for row in first.rows] == [1, 2]
-    assert sum(first.rows[0]["kappa"]["layers.0"]["counts"]) == 32 * 64
+    assert sum(first.rows[0]["kappa"]["layers.0"]["counts"]) == 500 * 64
     second = train(network, case, 0)
     assert second.rows == first.rows
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
@@ -160,6 +166,7 @@ def test_the_bounds_of_student_and_log_uniform_priors_agree():
 # ------------------------------------------------------------------------------------ tiny runs
 
 
+@pytest.mark.usefixtures("tiny")
 def test_table_1_runs_on_the_digits(tmp_path):
     setting = quick(tmp_path)
     outcome = run("variance-table1", SUITES["variance-table1"](setting), setting, tmp_path)
@@ -172,6 +179,7 @@ def test_table_1_runs_on_the_digits(tmp_path):
     assert (tmp_path / "studies" / "table1-digits.svg").is_file()
 
 
+@pytest.mark.usefixtures("tiny")
 def test_parameterizations_run_on_the_digits(tmp_path):
     setting = quick(tmp_path)
     outcome = run("variance-parameterizations", SUITES["variance-parameterizations"](setting), setting, tmp_path)
@@ -182,6 +190,7 @@ def test_parameterizations_run_on_the_digits(tmp_path):
     assert (tmp_path / "studies" / "parameterizations.svg").is_file()
 
 
+@pytest.mark.usefixtures("tiny")
 def test_the_criterion_runs_on_the_digits(tmp_path):
     setting = quick(tmp_path)
     outcome = run("variance-criterion", SUITES["variance-criterion"](setting), setting, tmp_path)
@@ -199,6 +208,7 @@ def test_the_criterion_runs_on_the_digits(tmp_path):
     assert (tmp_path / "studies" / "sparse.svg").is_file()
 
 
+@pytest.mark.usefixtures("tiny")
 def test_attacks_run_on_the_digits(tmp_path):
     setting = quick(tmp_path)
     outcome = run("variance-adversarial", SUITES["variance-adversarial"](setting), setting, tmp_path)

@@ -41,6 +41,9 @@ ROWS_FILE = "transition.json"
 WATCHED = {"quick": 100, "short": 1000, "full": 1000}
 """Test rows that are looked at after every epoch."""
 
+QUICK_LOOKS = 20
+"""Looks in a training of the quick budget, which has many short epochs."""
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {"abs": Abs, "softplus": nn.Softplus}
 
 Data = tuple[Tensor, Tensor]
@@ -121,7 +124,7 @@ def train(network: Network, case: Case, seed: int) -> Trained:
     data = loaded(network.source)
     model, folder = network.make(data, seed), network.folder(case.out, seed)
     found = Trained(model, data, [])
-    watch = None if network.method is None else Watch(folder / ROWS_FILE, found, network.curvature_rows, case)
+    watch = None if network.method is None else Watch(folder / ROWS_FILE, found, network, case)
     fit(
         model,
         data.prepared(data.train),
@@ -138,11 +141,13 @@ def train(network: Network, case: Case, seed: int) -> Trained:
 class Watch(Transition):
     """Keeps on disk what is seen after every epoch; accuracies are those with noise on activations, as in the paper."""
 
-    def __init__(self, path: Path, trained: Trained, curvature_rows: int, case: Case) -> None:
+    def __init__(self, path: Path, trained: Trained, network: Network, case: Case) -> None:
         """Go on with the rows that are there."""
-        curvature = trained.train(curvature_rows) if curvature_rows else None
-        test, threshold = trained.test(WATCHED[case.budget]), threshold_of(trained, curvature_rows)
-        super().__init__(test, curvature=curvature, threshold=threshold)
+        rows = network.curvature_rows
+        curvature = trained.train(rows) if rows else None
+        test, threshold = trained.test(WATCHED[case.budget]), threshold_of(trained, rows)
+        every = max(1, network.recipe.epochs // QUICK_LOOKS) if case.budget == "quick" else 1
+        super().__init__(test, curvature=curvature, threshold=threshold, every=every)
         self.path = path
         if path.is_file() and not case.fresh:
             self.rows = json.loads(path.read_text(encoding="utf-8"))
@@ -150,7 +155,10 @@ class Watch(Transition):
     @override
     def __call__(self, state: Any) -> None:
         self.rows = [row for row in self.rows if row["epoch"] < state.epoch]
+        seen = len(self.rows)
         super().__call__(state)
+        if len(self.rows) == seen:
+            return
         self.rows[-1] |= accuracies(state.model, self.test, samples=self.samples, noise="activation")
         write_text(json.dumps(self.rows) + "\n", self.path)
 

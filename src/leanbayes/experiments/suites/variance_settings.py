@@ -2,8 +2,9 @@
 
 The paper: Adam at 1e-3, linearly to zero, batches of 200 for 200 epochs on MNIST and of 100 for 550 epochs on CIFAR.
 Ours goes to zero along a cosine, which has the same mean rate. The KL has its full weight from the start: it drives
-log alpha up by about the learning rate at every step, so that of alpha decides when the phase transition comes. In full
-it is that of the weights (0.3 in an epoch on MNIST); shorter trainings take a larger one to come as far.
+log alpha up by about its learning rate at every step until the noise costs as much likelihood; from there log alpha
+grows as fast as the weights learn to do without means. So both rates decide when the phase transition comes. In full
+both are the paper's; shorter trainings take larger ones to come as far.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ PAPER = "Neklyudov, Molchanov, Ashukha, Vetrov, 2019: Variance Networks"
 ALL_OF_LENET = (first(nn.Conv2d, 2), first(nn.Linear, 3))
 FIRST_DENSE = (first(nn.Linear),)
 VGG_LAYERS = (last(nn.Conv2d, 3), first(nn.Linear))
-QUICK_ROWS, QUICK_IMAGES = 400, 200
+QUICK_ROWS, QUICK_IMAGES = 1000, 200
 
 
 def digits_name(setting: Setting) -> str:
@@ -28,12 +29,12 @@ def digits_name(setting: Setting) -> str:
 
 
 def lenet(setting: Setting, name: str, *, dropout: bool = False, **options: object) -> Network:
-    """Return a LeNet-5 with norms; in quick, three linear layers with norms. Options are fields of `Network`."""
-    net = setting.pick(quick="mlp-3-32", short="lenet5-bn", full="lenet5-bn")
+    """Return a LeNet-5 with norms; in quick, two linear layers with a norm. Options are fields of `Network`."""
+    net = setting.pick(quick="mlp-2-500", short="lenet5-bn", full="lenet5-bn")
     behind = setting.pick(quick="+dropout0.1", short="-dropout", full="-dropout") if dropout else ""
     recipe = setting.pick(
-        quick=_adam(epochs=6, batch_size=20, lr=3e-3, posterior_lr=0.15),
-        short=_adam(epochs=60, batch_size=200, posterior_lr=1e-2),
+        quick=_adam(epochs=100, batch_size=50, lr=2e-2, posterior_lr=0.1),
+        short=_adam(epochs=60, batch_size=200, lr=5e-3, posterior_lr=2e-2),
         full=_adam(epochs=200, batch_size=200, posterior_lr=1e-3),
     )
     source = setting.source(digits_name(setting), quick_rows=QUICK_ROWS)
