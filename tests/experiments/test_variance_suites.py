@@ -263,6 +263,16 @@ def test_kappa_is_that_of_all_training_rows():
     assert scaled({"epoch": 1}, trained, network) == {"epoch": 1}
 
 
+def test_suites_share_the_networks_of_cifar(tmp_path):
+    setting = Setting(budget="short", root=str(tmp_path))
+    tables, figures, attacks = (SUITES[f"variance-{name}"](setting) for name in ("table1", "criterion", "adversarial"))
+    figure = figures.studies[0].measure.keywords["network"]
+    ours = {network.folder(tmp_path, 0) for network in tables.studies[1].measure.keywords["networks"].values()}
+    theirs = attacks.studies[0].measure.keywords["networks"]
+    assert figure.folder(tmp_path, 0) in ours
+    assert {theirs[name].folder(tmp_path, 0) for name in ("dropout", "variance")} == ours
+
+
 def test_cifar_studies_are_left_out_where_the_data_are_not_here(tmp_path):
     suite = SUITES["variance-table1"](Setting(budget="short", root=str(tmp_path)))
     assert [study.data for study in suite.studies] == [("mnist",), ("cifar10",), ("cifar100",)]
