@@ -18,7 +18,7 @@ from leanbayes.training import Recipe
         ({"devices": True}, "expected devices to be a whole number of at least 1, got True"),
         ({"optimizer": "lion"}, "expected optimizer to be one of sgd, adam, got 'lion'"),
         ({"optimizer": "adam"}, "expected lr to be below 0.1 for adam, got 0.1; 1e-3 is usual"),
-        ({"schedule": "exp"}, "expected schedule to be one of cosine, step, linear, constant, got 'exp'"),
+        ({"schedule": "exp"}, "expected schedule to be one of cosine, step, linear, straight, constant, got 'exp'"),
         ({"posterior_schedule": "x"}, "expected posterior_schedule to be one of same, constant, got 'x'"),
         ({"aggregate": "sum"}, "expected aggregate to be one of average, mixture, got 'sum'"),
         ({"aggregate": "mixture"}, "expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or"),

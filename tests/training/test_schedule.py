@@ -31,6 +31,11 @@ def test_linear_is_the_implicit_paper_s():
     assert [schedule.rate(recipe, t) for t in wanted] == pytest.approx(list(wanted.values()))
 
 
+def test_straight_goes_down_to_zero_in_a_line():
+    recipe = short(epochs=11, schedule="straight", warmup_epochs=1)
+    assert [schedule.rate(recipe, t) for t in (0.5, 1, 6, 11)] == pytest.approx([0.5, 1, 0.5, 0])
+
+
 def test_constant_stays_and_a_posterior_may_stay_while_weights_go_down():
     assert {schedule.rate(short(schedule="constant"), t) for t in (0, 1.5, 2.9)} == {1}
     recipe = short(epochs=10, posterior_schedule="constant", warmup_epochs=2)

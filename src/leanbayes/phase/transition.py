@@ -17,6 +17,7 @@ from leanbayes.inputs import Inputs
 from leanbayes.methods.variance import VarianceLayer
 from leanbayes.phase.criterion import kappa
 from leanbayes.phase.procedures import accuracies
+from leanbayes.predict import Noise
 
 SMALLEST = 1e-25
 """What stands for a kappa of zero, as in the paper's histograms."""
@@ -40,6 +41,7 @@ class Transition:
         samples: draws of the ensemble.
         threshold: kappa from which a weight needs sampling; 10^1.5 in the paper.
         every: look after every so many epochs.
+        noise: of the draws: sampled weights, or "activation" as the paper evaluates.
 
     Attributes:
         rows: one record for each look, as JSON can hold it.
@@ -58,10 +60,11 @@ class Transition:
         samples: int = 10,
         threshold: float = 10**1.5,
         every: int = 1,
+        noise: Noise = "function",
     ) -> None:
         """Take the data; nothing is looked at before the first epoch ends."""
         self.test, self.curvature = test, curvature
-        self.samples, self.threshold, self.every = samples, threshold, every
+        self.samples, self.threshold, self.every, self.noise = samples, threshold, every, noise
         self.rows: list[dict[str, Any]] = []
 
     def __call__(self, state: Epoch) -> None:
@@ -69,13 +72,16 @@ class Transition:
         layers = {p: layer for p, layer in stochastic_layers(state.model) if isinstance(layer, VarianceLayer)}
         if state.epoch % self.every or not layers:
             return
-        row: dict[str, Any] = {"epoch": state.epoch, **accuracies(state.model, self.test, samples=self.samples)}
+        row: dict[str, Any] = {"epoch": state.epoch, **self._accuracies(state.model)}
         row["log_alpha"] = {path: float(layer.log_alpha.detach().mean()) for path, layer in layers.items()}
         if self.curvature is not None:
             found = kappa(state.model, self.curvature)
             row["kappa"] = {path: histogram(values) for path, values in found.items()}
             row["sampled"] = {path: int((values > self.threshold).sum()) for path, values in found.items()}
         self.rows.append(row)
+
+    def _accuracies(self, model: nn.Module) -> dict[str, float]:
+        return accuracies(model, self.test, samples=self.samples, noise=self.noise)
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Draw accuracies over epochs, log alpha below, and where it was measured the number of weights above kappa.

@@ -8,7 +8,7 @@ from typing import Any, get_args, Literal
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_positive
 
 Optimizer = Literal["sgd", "adam"]
-Schedule = Literal["cosine", "step", "linear", "constant"]
+Schedule = Literal["cosine", "step", "linear", "straight", "constant"]
 PosteriorSchedule = Literal["same", "constant"]
 Aggregate = Literal["average", "mixture"]
 Augment = Literal["none", "flip", "crop", "crop_flip"]
@@ -31,7 +31,7 @@ class Recipe:
         momentum: of SGD.
         weight_decay: of the weights; posteriors do not decay.
         schedule: "cosine" to zero; "step" by `decay` at each of `milestones`; "linear", constant for half of the
-            epochs, then down to 1 % at nine tenths of them; "constant".
+            epochs, then down to 1 % at nine tenths of them; "straight" down to zero; "constant".
         posterior_schedule: "same" as the weights', or "constant" (as the implicit-nodes paper has it).
         milestones: epochs of the steps; () is 30, 60 and 80 % of the epochs.
         decay: factor of each step.

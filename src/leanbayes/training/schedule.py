@@ -21,8 +21,11 @@ def rate(recipe: Recipe, progress: float) -> float:
     """Return the factor of the learning rate of the weights after `progress` epochs."""
     if progress < recipe.warmup_epochs:
         return progress / recipe.warmup_epochs
+    share = (progress - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
     if recipe.schedule == "cosine":
-        return cosine((progress - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs))
+        return cosine(share)
+    if recipe.schedule == "straight":
+        return max(0.0, 1 - share)
     if recipe.schedule == "step":
         return steps(progress, recipe.steps_down, recipe.decay)
     return linear(progress / recipe.epochs) if recipe.schedule == "linear" else 1.0

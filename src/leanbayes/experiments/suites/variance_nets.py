@@ -33,7 +33,7 @@ from leanbayes.likelihoods import Categorical
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.variance import VarianceLayers
 from leanbayes.models import build
-from leanbayes.phase import accuracies, Transition
+from leanbayes.phase import Transition
 from leanbayes.training import fit, Recipe
 
 FOLDER = "trained"
@@ -147,7 +147,7 @@ class Watch(Transition):
         curvature = trained.train(rows) if rows else None
         test, threshold = trained.test(WATCHED[case.budget]), threshold_of(trained, rows)
         every = max(1, network.recipe.epochs // QUICK_LOOKS) if case.budget == "quick" else 1
-        super().__init__(test, curvature=curvature, threshold=threshold, every=every)
+        super().__init__(test, curvature=curvature, threshold=threshold, every=every, noise="activation")
         self.path = path
         if path.is_file() and not case.fresh:
             self.rows = json.loads(path.read_text(encoding="utf-8"))
@@ -157,10 +157,8 @@ class Watch(Transition):
         self.rows = [row for row in self.rows if row["epoch"] < state.epoch]
         seen = len(self.rows)
         super().__call__(state)
-        if len(self.rows) == seen:
-            return
-        self.rows[-1] |= accuracies(state.model, self.test, samples=self.samples, noise="activation")
-        write_text(json.dumps(self.rows) + "\n", self.path)
+        if len(self.rows) > seen:
+            write_text(json.dumps(self.rows) + "\n", self.path)
 
 
 THRESHOLD = 10**1.5
