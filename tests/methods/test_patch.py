@@ -353,3 +353,16 @@ def test_several_samples_are_several_draws(method):
     mixture = lb.elbo(bnn, X, Y, num_data=8, samples=4, aggregate="mixture")
     each = mixture.outputs.view(4, 8, 2).log_softmax(2)[:, torch.arange(8), Y]
     torch.testing.assert_close(mixture.nll, (math.log(4) - each.logsumexp(0)).mean())
+
+
+@pytest.mark.parametrize("mixing", ["uniform", "learned"])
+@pytest.mark.parametrize("crossed", [False, True])
+def test_autocast_rounds_neither_copies_nor_divergence(crossed, mixing):
+    bnn = lb.convert(small_net(), lb.ModelPatch(crossed=crossed, mixing=mixing))
+    plain, divergence = lb.draw(bnn, index=3), lb.kl(bnn)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded, inside = lb.draw(bnn, index=3), lb.kl(bnn)
+    for one, other in zip(plain.parameters(), rounded.parameters(), strict=True):
+        torch.testing.assert_close(other, one, atol=0, rtol=1e-6)
+    assert inside.dtype == torch.float32
+    torch.testing.assert_close(inside, divergence)

@@ -79,6 +79,9 @@ def test_wrong_scores_are_refused():
         lb.phase.sparsify(knower(), {"head": torch.zeros(2)}, 1.0)
     with pytest.raises(ValueError, match="instead to be one of mean, zero"):
         lb.phase.sparsify(knower(), {"0": torch.zeros(32, 4)}, 1.0, instead="median")
+    alone = lb.convert(nn.Linear(4, 3), lb.VarianceLayers())
+    with pytest.raises(ValueError, match="the model is itself a variance layer; put it into"):
+        lb.phase.zero_means(alone)
 
 
 def test_sparse_variational_dropout_prunes_by_log_alpha():

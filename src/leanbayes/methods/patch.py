@@ -90,13 +90,14 @@ class PatchLayer(StochasticLayer):
     def kl_of(cls, layers: Sequence[Self]) -> Tensor:
         method = layers[0].method
         precisions = torch.cat([layer.posterior.precisions for layer in layers])
-        if method.mixing == "uniform":
-            centres = torch.cat([layer._centre() for layer in layers]).float()
-            apart = torch.cat([layer.posterior.contrasts for layer in layers], 1).float()
-            return 0.5 * (precisions @ (centres.square() + apart.square().sum(0) / method.components))
-        squares = torch.cat([layer.probabilities @ layer.every_copy().square() for layer in layers]).float()
-        surprises = torch.stack([layer._surprise() for layer in layers])
-        return 0.5 * (precisions @ squares) + surprises.sum()
+        with layers[0]._exact():
+            if method.mixing == "uniform":
+                centres = torch.cat([layer._centre() for layer in layers]).float()
+                apart = torch.cat([layer.posterior.contrasts for layer in layers], 1).float()
+                return 0.5 * (precisions @ (centres.square() + apart.square().sum(0) / method.components))
+            squares = torch.cat([layer.probabilities @ layer.every_copy().square() for layer in layers]).float()
+            surprises = torch.stack([layer._surprise() for layer in layers])
+            return 0.5 * (precisions @ squares) + surprises.sum()
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
@@ -108,7 +109,8 @@ class PatchLayer(StochasticLayer):
     def sample(self, rows: int) -> dict[str, Tensor]:
         """Return the "weight" and "bias" (R, ...), R = 1 unless several draws are fixed."""
         noise = self.draws.read(self, rows).noise
-        flat = self._average()[None] if noise is None else self._choose(pick_between(noise[0], self._cuts()))
+        with self._exact():
+            flat = self._average()[None] if noise is None else self._choose(pick_between(noise[0], self._cuts()))
         parts = zip(self.names, torch.split(flat, self.sizes, 1), strict=True)
         likes = {name: getattr(self.base, name) for name in self.names}
         return {name: part.view(-1, *likes[name].shape).to(likes[name].dtype) for name, part in parts}
@@ -133,6 +135,10 @@ class PatchLayer(StochasticLayer):
         """Return the K copies of weight and bias in a row, or those of the indices (R,): (K, n)."""
         basis: Tensor = self.posterior.basis if index is None else self.posterior.basis[index]
         return torch.addmm(self._centre(), basis, self.posterior.contrasts)
+
+    def _exact(self) -> torch.autocast:
+        """Return a context in which products of copies are not rounded: autocast would take them for layers."""
+        return torch.autocast(self.posterior.contrasts.device.type, enabled=False)
 
     def _centre(self) -> Tensor:
         """Return weight and bias of the plain layer in a row: (n,)."""

@@ -101,5 +101,7 @@ def additive(layer: VarianceLayer) -> VarianceLayer:
 
 def put(model: nn.Module, path: str, layer: nn.Module) -> None:
     """Register a layer in the place of another."""
+    if not path:
+        raise ValueError("the model is itself a variance layer; put it into an nn.Sequential, and convert that")
     owner, _, name = path.rpartition(".")
     setattr(model.get_submodule(owner), name, layer)
