@@ -28,8 +28,8 @@ Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]
 
 HISTOGRAM_BINS = 30
-PREDICTED_ROWS = 512
-"""Rows of the prediction whose cost is measured, at least: on few rows it would be the cost of calling."""
+PREDICTED_ROWS, PREDICTED_ROWS_ON_CPU = 4096, 512
+"""Rows of the prediction whose cost is measured, at least: on few rows it would be the cost of launching kernels."""
 
 LEVELS = tuple(level / 20 for level in range(1, 20))
 """Levels of the intervals whose coverage is drawn for regression."""
@@ -163,7 +163,9 @@ class _Judge:
     def cost(self, plain: nn.Module, test: Data, compiled: bool) -> Cost:
         """Measure the cost of a training step on a batch, and of a prediction on more rows."""
         if isinstance(test, tuple):
-            rows, wanted = leading_rows(test[0]) or 0, max(self.batch_size, PREDICTED_ROWS)
+            on_cpu = next(plain.parameters()).device.type == "cpu"
+            rows = leading_rows(test[0]) or 0
+            wanted = max(self.batch_size, PREDICTED_ROWS_ON_CPU if on_cpu else PREDICTED_ROWS)
             x, y = slice_rows(test[0], rows, 0, wanted), test[1][:wanted]
         else:
             x, y = next(iter(test if isinstance(test, DataLoader) else DataLoader(test, batch_size=self.batch_size)))

@@ -45,7 +45,7 @@ def vgg(setting: Setting, data: str, name: str, *, dropout: bool = True, **optio
     net = setting.pick(quick="vgg-like-w0.125", short="vgg-like", full="vgg-like") + ("-dropout" if dropout else "")
     recipe = setting.pick(
         quick=_adam(epochs=2, batch_size=20, posterior_lr=0.5),
-        short=_adam(epochs=60, batch_size=100, posterior_lr=1e-2, augment="crop_flip"),
+        short=_adam(epochs=30, batch_size=250, lr=2e-3, posterior_lr=2e-2, augment="crop_flip"),
         full=_adam(epochs=550, batch_size=100, posterior_lr=1e-3, augment="crop_flip"),
     )
     source = setting.source(data, quick_rows=QUICK_IMAGES)
