@@ -13,11 +13,12 @@ from leanbayes.models.vgg import CIFAR_HEAD, Head
 
 LIGHT = ["mlp", "regression", "small", "lenet", "lenet5", "vgg11", "resnet18", "wrn-16-2", "pyramidnet-14-20"]
 LIGHT += ["lenet5-bn", "vgg-like-w0.125", "vgg-like-w0.125-dropout"]
+LIGHT += ["vgg11-bn-w0.25", "mobilenetv2-w0.25", "resnext-11-2x4d"]
 NEED_32_PIXELS = {"lenet", "lenet5", "vgg11", "vgg16"}
 
 
 def image_shape(name: str) -> tuple[int, int, int]:
-    side = 32 if name in NEED_32_PIXELS or name.startswith(("vgg-like", "lenet5-bn")) else 8
+    side = 32 if name in NEED_32_PIXELS or name.startswith(("vgg-like", "vgg11-bn", "lenet5-bn")) else 8
     return (3, side, side)
 
 
@@ -309,7 +310,7 @@ def test_names_are_unique_and_complete():
     assert set(models.names()) == {
         *("mlp", "small", "lenet", "lenet5", "vgg11", "vgg16", "resnet18", "resnet50"),
         *("wrn-16-2", "wrn-16-4", "wrn-28-10", "pyramidnet-110-270", "mlp-100-100", "regression"),
-        *("lenet5-bn", "vgg-like"),
+        *("lenet5-bn", "vgg-like", "vgg11-bn", "mobilenetv2", "resnext-29-2x64d"),
     }
 
 
@@ -343,7 +344,8 @@ def test_mlp_of_any_depth_and_width():
     "name",
     [
         *("wrn-16-", "wrn-16-x", "wrn-16--1", "lenet-w", "lenet-2", "wrn-16-1.", "wrn-16-1e3"),
-        *("pyramidnet-110", "pyramidnet-110-x", "mlp-3", "mlp-3-1.5"),
+        *("pyramidnet-110", "pyramidnet-110-x", "mlp-3", "mlp-3-1.5", "vgg11-w0.5", "vgg11-bn-w", "vgg11-bn-0.5"),
+        *("mobilenetv2-0.5", "mobilenetv2-w", "resnext-29", "resnext-29-2x64", "resnext-29-2x6.4d", "unet"),
     ],
 )
 def test_names_that_almost_fit_are_refused(name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
@@ -11,11 +12,14 @@ from torch import nn
 from leanbayes.models.dropout import dropout_before_norms
 from leanbayes.models.lenet import LeNet, LeNet5, NormLeNet5
 from leanbayes.models.mlp import deep_mlp, MLP
+from leanbayes.models.mobilenet import MobileNetV2
 from leanbayes.models.pyramidnet import PyramidNet
 from leanbayes.models.regression import RegressionNet
 from leanbayes.models.resnet import ResNet, resnet18, resnet50
+from leanbayes.models.resnext import ResNeXt
 from leanbayes.models.small import SmallConvNet
-from leanbayes.models.vgg import VGG, vgg11, vgg16
+from leanbayes.models.unet import UNet
+from leanbayes.models.vgg import VGG, vgg11, vgg11_bn, vgg16
 from leanbayes.models.vgg_like import vgg_like, VGGLike
 from leanbayes.models.wide_resnet import WideResNet
 
@@ -24,11 +28,14 @@ __all__ = [
     "VGG",
     "LeNet",
     "LeNet5",
+    "MobileNetV2",
     "NormLeNet5",
     "PyramidNet",
     "RegressionNet",
+    "ResNeXt",
     "ResNet",
     "SmallConvNet",
+    "UNet",
     "VGGLike",
     "WideResNet",
     "build",
@@ -39,6 +46,7 @@ __all__ = [
     "resnet18",
     "resnet50",
     "vgg11",
+    "vgg11_bn",
     "vgg16",
     "vgg_like",
 ]
@@ -66,20 +74,47 @@ _MAKERS: tuple[tuple[str, _Maker], ...] = (
     ("lenet5", LeNet5),
     ("lenet5-bn", NormLeNet5),
     ("mlp-100-100", partial(deep_mlp, 100, 100)),
+    ("mobilenetv2", MobileNetV2),
     ("vgg11", vgg11),
+    ("vgg11-bn", vgg11_bn),
     ("vgg16", vgg16),
     ("vgg-like", vgg_like),
     ("resnet18", resnet18),
     ("resnet50", resnet50),
+    ("resnext-29-2x64d", partial(ResNeXt, 29, 2, 64)),
     ("wrn-16-2", partial(WideResNet, 16, 2)),
     ("wrn-16-4", partial(WideResNet, 16, 4)),
     ("wrn-28-10", partial(WideResNet, 28, 10)),
     ("pyramidnet-110-270", partial(PyramidNet, 110, 270)),
 )
 
-
 _LENET_DROPOUT = 0.5
 _NUMBER = r"(\d+(?:\.\d+)?)"
+
+_FORMS: tuple[tuple[str, str, Callable[..., _Maker]], ...] = (
+    ("wrn-DEPTH-WIDTH", rf"wrn-(\d+)-{_NUMBER}", lambda depth, width: partial(WideResNet, int(depth), float(width))),
+    ("lenet-wWIDTH", rf"lenet-w{_NUMBER}", lambda width: partial(LeNet, width=float(width))),
+    (
+        "pyramidnet-DEPTH-ALPHA",
+        rf"pyramidnet-(\d+)-{_NUMBER}",
+        lambda depth, alpha: partial(PyramidNet, int(depth), float(alpha)),
+    ),
+    ("mlp-DEPTH-WIDTH", r"mlp-(\d+)-(\d+)", lambda depth, width: partial(deep_mlp, int(depth), int(width))),
+    ("vgg11-bn-wWIDTH", rf"vgg11-bn-w{_NUMBER}", lambda width: partial(vgg11_bn, width=float(width))),
+    (
+        "vgg-like-wWIDTH",
+        rf"vgg-like(?:-w{_NUMBER})?(-dropout)?",
+        lambda width, dropout: partial(VGGLike, width=float(width or 1), dropout=dropout is not None),
+    ),
+    ("mobilenetv2-wWIDTH", rf"mobilenetv2-w{_NUMBER}", lambda width: partial(MobileNetV2, width=float(width))),
+    (
+        "resnext-DEPTH-GROUPSxWIDTHd",
+        r"resnext-(\d+)-(\d+)x(\d+)d",
+        lambda depth, groups, width: partial(ResNeXt, int(depth), int(groups), int(width)),
+    ),
+    ("lenet5-bn-dropout", "lenet5-bn-dropout", lambda: partial(NormLeNet5, dropout=_LENET_DROPOUT)),
+)
+"""Names of any width: how one reads, its pattern, and what makes the network from the pattern's groups."""
 
 
 def names() -> list[str]:
@@ -99,9 +134,10 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     VGG and ResNet take their CIFAR form for images of at most 64 pixels, else the ImageNet form.
 
     Args:
-        name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH``, ``lenet-wWIDTH``, ``pyramidnet-DEPTH-ALPHA``
-            and ``mlp-DEPTH-WIDTH``, such as ``wrn-28-5`` or ``lenet-w0.5``. With ``+dropout`` or ``+dropoutRATE``
-            behind it, such as ``wrn-16-4+dropout0.01``, there is a dropout (of rate 0.005) before every norm.
+        name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH``, ``lenet-wWIDTH``, ``pyramidnet-DEPTH-ALPHA``,
+            ``mlp-DEPTH-WIDTH``, ``vgg11-bn-wWIDTH``, ``mobilenetv2-wWIDTH`` and ``resnext-DEPTH-GROUPSxWIDTHd``, such
+            as ``wrn-28-5``, ``lenet-w0.5`` or ``resnext-29-8x64d``. With ``+dropout`` or ``+dropoutRATE`` behind it,
+            such as ``wrn-16-4+dropout0.01``, there is a dropout (of rate 0.005) before every norm.
             ``vgg-like-dropout`` (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and ``lenet5-bn-dropout`` have
             theirs where the published networks have it.
         num_outputs: Number of classes or regression outputs.
@@ -116,24 +152,15 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     make = dict(_MAKERS).get(name) or _of_any_width(name)
     if make is None:
         raise ValueError(
-            f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a width of your own: "
-            "wrn-DEPTH-WIDTH, lenet-wWIDTH, pyramidnet-DEPTH-ALPHA, mlp-DEPTH-WIDTH; with +dropout or +dropoutRATE "
-            "behind the name for dropout before every norm."
+            f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a size of your own: "
+            f"{', '.join(form for form, _, _ in _FORMS)}; with +dropout or +dropoutRATE behind the name for dropout "
+            "before every norm."
         )
     return make(num_outputs=num_outputs, input_shape=input_shape)
 
 
 def _of_any_width(name: str) -> _Maker | None:
-    if found := re.fullmatch(rf"wrn-(\d+)-{_NUMBER}", name):
-        return partial(WideResNet, int(found[1]), float(found[2]))
-    if found := re.fullmatch(rf"lenet-w{_NUMBER}", name):
-        return partial(LeNet, width=float(found[1]))
-    if found := re.fullmatch(rf"pyramidnet-(\d+)-{_NUMBER}", name):
-        return partial(PyramidNet, int(found[1]), float(found[2]))
-    if found := re.fullmatch(rf"vgg-like(?:-w{_NUMBER})?(-dropout)?", name):
-        return partial(VGGLike, width=float(found[1] or 1), dropout=found[2] is not None)
-    if name == "lenet5-bn-dropout":
-        return partial(NormLeNet5, dropout=_LENET_DROPOUT)
-    if found := re.fullmatch(r"mlp-(\d+)-(\d+)", name):
-        return partial(deep_mlp, int(found[1]), int(found[2]))
+    for _, pattern, maker in _FORMS:
+        if found := re.fullmatch(pattern, name):
+            return maker(*found.groups())
     return None

@@ -1,18 +1,18 @@
-"""Convolutions as the residual networks use them: no bias, since a batch norm stands near."""
+"""Convolutions as most of the networks use them: no bias, since a batch norm stands near."""
 
 from __future__ import annotations
 
 from torch import nn
 
 
-def conv(channels: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Conv2d:
+def conv(channels: int, outputs: int, kernel: int = 3, stride: int = 1, *, groups: int = 1) -> nn.Conv2d:
     """Make a bias-free convolution that keeps the image size up to its stride."""
-    return nn.Conv2d(channels, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return nn.Conv2d(channels, outputs, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
 
 
-def conv_norm(channels: int, outputs: int, kernel: int = 3, stride: int = 1) -> nn.Sequential:
+def conv_norm(channels: int, outputs: int, kernel: int = 3, stride: int = 1, *, groups: int = 1) -> nn.Sequential:
     """Make a bias-free convolution followed by its batch norm."""
-    return nn.Sequential(conv(channels, outputs, kernel, stride), nn.BatchNorm2d(outputs))
+    return nn.Sequential(conv(channels, outputs, kernel, stride, groups=groups), nn.BatchNorm2d(outputs))
 
 
 def init_convolutions(network: nn.Module) -> None:
