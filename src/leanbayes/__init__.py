@@ -7,6 +7,7 @@ from leanbayes import models as models
 from leanbayes import phase as phase
 from leanbayes import recalibrate as recalibrate
 from leanbayes import shift as shift
+from leanbayes import slim as slim
 from leanbayes.checkpoint import load as load
 from leanbayes.checkpoint import save as save
 from leanbayes.convert import convert as convert
@@ -23,6 +24,7 @@ from leanbayes.methods.ensemble import Ensemble as Ensemble
 from leanbayes.methods.implicit import ImplicitNodes as ImplicitNodes
 from leanbayes.methods.mc_dropout import MCDropout as MCDropout
 from leanbayes.methods.mean_field import MeanField as MeanField
+from leanbayes.methods.nested import NestedDropout as NestedDropout
 from leanbayes.methods.patch import ModelPatch as ModelPatch
 from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1

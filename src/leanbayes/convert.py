@@ -63,7 +63,10 @@ def convert(
     if copy:
         model = _copied(model)
     layers = {id(layer): (path, layer) for path, layer in walk(model) if path in chosen}
-    root = _replace(model, _wrap_all(model, method, layers))
+    wrapped = _wrap_all(model, method, layers)
+    if not wrapped:
+        raise ValueError(f"{type(method).__name__} could do nothing with {', '.join(sorted(chosen))} alone")
+    root = _replace(model, wrapped)
     if likelihood is not None:
         attach_likelihood(root, likelihood)
     return root
@@ -208,10 +211,10 @@ def _wrap_all(model: nn.Module, method: Method, layers: dict[int, tuple[str, nn.
     """Wrap every chosen layer once and give all the model's `Draws`, the existing one where there is one."""
     existing = draws_of(model)
     state = existing[0][0] if existing else Draws()
-    wrapped: dict[int, StochasticLayer] = {}
-    for key, (path, layer) in layers.items():
-        wrapped[key] = method.wrap(layer)
-        wrapped[key].draws, wrapped[key].path = state, path
+    by_path = method.wrap_all(model, dict(layers.values()))
+    for path, layer in by_path.items():
+        layer.attach(state, path)
+    wrapped = {key: by_path[path] for key, (path, _) in layers.items() if path in by_path}
     state.components = math.lcm(state.components, *(layer.components for layer in wrapped.values()))
     return wrapped
 

@@ -72,6 +72,10 @@ class StochasticLayer(nn.Module, abc.ABC):
         self.training = base.training
         move_hooks(base, self)
 
+    def attach(self, draws: Draws, path: str) -> None:
+        """Join a model, whose layers share the meaning of a pass."""
+        self.draws, self.path = draws, path
+
     @abc.abstractmethod
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         """Return the output under the variables of the current pass."""
@@ -161,6 +165,13 @@ class Method(abc.ABC):
     @abc.abstractmethod
     def wrap(self, layer: nn.Module) -> StochasticLayer:
         """Return the layer with noise around it."""
+
+    def wrap_all(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, StochasticLayer]:
+        """Return the chosen layers of a model with noise around them, by path; override it where they share something.
+
+        Layers that it leaves out stay as they are.
+        """
+        return {path: self.wrap(layer) for path, layer in layers.items()}
 
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
         """Return the paths of the layers to convert where the user names none: of these targets, all."""

@@ -1,0 +1,332 @@
+"""Variational nested dropout (Cui et al., 2021): one network that holds a network of every width.
+
+The channels of a layer are ordered; a pass keeps the first few of them, how many is random, and how likely each is kept
+is learned. Weights have noise around them besides (eq. 14),
+
+    f_j = z_j b_j,   b_j = sum_i h_i w_ij,   w_ij ~ Normal(theta_ij, alpha_ij theta_ij^2),   z ~ Downhill(q, tau),
+
+and the divergence is (eq. 18), with P_j the probability that channel j is kept and K(alpha) that of a weight (eq. 17),
+
+    KL = sum_j q_j log(q_j / p_j) + sum_j P_j sum_i K(alpha_ij).
+
+Which channels can be dropped is found by following them through the network (`leanbayes.layers.channels`): layers whose
+outputs are added share an ordering unit. A norm is masked in the place of the layer in front of it: masking that layer
+would leave the norm's shift in dropped channels, spoil its running statistics, and hide the mask's size from the loss.
+
+Fixed nested dropout (FN3) is `tail="geometric"` or "categorical". A deterministic nested network with the ordered L0
+objective (eq. 13) is `weight_noise=False, weight_cost=chi`: a weight that is kept costs chi nats.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import nn, Tensor
+from typing_extensions import override
+
+from leanbayes.distributions.log_uniform import NO_LOSS, peaked_log_uniform_kl
+from leanbayes.layers.channels import CHANNEL_NORMS, Channels, follow, Layout
+from leanbayes.layers.family import LINEAR_MAPS, spread
+from leanbayes.methods.base import Method, plain_copy, StochasticLayer
+from leanbayes.methods.checks import check_at_least_zero, check_choice, check_positive
+from leanbayes.methods.gaussian import GaussianLayer
+from leanbayes.methods.ordering import Order, OrderingUnit, Tail
+from leanbayes.sampling import Draws
+
+FIRST_LOG_ALPHA = -8.0
+"""Where log alpha starts in the first layer: noise on what reads the input itself would hide it."""
+
+
+class NestedLayer(GaussianLayer):
+    """A linear map with multiplicative Gaussian noise on its weights, whose output channels are ordered.
+
+    Attributes:
+        masked: whether its output is masked here; otherwise the norm behind it does that.
+        leads: whether its unit's own divergence counts here; of the layers that share a unit, one does.
+    """
+
+    method: NestedDropout
+
+    def __init__(self, base: Any, method: NestedDropout, *, log_alpha: float | None = None) -> None:
+        """Start with the given weights, every channel in its place."""
+        super().__init__(base, method)
+        self.masked = self.leads = False
+        self.posterior.order = None
+        if method.weight_noise:
+            start = method.init_log_alpha if log_alpha is None else log_alpha
+            dtype = torch.promote_types(base.weight.dtype, torch.float32)
+            self.posterior.log_alpha = nn.Parameter(torch.full_like(base.weight, start, dtype=dtype))
+        else:
+            self.nodes, self.log_choices = 0, 0.0
+
+    def join(self, unit: OrderingUnit, *, masked: bool, leads: bool) -> None:
+        """Take an ordering unit."""
+        self.posterior.order, self.masked, self.leads, self.ordered = unit, masked, leads, True
+        self.row_noise = False  # a mask serves all rows of a pass
+        self.nodes += unit.groups if leads else 0
+        if leads and not self.method.weight_noise:
+            self.log_choices = math.log(unit.groups - unit.always_on + 1)
+
+    def leave(self) -> None:
+        """Give up the ordering unit: the layer stays as wide as it is."""
+        self.posterior.order, self.masked, self.leads, self.ordered = None, False, False, False
+
+    @override
+    def attach(self, draws: Draws, path: str) -> None:
+        super().attach(draws, path)
+        if self.posterior.order is not None and self.leads:
+            self.posterior.order.draws, self.posterior.order.path = draws, f"{path}.order"
+
+    @property
+    @override
+    def scales(self) -> Tensor:
+        log_alpha: Tensor = self.posterior.log_alpha
+        weight: Tensor = self.base.weight.to(log_alpha.dtype)
+        return weight * (0.5 * log_alpha).exp()
+
+    @override
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        y: Tensor = super().forward(x, *args) if self.method.weight_noise else self.base(x, *args)
+        return y * spread(self.factors(), y, self.family.axis, self.path) if self.masked else y
+
+    def factors(self) -> Tensor:
+        """Return what the current pass multiplies the output channels by: (R, outputs)."""
+        found: Tensor = self.posterior.order.factors()
+        return found
+
+    @override
+    def kl(self) -> Tensor:
+        unit: OrderingUnit | None = self.posterior.order
+        own = unit.kl() if unit is not None and self.leads and self.method.order_prior else None
+        weights = self._cost_of_weights(unit)
+        return weights if own is None else own + weights
+
+    def _cost_of_weights(self, unit: OrderingUnit | None) -> Tensor:
+        """Return Phi_2: what the weights cost that are kept, on average."""
+        weight: Tensor = self.base.weight
+        if self.method.weight_noise:
+            each = peaked_log_uniform_kl(self.posterior.log_alpha.float(), self.method.kl_constant)
+        else:
+            each = torch.full(weight.shape, self.method.weight_cost, device=weight.device)
+        if unit is None:
+            return each.sum() if self.method.weight_noise else torch.zeros((), device=weight.device)
+        assert self.family.scale is not None
+        ones = each.new_ones(self.family.inputs(self.base))
+        return self.family.scale(self.base, each, ones, unit.keep[unit.group_of]).sum()
+
+    @override
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        return super().draw_noise(rows, generator) if self.method.weight_noise else (torch.zeros(1),)
+
+    @override
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the "weight" of fixed draws, and the "mask" of the output channels where it is applied here."""
+        weights = super().sample(rows) if self.method.weight_noise else {"weight": self.base.weight[None]}
+        return weights | ({"mask": self.factors()} if self.masked else {})
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        weight = variables["weight"]
+        if not self.masked:
+            return {"weight": weight}
+        return masked_tensors(self, weight, variables["mask"])
+
+
+class NestedNorm(StochasticLayer):
+    """A norm of ordered channels: what is dropped stays zero behind it.
+
+    Attributes:
+        sizes: the channels of each stream that it normalises; several behind a concatenation.
+    """
+
+    method: NestedDropout
+    row_noise = False
+    ordered = True
+
+    def __init__(
+        self, base: Any, method: NestedDropout, units: Sequence[OrderingUnit | None], sizes: list[int]
+    ) -> None:
+        """Take the units of the streams, None where one is not ordered."""
+        super().__init__(base, method)
+        self.sizes = list(sizes)
+        self.nodes, self.log_choices = 0, 0.0
+        self.posterior.orders = nn.ModuleDict({str(k): unit for k, unit in enumerate(units) if unit is not None})
+
+    @override
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        y: Tensor = self.base(x, *args)
+        return y * spread(self.factors(), y, self.family.axis, self.path)
+
+    def factors(self) -> Tensor:
+        """Return what the current pass multiplies the channels by: (R, channels)."""
+        return self._joined({name: unit.factors() for name, unit in self.posterior.orders.items()})
+
+    def at_width(self, width: float | int) -> nn.Module:
+        """Return the plain norm with the factors of a fixed width folded in."""
+        factors = self._joined({name: unit.at_width(width)[None] for name, unit in self.posterior.orders.items()})
+        return plain_copy(self.base, self.fold({"mask": factors[0]}))
+
+    def _joined(self, factors: Mapping[str, Tensor]) -> Tensor:
+        """Put the factors of all streams side by side, ones for those that are not ordered."""
+        rows = max(len(factor) for factor in factors.values())
+        parts = [
+            factors[str(k)].expand(rows, -1) if str(k) in factors else torch.ones(rows, size, device=self.device)
+            for k, size in enumerate(self.sizes)
+        ]
+        return torch.cat(parts, 1)
+
+    @override
+    def kl(self) -> Tensor:
+        return torch.zeros((), device=self.device)
+
+    @override
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        return (torch.zeros(1),)
+
+    @override
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the "mask" of the channels (R, channels)."""
+        return {"mask": self.factors()}
+
+    @override
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        mask = variables["mask"]
+        tensors = {name: getattr(self.base, name) for name in ("weight", "bias")}
+        return {name: (value * mask).to(value.dtype) for name, value in tensors.items() if value is not None}
+
+
+def plain_layer(layer: nn.Module) -> nn.Module:
+    """Return the layer inside a stochastic one, others as they are."""
+    return layer.base if isinstance(layer, StochasticLayer) else layer
+
+
+def _fills(layer: nn.Module) -> bool:
+    """Say whether a layer would put something into channels that were dropped in front of it."""
+    return isinstance(layer, (*LINEAR_MAPS, *CHANNEL_NORMS))
+
+
+def masked_tensors(layer: StochasticLayer, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Return weight and bias of a linear map whose output channels are multiplied by a mask."""
+    assert layer.family.scale is not None
+    ones = weight.new_ones(layer.family.inputs(layer.base))
+    folded = {"weight": layer.family.scale(layer.base, weight, ones, mask.to(weight.dtype))}
+    if layer.base.bias is not None:
+        folded["bias"] = (layer.base.bias * mask).to(weight.dtype)
+    return folded
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestedDropout(Method):
+    """Ordered channels, of which every pass keeps the first few: train once, cut to any width (`lb.slim`).
+
+    The stream of the first linear map and the output are never narrowed; where `where` names layers, streams are
+    ordered whose layers are all named.
+
+    Attributes:
+        groups: groups of neighbouring channels that are dropped together, in every stream; fewer where it is narrower.
+        always_on: how many first groups are never dropped.
+        tail: how many are kept: "learned", or fixed as "geometric" (stopping with 1 - `prior_keep`) or "categorical".
+        prior_keep: the prior's probability to go on to the next group.
+        temperature: of the relaxed masks; larger is smoother.
+        hard: masks of zeros and ones, with the (biased) gradient of soft ones.
+        rescale: at a fixed width, multiply what is kept by its keep probability (B.2).
+        streams: "all", or only "inner" ones, which no sum passes through (for inverted residuals).
+        weight_noise: multiplicative noise on all weights, alpha learned for each.
+        init_log_alpha: where log alpha starts; -8 in the first layer.
+        kl_constant: C of eq. (17); the default makes the smallest divergence of a weight zero.
+        weight_cost: without weight noise, what a kept weight costs in nats (ordered L0, eq. 13).
+        order_prior: count the divergence of the tails (Phi_1); False is eq. (13) alone.
+
+    Example:
+        >>> bnn = lb.convert(net, lb.NestedDropout(groups=32, always_on=2))
+        >>> small = lb.slim.extract(bnn, width=0.25, data=loader)
+    """
+
+    name: ClassVar[str] = "nested"
+    targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *CHANNEL_NORMS)
+    late: ClassVar[float] = 0.0
+
+    groups: int = 32
+    always_on: int = 1
+    tail: Tail = "learned"
+    prior_keep: float = 0.95
+    temperature: float = 2.0
+    hard: bool = True
+    rescale: bool = True
+    streams: str = "all"
+    weight_noise: bool = True
+    init_log_alpha: float = -1.0
+    kl_constant: float = -NO_LOSS
+    weight_cost: float = 0.0
+    order_prior: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every field; a wrong one says what was expected."""
+        check_choice("tail", self.tail, ("learned", "geometric", "categorical"))
+        check_choice("streams", self.streams, ("all", "inner"))
+        check_positive(temperature=self.temperature)
+        check_at_least_zero(weight_cost=self.weight_cost)
+        if not 1 <= self.always_on <= self.groups:
+            raise ValueError(f"expected always_on from 1 to groups={self.groups}, got {self.always_on}")
+        if not 0 < self.prior_keep < 1:
+            raise ValueError(f"expected prior_keep between 0 and 1, got {self.prior_keep}; 0.95 is usual")
+
+    @override
+    def wrap(self, layer: nn.Module) -> NestedLayer:
+        return NestedLayer(layer, self)
+
+    @override
+    def wrap_all(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, StochasticLayer]:
+        channels = follow(model, base_of=plain_layer)
+        units = self._units(channels, {path for path, layer in model.named_modules() if _fills(layer)} - set(layers))
+        first = channels.makers[0] if len(channels.makers) > 1 else None
+        wrapped: dict[str, StochasticLayer] = {}
+        for path, layer in layers.items():
+            if isinstance(layer, LINEAR_MAPS):
+                wrapped[path] = NestedLayer(layer, self, log_alpha=FIRST_LOG_ALPHA if path == first else None)
+            elif found := channels.outputs.get(path):
+                of_streams = [units.get(channels.root(part.stream)) for part in found]
+                if any(of_streams):
+                    sizes = [channels.stream(part.stream).size for part in found]
+                    wrapped[path] = NestedNorm(layer, self, of_streams, sizes)
+        self._join(channels, units, wrapped)
+        if not self.weight_noise:  # then only what is ordered has anything random
+            wrapped = {path: layer for path, layer in wrapped.items() if layer.ordered}
+        return wrapped
+
+    def _join(self, channels: Channels, units: Mapping[int, OrderingUnit], wrapped: dict[str, StochasticLayer]) -> None:
+        """Give every linear map the unit of its outputs; the first of a stream leads it."""
+        led: set[int] = set()
+        for path, layer in wrapped.items():
+            found = channels.outputs.get(path)
+            if isinstance(layer, NestedLayer) and found and (unit := units.get(channels.root(found[0].stream))):
+                layer.join(unit, masked=path not in channels.normed, leads=id(unit) not in led)
+                led.add(id(unit))
+
+    def _units(self, channels: Channels, left_out: set[str]) -> dict[int, OrderingUnit]:
+        """Return a unit for every stream that may be ordered, by its number: no layer of it is left out."""
+        held = {channels.root(part.stream) for part in self._first(channels) or ()}
+        held |= {channels.root(part.stream) for path in left_out for part in channels.outputs.get(path) or ()}
+        begun = [channels.root(layout[0].stream) for path in channels.makers if (layout := channels.outputs[path])]
+        free = [root for root in dict.fromkeys(begun) if root not in held and not channels.stream(root).held]
+        if self.streams == "inner":
+            free = [root for root in free if begun.count(root) == 1]
+        order = Order(**{f.name: getattr(self, f.name) for f in fields(Order)})
+        return {root: OrderingUnit(channels.stream(root), order) for root in free}
+
+    @staticmethod
+    def _first(channels: Channels) -> Layout | None:
+        return channels.outputs[channels.makers[0]] if len(channels.makers) > 1 else None
+
+    @override
+    @classmethod
+    def examples(cls) -> dict[str, Method]:
+        return {
+            "default": cls(groups=4),
+            "soft": cls(groups=4, hard=False, temperature=0.5),
+            "categorical": cls(groups=4, tail="categorical", rescale=False),
+        }

@@ -1,0 +1,158 @@
+"""Ordering units (Cui et al., Variational Nested Dropout): channels in an order, of which the first few are kept.
+
+    z = 1 - exclusive cumsum(c),   c ~ Gumbel-softmax(log q, tau),   q_j = (1 - mu_{j+1}) prod_{k<=j} mu_k
+
+over groups of channels, mu learned. A unit belongs to a stream of channels (`leanbayes.layers.channels`): all layers
+that make or normalise these channels share it, and with it a mask for each pass. Masks are independent across units.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn, Tensor
+
+from leanbayes.distributions.ordered import downhill, geometric_tails, gumbel, log_tails_of, tail_kl, uniform_tails
+from leanbayes.layers.channels import positions, Stream
+from leanbayes.sampling import Draws
+
+Tail = Literal["learned", "geometric", "categorical"]
+
+INITIAL_KEEP_LOGIT = 3.0
+LIMIT = 5.0
+"""Logits of keep probabilities are used between minus and plus this, as the paper clamps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """How the channels of a stream are ordered.
+
+    Attributes:
+        groups: how many groups of neighbours are dropped together; fewer where a stream has fewer positions.
+        always_on: how many of the `groups` are never dropped.
+        tail: the law of the last group kept; "geometric" stops with probability 1 - `prior_keep` at each group.
+        prior_keep: conditional keep probability of the prior chain.
+        temperature: of the relaxation.
+        hard: masks of zeros and ones, with the gradient of soft ones.
+        rescale: at a fixed width, multiply what is kept by its keep probability (appendix B.2).
+    """
+
+    groups: int
+    always_on: int
+    tail: Tail
+    prior_keep: float
+    temperature: float
+    hard: bool
+    rescale: bool
+
+
+class OrderingUnit(nn.Module):
+    """The order of a stream's channels, and how many of them a pass keeps.
+
+    Channels are ordered by their position in a lane, so that all lanes stay equal. The temperature is a buffer, so that
+    it can be lowered during training.
+    """
+
+    components = 1
+    row_noise = False
+    ordered = True
+
+    group_of: Tensor
+    temperature: Tensor
+    prior_log_tails: Tensor
+    fixed_log_tails: Tensor
+
+    def __init__(self, stream: Stream, order: Order) -> None:
+        """Put the channels into groups."""
+        super().__init__()
+        length = stream.size // stream.lanes
+        self.order, self.groups = order, min(order.groups, length)
+        self.always_on = min(self.groups, max(1, math.ceil(order.always_on * self.groups / order.groups)))
+        self.draws, self.path = Draws(), ""
+        index = torch.tensor([position * self.groups // length for position in positions(stream)])
+        self.register_buffer("group_of", index, persistent=False)
+        self.register_buffer("temperature", torch.tensor(float(order.temperature)))
+        prior = torch.full((self.groups - self.always_on,), order.prior_keep).logit()
+        self.register_buffer("prior_log_tails", self._padded(log_tails_of(prior)), persistent=False)
+        if order.tail == "learned":
+            self.keep_logits = nn.Parameter(torch.full((self.groups - self.always_on,), INITIAL_KEEP_LOGIT))
+        else:
+            fixed = uniform_tails(self.groups, self.always_on)
+            if order.tail == "geometric":
+                fixed = geometric_tails(self.groups, 1 - order.prior_keep, self.always_on)
+            self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the keep probabilities are learned."""
+        return "keep_logits" in self._parameters
+
+    @property
+    def device(self) -> torch.device:
+        """Where the unit is."""
+        return self.group_of.device
+
+    @property
+    def log_tails(self) -> Tensor:
+        """The logarithms of q_j, the probability that j is the last group kept."""
+        if not self.learned:
+            return self.fixed_log_tails
+        return self._padded(log_tails_of(self.keep_logits.float().clamp(-LIMIT, LIMIT)))
+
+    @property
+    def keep(self) -> Tensor:
+        """P(group j is kept), which falls from one: the learned importance of the groups."""
+        tails = self.log_tails.exp()
+        return 1 - (tails.cumsum(0) - tails)
+
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """Draw uniform numbers (1, groups): a pass has one mask for all of its rows."""
+        if generator is None:  # compiled code must not name a generator, not even as None
+            return (torch.rand(1, self.groups, device=self.device),)
+        return (torch.rand(1, self.groups, generator=generator),)
+
+    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw the numbers of one function."""
+        return self.draw_noise(1, generator)
+
+    def factors(self) -> Tensor:
+        """Return what the current pass multiplies the channels by: (R, channels)."""
+        reading = self.draws.read(self, 1)
+        if reading.width is not None:
+            return self.at_width(reading.width)[None]
+        if reading.noise is None:
+            return torch.ones(1, len(self.group_of), device=self.device)
+        z = downhill(self.log_tails, self.temperature, gumbel(reading.noise[0]), self.order.hard)
+        return z[:, self.group_of]
+
+    def at_width(self, width: float | int) -> Tensor:
+        """Return the factors of a fixed width: zero beyond it, one or the keep probability up to it."""
+        kept = (torch.arange(self.groups, device=self.device) < self.count(width)).float()
+        return (kept * self.keep if self.order.rescale else kept)[self.group_of]
+
+    def count(self, width: float | int) -> int:
+        """Return how many groups a width keeps: a share of them, or their number where all `groups` are there.
+
+        Raises:
+            ValueError: if it is no share in (0, 1] and no number from 1 to the number of groups.
+        """
+        share = width / self.order.groups if isinstance(width, int) else width
+        if not 0 < share <= 1:
+            raise ValueError(
+                f"expected a width in (0, 1], or a whole number of groups from 1 to {self.order.groups}, got {width}"
+            )
+        return max(self.always_on, math.floor(share * self.groups + 0.5))
+
+    def kl(self) -> Tensor:
+        """Return Phi_1 of eq. (18), the divergence of the tails to those of the prior chain; zero for fixed tails."""
+        if not self.learned:
+            return torch.zeros((), device=self.device)
+        return tail_kl(self.log_tails, self.prior_log_tails)
+
+    def _padded(self, log_tails: Tensor) -> Tensor:
+        """Put the groups that are always on in front: no tail ends before the last of them."""
+        return F.pad(log_tails, (self.always_on - 1, 0), value=-math.inf)

@@ -1,0 +1,7 @@
+"""Narrower networks out of a wide one whose channels are ordered (`lb.NestedDropout`)."""
+
+from leanbayes.slim.narrow import extract as extract
+from leanbayes.slim.narrow import narrow as narrow
+from leanbayes.slim.sweep import widths as widths
+
+__all__ = ["extract", "narrow", "widths"]

@@ -1,0 +1,124 @@
+"""Cut a network whose channels are ordered down to a width: fewer parameters, less work, the same function.
+
+Channels are dropped where they are made, normalised and read, through sums, concatenations, flattening, grouped and
+depthwise convolutions (`leanbayes.layers.channels`). torch-pruning does as much for plain networks, but needs example
+inputs, knows no stochastic layers, and would choose the channels anew.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.convert import mean, unwrap
+from leanbayes.layers.channels import Channels, follow, Layout
+from leanbayes.methods.base import plain_copy
+from leanbayes.methods.nested import masked_tensors, NestedLayer, NestedNorm, plain_layer
+from leanbayes.methods.ordering import OrderingUnit
+from leanbayes.norm import update_norm
+from leanbayes.slim.cut import cut, cut_like_weight, indices
+
+NormData = Tensor | tuple[Any, Any] | Iterable[Any]
+
+
+def extract(
+    model: nn.Module, width: float | int, *, data: NormData | None = None, batches: int | None = None
+) -> nn.Module:
+    """Return an ordinary, physically narrower network: posterior means, nothing of leanbayes inside.
+
+    Args:
+        model: converted with `lb.NestedDropout`.
+        width: the share of channel groups to keep (a float), or their number (an int).
+        data: inputs from the training set over which the statistics of batch norms are collected anew; two batches of
+            512 suffice (C.2). None keeps the trained ones, and the result equals the masked network exactly.
+        batches: use only so many batches of `data`.
+
+    Example:
+        >>> small = lb.slim.extract(bnn, width=0.25, data=loader, batches=2)
+    """
+    small = mean(narrow(model, width))
+    if data is not None:
+        update_norm(small, data, batches=batches)
+    return small
+
+
+def narrow(
+    model: nn.Module, width: float | int, *, data: NormData | None = None, batches: int | None = None
+) -> nn.Module:
+    """Return a narrower network that is still stochastic: its weights keep their noise, its width is fixed.
+
+    Everything works on it as on any converted model (`predict`, `evaluate`, `draw`, `fit`). Arguments as of `extract`.
+
+    Raises:
+        ValueError: if no layer of the model orders its channels, or the width is none.
+    """
+    small = copy.deepcopy(unwrap(model))
+    channels = follow(small, base_of=plain_layer)
+    units = _units(small, channels)
+    if not units:
+        raise ValueError(
+            "expected a model whose channels are ordered, got one without ordering units; convert it with "
+            "lb.NestedDropout() and train it"
+        )
+    kept = {root: unit.at_width(width) > 0 for root, unit in units.items()}
+    with torch.no_grad():
+        _settle(small, width)
+        for path, module in list(small.named_modules()):
+            if path in channels.outputs:
+                _cut(module, *(_kept(channels, where[path], kept) for where in (channels.inputs, channels.outputs)))
+    if data is not None:
+        update_norm(small, data, batches=batches)
+    return small
+
+
+def _units(model: nn.Module, channels: Channels) -> dict[int, OrderingUnit]:
+    """Return the ordering unit of every ordered stream, by its number."""
+    found: dict[int, OrderingUnit] = {}
+    for path, layer in model.named_modules():
+        layout = channels.outputs.get(path)
+        if isinstance(layer, NestedLayer) and layer.posterior.order is not None and layout:
+            found[channels.root(layout[0].stream)] = layer.posterior.order
+    return found
+
+
+def _settle(model: nn.Module, width: float | int) -> None:
+    """Fold the factors of a width into weights and norms, and let the ordering units go."""
+    for layer in list(model.modules()):
+        if isinstance(layer, NestedLayer) and layer.posterior.order is not None:
+            if layer.masked:
+                layer.base = plain_copy(
+                    layer.base, masked_tensors(layer, layer.base.weight, layer.posterior.order.at_width(width))
+                )
+            layer.leave()
+    for path, layer in list(model.named_modules()):
+        if isinstance(layer, NestedNorm):
+            model.set_submodule(path, layer.at_width(width))
+    for path, layer in list(model.named_modules()):
+        if isinstance(layer, NestedLayer) and not layer.method.weight_noise:
+            model.set_submodule(path, layer.freeze())
+
+
+def _kept(channels: Channels, layout: Layout | None, kept: dict[int, Tensor]) -> Tensor | None:
+    """Return the indices of a channel axis that stay; None for all."""
+    if layout is None:
+        return None
+    parts = []
+    for part in layout:
+        root = channels.root(part.stream)
+        every = torch.ones(channels.stream(root).size, dtype=torch.bool)
+        parts.append(kept.get(root, every).cpu().repeat_interleave(part.repeat))
+    return indices(torch.cat(parts))
+
+
+def _cut(module: nn.Module, inputs: Tensor | None, outputs: Tensor | None) -> None:
+    layer = plain_layer(module)
+    if isinstance(module, NestedLayer):
+        old = module.posterior.log_alpha
+        new = cut_like_weight(layer, old.detach(), inputs, outputs)
+        module.posterior.log_alpha = nn.Parameter(new.clone(), requires_grad=old.requires_grad)
+        module.nodes = new.numel()
+    cut(layer, inputs, outputs)
