@@ -20,8 +20,9 @@ from leanbayes.experiments.suites import SUITES
 from leanbayes.experiments.suites.runner import run
 from leanbayes.experiments.suites.study import Case
 from leanbayes.experiments.suites.suite import Setting
+from leanbayes.experiments.suites.trained import Trained
 from leanbayes.experiments.suites.variance_criterion import around, factor, scaled, thresholds
-from leanbayes.experiments.suites.variance_nets import threshold_of, train, Trained, without_dropout_before
+from leanbayes.experiments.suites.variance_nets import threshold_of, train, without_dropout_before
 from leanbayes.experiments.suites.variance_parameterizations import bound, VERSIONS
 from leanbayes.experiments.suites.variance_settings import FIRST_DENSE, lenet, vgg, VGG_LAYERS
 from leanbayes.experiments.suites.variance_table1 import PRINTED

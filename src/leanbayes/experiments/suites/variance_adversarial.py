@@ -13,7 +13,8 @@ from leanbayes.convert import mean
 from leanbayes.data import DataSet
 from leanbayes.experiments.suites.study import Case, new_figure, Numbers, save_figure, Study
 from leanbayes.experiments.suites.suite import Setting, Suite
-from leanbayes.experiments.suites.variance_nets import Network, train, Trained
+from leanbayes.experiments.suites.trained import Trained
+from leanbayes.experiments.suites.variance_nets import Network, train
 from leanbayes.experiments.suites.variance_settings import FIRST_DENSE, lenet, PAPER, vgg, VGG_LAYERS
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.variance import VarianceLayers

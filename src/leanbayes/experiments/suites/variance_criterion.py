@@ -17,7 +17,8 @@ from torch import nn, Tensor
 
 from leanbayes.experiments.suites.study import Case, new_figure, Numbers, save_figure, Study
 from leanbayes.experiments.suites.suite import Setting, Suite
-from leanbayes.experiments.suites.variance_nets import Data, Network, THRESHOLD, train, Trained
+from leanbayes.experiments.suites.trained import Data, Trained
+from leanbayes.experiments.suites.variance_nets import Network, THRESHOLD, train
 from leanbayes.experiments.suites.variance_settings import digits_name, FIRST_DENSE, lenet, PAPER, vgg, VGG_LAYERS
 from leanbayes.experiments.suites.variance_table1 import SAMPLES, TEST_ROWS
 from leanbayes.methods.variance import VarianceLayers

@@ -1,30 +1,25 @@
-"""The networks of the variance paper (Neklyudov et al., 2019), trained on their own and kept for the next study.
+"""The networks of the variance paper (Neklyudov et al., 2019): variance layers here, binary dropout there.
 
-Their variance layers are a few that are named, which a `Job` cannot say; so they are trained here. A training that was
-killed goes on where it was, and a finished one is only read: its last state lies in `OUT/trained/NAME-DIGEST/seedK`,
-beside what was seen of the phase transition after every epoch.
+What was seen of the phase transition after every epoch lies beside the state of a training.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
-from torch import nn, Tensor
+from torch import nn
 from typing_extensions import override
 
 from leanbayes.convert import convert
 from leanbayes.data import DataSet
-from leanbayes.experiments.config import Source
-from leanbayes.experiments.run import device_of
 from leanbayes.experiments.suites.study import Case
-from leanbayes.experiments.workshop import load
+from leanbayes.experiments.suites.trained import loaded, Trained, Trainee
+from leanbayes.experiments.suites.trained import train as train_one
 from leanbayes.files import write_text
 from leanbayes.layers import Abs, activate, Selector
 from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS
@@ -34,9 +29,7 @@ from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.variance import VarianceLayers
 from leanbayes.models import build
 from leanbayes.phase import Transition
-from leanbayes.training import fit, Recipe
 
-FOLDER = "trained"
 ROWS_FILE = "transition.json"
 WATCHED = {"quick": 100, "short": 1000, "full": 1000}
 """Test rows that are looked at after every epoch."""
@@ -46,56 +39,27 @@ QUICK_LOOKS = 20
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"abs": Abs, "softplus": nn.Softplus}
 
-Data = tuple[Tensor, Tensor]
-
-
-class Trained(NamedTuple):
-    """A trained network.
-
-    Attributes:
-        model: in eval mode, on the device of the case.
-        data: what it learned from.
-        rows: what `lb.phase.Transition` saw after each epoch; empty without variance layers.
-    """
-
-    model: nn.Module
-    data: DataSet
-    rows: list[dict[str, Any]]
-
-    def train(self, rows: int = 0) -> Data:
-        """Return training inputs and targets: all, or so many evenly spaced ones."""
-        return _some(self.data.prepared(self.data.train), rows)
-
-    def test(self, rows: int = 0) -> Data:
-        """Return test inputs and targets: all, or so many evenly spaced ones."""
-        return _some(self.data.prepared(self.data.test), rows)
-
 
 @dataclass(frozen=True, kw_only=True)
-class Network:
-    """A network and how it is trained.
+class Network(Trainee):
+    """A network with some variance layers, or without.
+
+    Dropout layers that it has stay on when predicting, except in front of variance layers, whose own noise takes their
+    place.
 
     Attributes:
-        name: what its folder is called.
-        source: the data.
-        net: a name of `leanbayes.models`; dropout layers that it has stay on when predicting, except in front of
-            variance layers, whose own noise takes their place.
-        recipe: how it is trained; seeds come from the case.
         method: of the variance layers; None for a network without any.
         layers: which they are.
         activation: what stands behind them in the place of a rectifier.
         curvature_rows: training rows over which kappa is summed after every epoch; 0 leaves it out.
     """
 
-    name: str
-    source: Source
-    net: str
-    recipe: Recipe
     method: VarianceLayers | None = None
     layers: tuple[Selector, ...] = ()
     activation: Literal["", "abs", "softplus"] = ""
     curvature_rows: int = 0
 
+    @override
     def make(self, data: DataSet, seed: int) -> nn.Module:
         """Return the untrained model."""
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -113,37 +77,20 @@ class Network:
                 net = convert(net, self.method, where=chosen, likelihood=Categorical())
             return net
 
-    def folder(self, out: Path, seed: int) -> Path:
-        """Return where its training is kept; other settings have another folder."""
-        settings = repr(replace(self, source=replace(self.source, root=None)))
-        return out / FOLDER / f"{self.name}-{hashlib.sha256(settings.encode()).hexdigest()[:12]}" / f"seed{seed}"
-
 
 def train(network: Network, case: Case, seed: int) -> Trained:
-    """Train a network, go on with its training, or read it if it is finished."""
-    data = loaded(network.source)
-    model, folder = network.make(data, seed), network.folder(case.out, seed)
-    found = Trained(model, data, [])
-    watch = None if network.method is None else Watch(folder / ROWS_FILE, found, network, case)
-    fit(
-        model,
-        data.prepared(data.train),
-        replace(network.recipe, seed=seed),
-        folder=folder,
-        resume=not case.fresh,
-        callbacks=[] if watch is None else [watch],
-        progress=case.budget != "quick",
-    )
-    model.to(device_of(case.device)).eval()
-    return found._replace(rows=[] if watch is None else watch.rows)
+    """Train a network, go on with its training, or read it if it is finished; variance layers are watched."""
+    watch = None if network.method is None else Watch(network.folder(case.out, seed) / ROWS_FILE, network, case)
+    found = train_one(network, case, seed, callbacks=[] if watch is None else [watch])
+    return found if watch is None else found._replace(rows=watch.rows)
 
 
 class Watch(Transition):
     """Keeps on disk what is seen after every epoch; accuracies are those with noise on activations, as in the paper."""
 
-    def __init__(self, path: Path, trained: Trained, network: Network, case: Case) -> None:
+    def __init__(self, path: Path, network: Network, case: Case) -> None:
         """Go on with the rows that are there."""
-        rows = network.curvature_rows
+        rows, trained = network.curvature_rows, Trained(nn.Identity(), loaded(network.source), [])
         curvature = trained.train(rows) if rows else None
         test, threshold = trained.test(WATCHED[case.budget]), threshold_of(trained, rows)
         every = max(1, network.recipe.epochs // QUICK_LOOKS) if case.budget == "quick" else 1
@@ -181,17 +128,3 @@ def without_dropout_before(net: nn.Module, layers: list[str]) -> None:
             if last and path in layers:
                 net.set_submodule(last, nn.Identity())
             last = ""
-
-
-@lru_cache(maxsize=1)
-def loaded(source: Source) -> DataSet:
-    """Return data; the last set is kept, since the networks of a study share theirs."""
-    return load(source)
-
-
-def _some(data: Data, rows: int) -> Data:
-    x, y = data
-    if not 0 < rows < len(x):
-        return data
-    picked = torch.arange(rows) * len(x) // rows
-    return x[picked], y[picked]

@@ -15,7 +15,8 @@ from torch import nn
 from leanbayes.convert import stochastic_layers
 from leanbayes.experiments.suites.study import Case, new_figure, Numbers, save_figure, Study
 from leanbayes.experiments.suites.suite import Setting, Suite
-from leanbayes.experiments.suites.variance_nets import Data, Network, train
+from leanbayes.experiments.suites.trained import Data
+from leanbayes.experiments.suites.variance_nets import Network, train
 from leanbayes.experiments.suites.variance_settings import digits_name, FIRST_DENSE, lenet, PAPER
 from leanbayes.experiments.suites.variance_table1 import average, log_alphas, SAMPLES, TEST_ROWS
 from leanbayes.inputs import to_device
