@@ -4,6 +4,7 @@ from leanbayes.slim.correlate import correlate as correlate
 from leanbayes.slim.correlate import Correlation as Correlation
 from leanbayes.slim.narrow import extract as extract
 from leanbayes.slim.narrow import narrow as narrow
+from leanbayes.slim.sweep import usage as usage
 from leanbayes.slim.sweep import widths as widths
 
-__all__ = ["Correlation", "correlate", "extract", "narrow", "widths"]
+__all__ = ["Correlation", "correlate", "extract", "narrow", "usage", "widths"]

@@ -58,7 +58,7 @@ def narrow(
     """
     small = copy.deepcopy(unwrap(model))
     channels = follow(small, base_of=plain_layer)
-    units = _units(small, channels)
+    units = units_of(small, channels)
     if not units:
         raise ValueError(
             "expected a model whose channels are ordered, got one without ordering units; convert it with "
@@ -75,7 +75,7 @@ def narrow(
     return small
 
 
-def _units(model: nn.Module, channels: Channels) -> dict[int, OrderingUnit]:
+def units_of(model: nn.Module, channels: Channels) -> dict[int, OrderingUnit]:
     """Return the ordering unit of every ordered stream, by its number."""
     found: dict[int, OrderingUnit] = {}
     for path, layer in model.named_modules():

@@ -1,15 +1,20 @@
-"""Judge a network at every width: accuracy and calibration against cost."""
+"""Judge a network at every width, accuracy and calibration against cost; tell how much of it a draw uses."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from leanbayes.convert import mean
 from leanbayes.evaluation import Data, evaluate, Result
-from leanbayes.slim.narrow import narrow, NormData
+from leanbayes.layers.channels import follow, Layout
+from leanbayes.layers.family import LINEAR_MAPS
+from leanbayes.methods.nested import plain_layer
+from leanbayes.sampling import draws
+from leanbayes.slim.narrow import narrow, NormData, units_of
 
 
 def widths(
@@ -44,3 +49,32 @@ def widths(
             small = mean(small)
         found.append(evaluate(small, test, **options))
     return found
+
+
+def usage(model: nn.Module, *, seed: int = 0, index: int = 0) -> float:
+    """Return the share of the weights of linear maps that one draw of a nested network uses.
+
+    A draw has a width of its own in every ordered stream; what reads or makes a dropped channel is not used.
+
+    Example:
+        >>> lb.slim.usage(bnn, seed=0, index=3)
+    """
+    channels = follow(model, base_of=plain_layer)
+    with torch.no_grad(), draws(model, seed=seed, index=index):
+        kept = {root: float((unit.factors()[0] > 0).float().mean()) for root, unit in units_of(model, channels).items()}
+
+    def share(layout: Layout | None) -> float:
+        if not layout:
+            return 1.0
+        sizes = [channels.stream(part.stream).size * part.repeat for part in layout]
+        parts = [kept.get(channels.root(part.stream), 1.0) for part in layout]
+        return sum(size * part for size, part in zip(sizes, parts, strict=True)) / sum(sizes)
+
+    used = total = 0.0
+    for path, module in model.named_modules():
+        layer: Any = plain_layer(module)
+        if path in channels.outputs and isinstance(layer, LINEAR_MAPS):
+            count, is_depthwise = layer.weight.numel(), channels.inputs[path] == channels.outputs[path]
+            of_inputs = 1.0 if is_depthwise else share(channels.inputs[path])
+            used, total = used + count * of_inputs * share(channels.outputs[path]), total + count
+    return used / total

@@ -8,6 +8,8 @@ from typing import Any
 from leanbayes.experiments.suites.implicit_cifar import implicit_cifar
 from leanbayes.experiments.suites.implicit_complexity import implicit_complexity
 from leanbayes.experiments.suites.implicit_noise import implicit_noise
+from leanbayes.experiments.suites.nested_limited import nested_limited
+from leanbayes.experiments.suites.nested_widths import nested_widths
 from leanbayes.experiments.suites.patch_overhead import patch_overhead
 from leanbayes.experiments.suites.patch_samples import patch_samples
 from leanbayes.experiments.suites.patch_uci import patch_uci
@@ -33,6 +35,8 @@ SUITES: dict[str, SuiteOf] = {
     "variance-parameterizations": variance_parameterizations,
     "variance-criterion": variance_criterion,
     "variance-adversarial": variance_adversarial,
+    "nested-widths": nested_widths,
+    "nested-limited": nested_limited,
 }
 """Suites by name: functions of a `Setting`; the first line of their docstrings says what they repeat."""
 
