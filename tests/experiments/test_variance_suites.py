@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +33,8 @@ from leanbayes.methods.variance import VarianceLayer
 pytest.importorskip("matplotlib")
 
 variance_attack = importlib.import_module("leanbayes.experiments.suites.variance_adversarial")
+criterion = importlib.import_module("leanbayes.experiments.suites.variance_criterion")
+parameterizations = importlib.import_module("leanbayes.experiments.suites.variance_parameterizations")
 
 
 def images(*shape: int) -> DataSet:
@@ -283,3 +286,11 @@ def test_the_papers_table_1():
     assert PRINTED["cifar100"]["Variance"] == (76.9, 5.0, 82.2)
     assert PRINTED["mnist"]["Variance"] == (95.9, 10.1, 99.3)
     assert VERSIONS["Weight"].paper == {"elbo": -6.4e4, "deterministic": 81.3, "ensemble": 99.2}
+
+
+def test_the_published_page_says_what_its_files_say():
+    docs = Path(__file__).parents[2] / "docs" / "results"
+    page = (docs / "variance.md").read_text()
+    for name, say in (("parameterizations", parameterizations.say), ("sparse", criterion.say_sweep)):
+        numbers = json.loads((docs / "variance" / f"{name}.json").read_text())["numbers"]
+        assert [line for line in say(numbers) if f"* {line}\n" not in page] == []

@@ -38,8 +38,8 @@ def study(setting: Setting, data: str) -> Study:
     return Study(
         name=f"limited-{data}",
         title=f"Nested paper, Table 1: few parameters on {data}",
-        claim="The smallest BN3 is better than sparse variational dropout (SVB) of about its size; averaging over random "
-        "widths (BN3-MC) is slightly worse than full width and uses fewer weights.",
+        claim="The smallest BN3 is better than sparse variational dropout (SVB) of about its size; averaging over "
+        "random widths (BN3-MC) is slightly worse than full width and uses fewer weights.",
         data=(data,),
         measure=partial(measure, setting=setting, data=data),
         draw=draw,

@@ -7,7 +7,7 @@ of it. Here it is SGD with the same schedule (*full*), or a cosine over fewer ep
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +135,6 @@ def size_of(model: nn.Module, row: Tensor) -> dict[str, int]:
     return {"parameters": sum(p.numel() for p in plain.parameters()), "multiply_adds": counter.get_total_flops() // 2}
 
 
-def average(runs: list[Mapping[str, float]]) -> dict[str, float]:
+def average(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the means of figures over seeds."""
     return {name: sum(run[name] for run in runs) / len(runs) for name in runs[0]}
