@@ -45,6 +45,7 @@ class Common:
             for images below 28 pixels, mlp for tables.
         methods: which methods, separated by commas; "all" for every one, "plain" is the network as it is. One method in
             several versions: "patch,patch[crossed=true]".
+        where: which layers are converted, globs on dotted paths separated by commas; default as each method chooses.
         seeds: separated by commas; several give standard errors.
         budget: how long to train: quick is minutes, short about an hour on two cores, full the papers' schedules.
         samples: draws of every prediction.
@@ -73,6 +74,7 @@ class Common:
     data: str = "digits"
     net: str = ""
     methods: str = "all"
+    where: str = ""
     seeds: str = "0"
     budget: Budget = "quick"
     samples: int = 16
@@ -151,12 +153,18 @@ def plan_of(options: Any) -> Plan:
         test_images=options.test_images,
     )
     net = options.net or _net_for(loaded)
+    common: dict[str, Any] = {
+        "source": source,
+        "net": net,
+        "judging": judging,
+        "where": tuple(filter(None, options.where.split(","))),
+    }
     jobs = []
     for version in wanted(options.methods):
         method = _method(version, options)
         for seed in _numbers(options.seeds):
             own = replace(recipe_for(method, recipe, late), seed=seed)
-            jobs.append(Job(source=source, net=net, method=method, recipe=own, judging=judging, label=version.label))
+            jobs.append(Job(**common, method=method, recipe=own, label=version.label))
     return Plan(sorted(jobs, key=lambda job: job.seed), _understood(loaded, net, jobs))
 
 

@@ -174,3 +174,12 @@ def test_held_out_runs_are_not_mixed_with_test_runs(tmp_path):
         perform(one, Workshop(source, "small", JUDGING), tmp_path / name, progress=False)
     titles = [group.data for group in load_results(tmp_path).groups]
     assert titles == ["digits", "digits (held-out training rows)"]
+
+
+def test_named_layers_alone_are_converted(workshop, tmp_path):
+    one = replace(job(lb.Rank1(), epochs=1), where=("features.3", "head"))
+    result = perform(one, workshop, tmp_path, progress=False)
+    assert result["cost"]["layers"]["converted"] == 2
+    assert result["settings"]["where"] == ["features.3", "head"]
+    assert one.id != replace(one, where=()).id
+    assert "where" not in replace(one, method=None).settings()

@@ -80,6 +80,7 @@ class Job:
         label: what the run's folder is called; the method's name unless a suite runs it in several versions.
         recipe: how it is trained, seed included.
         judging: how it is evaluated.
+        where: globs on the paths of the layers that are converted; none leaves the choice to the method.
     """
 
     source: Source
@@ -88,6 +89,7 @@ class Job:
     recipe: Recipe
     judging: Judging = field(default_factory=Judging)
     label: str = ""
+    where: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -106,13 +108,16 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """Return all that decides the outcome, as JSON holds it."""
-        return {
+        settings: dict[str, Any] = {
             "data": asdict(self.source),
             "net": self.net,
             "method": {"name": self.name, "fields": {} if self.method is None else self.method.fields()},
             "recipe": self.recipe.fields(),
             "judging": asdict(self.judging) | {"ood": list(self.judging.ood)},
         }
+        if self.where and self.method is not None:
+            settings["where"] = list(self.where)
+        return settings
 
     @property
     def id(self) -> str:

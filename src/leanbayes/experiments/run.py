@@ -125,7 +125,7 @@ def _perform(
     job: Job, workshop: Workshop, folder: Path, stage: Stage, callbacks: tuple[Callback, ...], progress: bool
 ) -> dict[str, Any]:
     device = device_of(job.recipe.accelerator)
-    model = workshop.model(job.method, job.seed).to(device)
+    model = workshop.model(job.method, job.seed, job.where).to(device)
     likelihood = own_likelihood(model) or workshop.likelihood().to(device)
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")

@@ -60,7 +60,7 @@ class Workshop:
             torch.manual_seed(seed)
             return self.make()
 
-    def model(self, method: Method | None, seed: int) -> nn.Module:
+    def model(self, method: Method | None, seed: int, where: tuple[str, ...] = ()) -> nn.Module:
         """Return the model of a method; members of an ensemble are made one by one, each from a seed of its own."""
         if method is None:
             return self.plain(seed)
@@ -69,7 +69,7 @@ class Workshop:
         net = self.plain(seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return convert(net, method, likelihood=self.likelihood())
+            return convert(net, method, where=where or None, likelihood=self.likelihood())
 
     @cached_property
     def test(self) -> tuple[Tensor, Tensor, Tensor]:

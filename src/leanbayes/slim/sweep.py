@@ -72,9 +72,10 @@ def usage(model: nn.Module, *, seed: int = 0, index: int = 0) -> float:
 
     used = total = 0.0
     for path, module in model.named_modules():
-        layer: Any = plain_layer(module)
+        layer = plain_layer(module)
         if path in channels.outputs and isinstance(layer, LINEAR_MAPS):
-            count, is_depthwise = layer.weight.numel(), channels.inputs[path] == channels.outputs[path]
+            weight: Any = layer.weight
+            count, is_depthwise = weight.numel(), channels.inputs[path] == channels.outputs[path]
             of_inputs = 1.0 if is_depthwise else share(channels.inputs[path])
             used, total = used + count * of_inputs * share(channels.outputs[path]), total + count
     return used / total
