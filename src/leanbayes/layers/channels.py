@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from leanbayes.layers.family import family_of, LINEAR_MAPS, NORMS
+from leanbayes.layers.words import ELEMENTWISE, OVER_PIXELS, PRODUCTS, QUOTIENTS, SUMS, word
 
 CHANNEL_NORMS = (
     nn.BatchNorm1d,
@@ -32,23 +33,6 @@ CHANNEL_NORMS = (
 )
 """Norms that treat every channel by itself, so that the others may leave."""
 
-PASSED_BY = frozenset(  # a list of words, written as such
-    "relu relu_ relu6 leaky_relu elu selu celu gelu silu mish hardswish hardtanh tanh abs dropout dropout1d dropout2d "  # noqa: SIM905
-    "dropout3d max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d "
-    "adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d interpolate "
-    "contiguous clone detach float half bfloat16 to square sqrt neg".split()
-)
-"""Functions and methods, by name, that treat every channel by itself and make nothing of zeros."""
-
-PASSING_MODULES = frozenset(
-    "ReLU ReLU6 LeakyReLU ELU SELU CELU GELU SiLU Mish Hardswish Hardtanh Tanh Abs Dropout Dropout1d Dropout2d "  # noqa: SIM905
-    "Dropout3d Identity MaxPool1d MaxPool2d MaxPool3d AvgPool1d AvgPool2d AvgPool3d AdaptiveAvgPool1d "
-    "AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d Upsample "
-    "UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d".split()
-)
-"""The same, as modules. A sigmoid is not here: what was dropped would come back as one half."""
-
-SUMS, PRODUCTS = frozenset("add add_ iadd sub sub_ isub".split()), frozenset("mul mul_ imul div div_ truediv".split())  # noqa: SIM905
 UNKNOWN_REPEAT = 0
 
 
@@ -59,19 +43,28 @@ class Stream:
     Attributes:
         size: how many they are.
         lanes: equal blocks of them that are narrowed alike; channel c is at position c mod (size / lanes) of its lane.
+        filtered: whether a depthwise convolution passes them on.
         held: why none of them may go; empty where they may.
     """
 
     size: int
     lanes: int = 1
+    filtered: bool = False
     held: str = ""
 
 
 class Segment(NamedTuple):
-    """A part of a channel axis: a stream whose channels are repeated so many times, one after the other."""
+    """A part of a channel axis.
+
+    Attributes:
+        stream: the number of the stream that lies here.
+        repeat: how often every channel is repeated, one after the other.
+        pixels: number of axes behind the channel axis; none in the output of a Linear.
+    """
 
     stream: int
     repeat: int = 1
+    pixels: int = 0
 
 
 Layout = tuple[Segment, ...]
@@ -109,11 +102,11 @@ class Channels:
         """Return the length of a channel axis."""
         return sum(self.stream(part.stream).size * part.repeat for part in layout)
 
-    def new(self, size: int, lanes: int = 1) -> Layout:
+    def new(self, size: int, lanes: int = 1, pixels: int = 0) -> Layout:
         """Begin a stream."""
         self._streams.append(Stream(size, lanes))
         self._parents.append(len(self._parents))
-        return (Segment(len(self._parents) - 1),)
+        return (Segment(len(self._parents) - 1, pixels=pixels),)
 
     def merge(self, one: Layout | None, other: Layout | None) -> Layout | None:
         """Make one layout of two that are added; both are held where they do not match part by part."""
@@ -133,18 +126,19 @@ class Channels:
 
     def in_lanes(self, layout: Layout | None, lanes: int) -> None:
         """Narrow a stream only by equal parts of so many blocks, as a grouped convolution reads it."""
-        if layout is None or len(layout) != 1 or layout[0].repeat != 1 or self.stream(layout[0].stream).lanes == lanes:
-            if layout is not None and len(layout) != 1:
-                self.hold(layout, "a grouped convolution reads several streams")
+        if layout is None:
+            return
+        if len(layout) != 1:
+            self.hold(layout, "a grouped convolution reads several streams")
             return
         stream = self.stream(layout[0].stream)
-        if stream.lanes != 1:
+        if stream.lanes not in (1, lanes):
             stream.held = stream.held or f"it is read in {stream.lanes} and in {lanes} lanes"
         stream.lanes = lanes
 
     def _match(self, one: Layout, other: Layout) -> bool:
-        def sizes(layout: Layout) -> list[tuple[int, int]]:
-            return [(self.stream(part.stream).size, part.repeat) for part in layout]
+        def sizes(layout: Layout) -> list[tuple[int, ...]]:
+            return [(self.stream(part.stream).size, part.repeat, part.pixels) for part in layout]
 
         return sizes(one) == sizes(other)
 
@@ -157,6 +151,7 @@ class Channels:
         if gone.lanes != kept.lanes and 1 not in (gone.lanes, kept.lanes):
             kept.held = kept.held or f"it is read in {kept.lanes} and in {gone.lanes} lanes"
         kept.lanes = max(kept.lanes, gone.lanes)
+        kept.filtered = kept.filtered or gone.filtered
 
 
 def follow(model: nn.Module, *, base_of: Callable[[nn.Module], nn.Module] = lambda layer: layer) -> Channels:
@@ -197,7 +192,7 @@ class _Tracer(fx.Tracer):
         self.base_of = base_of
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = self.base_of(m) is not m or type(m).__name__ in PASSING_MODULES or family_of(m) is not None
+        known = self.base_of(m) is not m or family_of(m) is not None
         return known or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -207,21 +202,28 @@ class _Walk:
     def __init__(self, found: Channels, layers: dict[str, nn.Module]) -> None:
         self.found, self.layers = found, layers
         self.layouts: dict[fx.Node, Layout | None] = {}
+        self.without_norm: set[str] = set()
+        self.opened: set[str] = set()
 
     def run(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
             self.layouts[node] = self.visit(node)
+        self.found.normed -= self.without_norm  # a layer that is called twice may meet a norm only once
+        for path in self.opened & set(self.found.outputs):
+            for layout in (self.found.inputs[path], self.found.outputs[path]):
+                self.found.hold(layout, f"the weights of '{path}' are used outside of it")
 
     def visit(self, node: fx.Node) -> Layout | None:
         if node.op == "output":
             for layout in self.arguments(node):
                 self.found.hold(layout, "it is an output of the network")
-            return None
-        if node.op in ("placeholder", "get_attr"):
-            return None
-        if node.op == "call_module":
+        elif node.op == "get_attr":
+            self.opened.add(str(node.target).rpartition(".")[0].removesuffix(".base"))
+        elif node.op == "call_module":
             return self.module(node, str(node.target))
-        return self.function(node)
+        elif node.op != "placeholder":
+            return self.function(node)
+        return None
 
     def arguments(self, node: fx.Node) -> list[Layout | None]:
         return [self.layouts[argument] for argument in node.all_input_nodes]
@@ -229,53 +231,68 @@ class _Walk:
     def module(self, node: fx.Node, path: str) -> Layout | None:
         layer, x = self.layers[path], next(iter(self.arguments(node)), None)
         if isinstance(layer, LINEAR_MAPS) and family_of(layer) is not None and len(node.all_input_nodes) == 1:
-            if _goes_into_norm(node, self.layers):
-                self.found.normed.add(path)
+            (self.found.normed if _goes_into_norm(node, self.layers) else self.without_norm).add(path)
             return _linear(self.found, path, layer, x)
-        if isinstance(layer, (*CHANNEL_NORMS, nn.PReLU)):
-            return self.each_channel(path, x)
-        if isinstance(layer, nn.Flatten) and layer.start_dim in (1, -3) and layer.end_dim == -1:
+        if isinstance(layer, CHANNEL_NORMS):
+            return self.each_channel(path, x, layer.num_features)
+        if isinstance(layer, nn.PReLU):
+            return x if layer.num_parameters == 1 else self.each_channel(path, x, layer.num_parameters)
+        if isinstance(layer, nn.Flatten) and _flattens(x, layer.start_dim, layer.end_dim):
             return _flattened(x)
-        if type(layer).__name__ in PASSING_MODULES:
+        if _passes(word(type(layer)), x):
             return x
         kind = "a norm over several channels" if isinstance(layer, NORMS) else f"{type(layer).__name__} '{path}'"
         return self.unknown(node, f"{kind} reads it")
 
-    def each_channel(self, path: str, x: Layout | None) -> Layout | None:
+    def each_channel(self, path: str, x: Layout | None, channels: int) -> Layout | None:
         """A layer with numbers for every channel: a norm, a PReLU."""
+        x = _resolved(self.found, x, channels)
         if path in self.found.inputs:  # called twice: what it reads has to stay alike
             x = self.found.merge(self.found.inputs[path], x)
         self.found.inputs[path] = self.found.outputs[path] = x
         return x
 
     def function(self, node: fx.Node) -> Layout | None:
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-        arguments = self.arguments(node)
+        name, arguments = word(node.target), self.arguments(node)
         if not any(arguments) or name in ("size", "dim", "getattr"):
             return None
-        if name in SUMS | PRODUCTS:
-            return self.merged(node, is_sum=name in SUMS)
+        x = arguments[0]
+        if name in SUMS | PRODUCTS | QUOTIENTS:
+            return self.merged(node, name)
         if name in ("cat", "concat"):
-            return self.joined(node)
-        if _flattens(name, node):
-            return _flattened(arguments[0])
-        if name in PASSED_BY or (name == "mean" and _pools(_argument(node, 1, "dim", None))):
-            return arguments[0]
-        return self.unknown(node, f"the function {name} reads it")
+            return self.joined(node, _argument(node, 0, "tensors", ()), _argument(node, 1, "dim", 0))
+        if name == "mean":
+            return self.averaged(node, x, _argument(node, 1, "dim", None), _argument(node, 2, "keepdim", False))
+        if _makes_rows(name, node, x):
+            return _flattened(x)
+        return x if _passes(name, x) else self.unknown(node, f"the function {name} reads it")
 
-    def merged(self, node: fx.Node, *, is_sum: bool) -> Layout | None:
+    def merged(self, node: fx.Node, name: str) -> Layout | None:
         """A sum or product of two values; a number that is added would fill what was dropped."""
-        values = [self.layouts[value] for value in node.args if isinstance(value, fx.Node)]
+        operands = [*node.args, *node.kwargs.values()]
+        values = [self.layouts[value] for value in operands if isinstance(value, fx.Node)]
+        if name in QUOTIENTS and (len(values) > 1 or not isinstance(operands[0], fx.Node)):
+            return self.unknown(node, "something is divided by it")
         if len(values) == 2:
             return self.found.merge(values[0], values[1])
-        return self.unknown(node, "a number is added to it") if is_sum else values[0]
+        return self.unknown(node, "a number is added to it") if name in SUMS else values[0]
 
-    def joined(self, node: fx.Node) -> Layout | None:
+    def joined(self, node: fx.Node, tensors: Any, axis: Any) -> Layout | None:
         """A concatenation over channels."""
-        parts = [self.layouts[value] for value in node.all_input_nodes]
-        if _argument(node, 1, "dim", 0) != 1 or any(part is None for part in parts):
-            return self.unknown(node, "it is joined to something that cannot be followed")
-        return tuple(segment for part in parts if part for segment in part)
+        parts = [self.layouts[value] for value in tensors] if isinstance(tensors, (list, tuple)) else [None]
+        segments = tuple(segment for part in parts for segment in part or ())
+        alike = len({segment.pixels for segment in segments}) == 1 and axis in (1, -1 - segments[0].pixels)
+        if not all(parts) or not alike or any(segment.repeat == UNKNOWN_REPEAT for segment in segments):
+            return self.unknown(node, "it is joined to something in a way that cannot be followed")
+        return segments
+
+    def averaged(self, node: fx.Node, x: Layout | None, axes: Any, kept: bool) -> Layout | None:
+        """A mean over axes of pixels, which are gone afterwards unless they are kept."""
+        pixels = x[0].pixels if x else 0
+        axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+        if x is None or not all(isinstance(a, int) and (2 <= a < 2 + pixels or -pixels <= a < 0) for a in axes):
+            return self.unknown(node, "the function mean reads it")
+        return x if kept else tuple(part._replace(pixels=pixels - len(axes)) for part in x)
 
     def unknown(self, node: fx.Node, reason: str) -> Layout | None:
         for layout in self.arguments(node):
@@ -287,8 +304,8 @@ def _linear(found: Channels, path: str, layer: Any, x: Layout | None) -> Layout:
     """Let a linear map read a layout, and begin a stream unless it is depthwise."""
     family, groups = family_of(layer), getattr(layer, "groups", 1)
     assert family is not None
-    inputs, outputs = family.inputs(layer), family.outputs(layer)
-    x = _resolved(found, x, inputs)
+    inputs, outputs, pixels = family.inputs(layer), family.outputs(layer), -1 - family.axis
+    x = _resolved(found, x, inputs, pixels)
     if path in found.inputs:
         found.merge(found.inputs[path], x)
         known = found.outputs[path]
@@ -296,38 +313,68 @@ def _linear(found: Channels, path: str, layer: Any, x: Layout | None) -> Layout:
         return known
     found.inputs[path] = x
     if groups == inputs == outputs and groups > 1 and x is not None:
-        found.outputs[path] = x
-        return x
+        return _depthwise(found, path, x)
     if groups > 1:
         if groups == inputs:
             found.hold(x, "a depthwise convolution makes several channels of each")
         found.in_lanes(x, groups)
-    y = found.outputs[path] = found.new(outputs, groups)
+    y = found.outputs[path] = found.new(outputs, groups, pixels)
     found.makers.append(path)
     return y
 
 
-def _resolved(found: Channels, x: Layout | None, inputs: int) -> Layout | None:
-    """Find out how often flattening has repeated every channel, now that the number of inputs is known."""
-    if x is None or all(part.repeat != UNKNOWN_REPEAT for part in x):
-        return x
-    channels = sum(found.stream(part.stream).size for part in x)
-    repeat, rest = divmod(inputs, channels)
-    if rest:
-        found.hold(x, "it is flattened in a way that cannot be followed")
+def _depthwise(found: Channels, path: str, x: Layout) -> Layout:
+    """Pass channels on that are convolved each by itself."""
+    if len(x) > 1:
+        found.hold(x, "a depthwise convolution reads several streams")
+    for part in x:
+        found.stream(part.stream).filtered = True
+    found.outputs[path] = x
+    return x
+
+
+def _resolved(found: Channels, x: Layout | None, inputs: int, pixels: int | None = None) -> Layout | None:
+    """Find out how often flattening has repeated every channel, now that the number of inputs is known.
+
+    What cannot be so many channels, or has other axes behind them than the reader thinks, is held.
+    """
+    if x is None:
         return None
-    return tuple(part._replace(repeat=repeat) for part in x)
+    channels = sum(found.stream(part.stream).size for part in x)
+    x = tuple(part._replace(repeat=inputs // channels if part.repeat == UNKNOWN_REPEAT else part.repeat) for part in x)
+    if found.size(x) == inputs and pixels in (None, x[0].pixels):
+        return x
+    found.hold(x, "it is flattened or turned in a way that cannot be followed")
+    return None
 
 
-def _flattens(name: str, node: fx.Node) -> bool:
+def _passes(name: str, x: Layout | None) -> bool:
+    """Say whether a function passes on a layout as it is."""
+    return name in ELEMENTWISE or (name in OVER_PIXELS and x is not None and x[0].pixels > 0)
+
+
+def _makes_rows(name: str, node: fx.Node, x: Layout | None) -> bool:
     """Say whether a function makes rows of images."""
     if name == "flatten":
-        return bool(_argument(node, 1, "start_dim", 0) == 1)
-    return name in ("view", "reshape") and node.args[2:] == (-1,)
+        return _flattens(x, _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
+    return name in ("view", "reshape") and node.args[2:] == (-1,) and _is_batch(node.args[1])
+
+
+def _is_batch(size: Any) -> bool:
+    """Say whether a number is the length of the first axis of something: `x.size(0)`, `x.shape[0]`."""
+    return isinstance(size, fx.Node) and word(size.target) in ("size", "getitem") and size.args[1:] == (0,)
+
+
+def _flattens(x: Layout | None, start: Any, end: Any) -> bool:
+    pixels = x[0].pixels if x else 0
+    return start in (1, -1 - pixels) and end in (-1, 1 + pixels)
 
 
 def _flattened(x: Layout | None) -> Layout | None:
-    return None if x is None else tuple(part._replace(repeat=UNKNOWN_REPEAT) for part in x)
+    """Repeat every channel for each of its pixels; what has none stays as it is."""
+    if x is None or x[0].pixels == 0:
+        return x
+    return tuple(part._replace(repeat=UNKNOWN_REPEAT, pixels=0) for part in x)
 
 
 def _goes_into_norm(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
@@ -337,12 +384,6 @@ def _goes_into_norm(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
 
 def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
-def _pools(dims: Any) -> bool:
-    """Say whether a mean over these axes is one over pixels."""
-    found = dims if isinstance(dims, (tuple, list)) else (dims,)
-    return all(isinstance(dim, int) and (dim >= 2 or dim in (-1, -2)) for dim in found)
 
 
 def positions(stream: Stream) -> Iterator[int]:
