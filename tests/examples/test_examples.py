@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.special import exp1
 
-from examples import fine_tune, function_prior, user_loop, weight_priors, x_cubed
+from examples import downhill, fine_tune, function_prior, user_loop, weight_priors, x_cubed
 
 STAGES = ("plain", "converted", "tuned")
 
@@ -86,6 +86,15 @@ def test_function_prior_has_a_quarter_of_the_steps_under_dropout(tmp_path, capsy
     assert (dropped["places"], patched["steps"], patched["places"]) == (100, 100, 500)
     assert written(tmp_path, "function_prior") == figures
     assert "100.0 steps a function" in capsys.readouterr().out
+
+
+def test_downhill_masks_soften_with_temperature(tmp_path, capsys):
+    figures = downhill.main(folder=tmp_path)
+    cold, warm, hot = figures["largest step down"].values()
+    assert cold > warm > hot
+    assert figures["best log alpha"] == pytest.approx(1.0, abs=0.1)
+    assert figures["error of the sparse fit"] < 0.0095 < figures["error of the nested fit"] < 0.15
+    assert written(tmp_path, "downhill") == figures
 
 
 # ---------------------------------------------------------------------------------- oracles of functions
