@@ -29,9 +29,9 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import NO_LOSS, peaked_log_uniform_kl
-from leanbayes.layers.channels import CHANNEL_NORMS, Channels, follow, Layout
+from leanbayes.layers.channels import CHANNEL_NORMS, Channels, follow
 from leanbayes.layers.family import LINEAR_MAPS, spread
-from leanbayes.methods.base import Method, plain_copy, StochasticLayer
+from leanbayes.methods.base import copy_hooks, Method, plain_copy, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_positive
 from leanbayes.methods.gaussian import GaussianLayer
 from leanbayes.methods.ordering import Order, OrderingUnit, Tail
@@ -69,7 +69,7 @@ class NestedLayer(GaussianLayer):
         self.row_noise = False  # a mask serves all rows of a pass
         self.nodes += unit.groups if leads else 0
         if leads and not self.method.weight_noise:
-            self.log_choices = math.log(unit.groups - unit.always_on + 1)
+            self.log_choices = math.log(unit.groups - unit.always_on + 1) if self.method.hard else math.inf
 
     def leave(self) -> None:
         """Give up the ordering unit: the layer stays as wide as it is."""
@@ -140,7 +140,8 @@ class NestedNorm(StochasticLayer):
     """A norm of ordered channels: what is dropped stays zero behind it.
 
     Attributes:
-        sizes: the channels of each stream that it normalises; several behind a concatenation.
+        parts: number of channels of each stream that it normalises, and how often each of them is repeated; several
+            streams come from a concatenation, repeats from flattening.
     """
 
     method: NestedDropout
@@ -148,11 +149,11 @@ class NestedNorm(StochasticLayer):
     ordered = True
 
     def __init__(
-        self, base: Any, method: NestedDropout, units: Sequence[OrderingUnit | None], sizes: list[int]
+        self, base: Any, method: NestedDropout, units: Sequence[OrderingUnit | None], parts: Sequence[tuple[int, int]]
     ) -> None:
         """Take the units of the streams, None where one is not ordered."""
         super().__init__(base, method)
-        self.sizes = list(sizes)
+        self.parts = tuple(parts)
         self.nodes, self.log_choices = 0, 0.0
         self.posterior.orders = nn.ModuleDict({str(k): unit for k, unit in enumerate(units) if unit is not None})
 
@@ -168,16 +169,20 @@ class NestedNorm(StochasticLayer):
     def at_width(self, width: float | int) -> nn.Module:
         """Return the plain norm with the factors of a fixed width folded in."""
         factors = self._joined({name: unit.at_width(width)[None] for name, unit in self.posterior.orders.items()})
-        return plain_copy(self.base, self.fold({"mask": factors[0]}))
+        plain = plain_copy(self.base, self.fold({"mask": factors[0]}))
+        copy_hooks(self, plain)
+        return plain
 
     def _joined(self, factors: Mapping[str, Tensor]) -> Tensor:
         """Put the factors of all streams side by side, ones for those that are not ordered."""
         rows = max(len(factor) for factor in factors.values())
-        parts = [
-            factors[str(k)].expand(rows, -1) if str(k) in factors else torch.ones(rows, size, device=self.device)
-            for k, size in enumerate(self.sizes)
+        ones = {str(k): torch.ones(rows, size, device=self.device) for k, (size, _) in enumerate(self.parts)}
+        each = (ones | dict(factors)).values()
+        repeated = [
+            factor.expand(rows, -1).repeat_interleave(repeat, 1)
+            for factor, (_, repeat) in zip(each, self.parts, strict=True)
         ]
-        return torch.cat(parts, 1)
+        return torch.cat(repeated, 1)
 
     @override
     def kl(self) -> Tensor:
@@ -206,7 +211,7 @@ def plain_layer(layer: nn.Module) -> nn.Module:
 
 def _fills(layer: nn.Module) -> bool:
     """Say whether a layer would put something into channels that were dropped in front of it."""
-    return isinstance(layer, (*LINEAR_MAPS, *CHANNEL_NORMS))
+    return isinstance(plain_layer(layer), (*LINEAR_MAPS, *CHANNEL_NORMS))
 
 
 def masked_tensors(layer: StochasticLayer, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
@@ -223,8 +228,8 @@ def masked_tensors(layer: StochasticLayer, weight: Tensor, mask: Tensor) -> dict
 class NestedDropout(Method):
     """Ordered channels, of which every pass keeps the first few: train once, cut to any width (`lb.slim`).
 
-    The stream of the first linear map and the output are never narrowed; where `where` names layers, streams are
-    ordered whose layers are all named.
+    The output is never narrowed, and the stream of the first linear map only with `first`; where `where` names layers,
+    streams are ordered whose layers are all named.
 
     Attributes:
         groups: groups of neighbouring channels that are dropped together, in every stream; fewer where it is narrower.
@@ -234,7 +239,9 @@ class NestedDropout(Method):
         temperature: of the relaxed masks; larger is smoother.
         hard: masks of zeros and ones, with the (biased) gradient of soft ones.
         rescale: at a fixed width, multiply what is kept by its keep probability (B.2).
-        streams: "all", or only "inner" ones, which no sum passes through (for inverted residuals).
+        streams: "all", or only "inner" ones: those that a depthwise convolution passes on (the wide part of inverted
+            residuals, C.1), or in networks without, those that no sum passes through.
+        first: order the stream of the first linear map, too.
         weight_noise: multiplicative noise on all weights, alpha learned for each.
         init_log_alpha: where log alpha starts; -8 in the first layer.
         kl_constant: C of eq. (17); the default makes the smallest divergence of a weight zero.
@@ -258,6 +265,7 @@ class NestedDropout(Method):
     hard: bool = True
     rescale: bool = True
     streams: str = "all"
+    first: bool = False
     weight_noise: bool = True
     init_log_alpha: float = -1.0
     kl_constant: float = -NO_LOSS
@@ -291,8 +299,8 @@ class NestedDropout(Method):
             elif found := channels.outputs.get(path):
                 of_streams = [units.get(channels.root(part.stream)) for part in found]
                 if any(of_streams):
-                    sizes = [channels.stream(part.stream).size for part in found]
-                    wrapped[path] = NestedNorm(layer, self, of_streams, sizes)
+                    parts = [(channels.stream(part.stream).size, part.repeat) for part in found]
+                    wrapped[path] = NestedNorm(layer, self, of_streams, parts)
         self._join(channels, units, wrapped)
         if not self.weight_noise:  # then only what is ordered has anything random
             wrapped = {path: layer for path, layer in wrapped.items() if layer.ordered}
@@ -309,18 +317,16 @@ class NestedDropout(Method):
 
     def _units(self, channels: Channels, left_out: set[str]) -> dict[int, OrderingUnit]:
         """Return a unit for every stream that may be ordered, by its number: no layer of it is left out."""
-        held = {channels.root(part.stream) for part in self._first(channels) or ()}
-        held |= {channels.root(part.stream) for path in left_out for part in channels.outputs.get(path) or ()}
+        if not self.first:
+            left_out = left_out | set(channels.makers[:1])
+        held = {channels.root(part.stream) for path in left_out for part in channels.outputs.get(path) or ()}
         begun = [channels.root(layout[0].stream) for path in channels.makers if (layout := channels.outputs[path])]
         free = [root for root in dict.fromkeys(begun) if root not in held and not channels.stream(root).held]
         if self.streams == "inner":
-            free = [root for root in free if begun.count(root) == 1]
+            inner = [root for root in free if begun.count(root) == 1]
+            free = [root for root in inner if channels.stream(root).filtered] or inner
         order = Order(**{f.name: getattr(self, f.name) for f in fields(Order)})
         return {root: OrderingUnit(channels.stream(root), order) for root in free}
-
-    @staticmethod
-    def _first(channels: Channels) -> Layout | None:
-        return channels.outputs[channels.makers[0]] if len(channels.makers) > 1 else None
 
     @override
     @classmethod

@@ -105,9 +105,12 @@ class OrderingUnit(nn.Module):
 
     @property
     def keep(self) -> Tensor:
-        """P(group j is kept), which falls from one: the learned importance of the groups."""
-        tails = self.log_tails.exp()
-        return 1 - (tails.cumsum(0) - tails)
+        """P(group j is kept) = sum_{k>=j} q_k, which falls from one: the learned importance of the groups.
+
+        Summed from the end, so that small ones are neither lost nor below zero.
+        """
+        beyond = self.log_tails.exp().flip(0).cumsum(0).flip(0)
+        return beyond / beyond[:1]
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """Draw uniform numbers (1, groups): a pass has one mask for all of its rows."""
@@ -131,8 +134,12 @@ class OrderingUnit(nn.Module):
 
     def at_width(self, width: float | int) -> Tensor:
         """Return the factors of a fixed width: zero beyond it, one or the keep probability up to it."""
-        kept = (torch.arange(self.groups, device=self.device) < self.count(width)).float()
-        return (kept * self.keep if self.order.rescale else kept)[self.group_of]
+        kept = self.kept(width).float()
+        return kept * self.keep[self.group_of] if self.order.rescale else kept
+
+    def kept(self, width: float | int) -> Tensor:
+        """Say which channels a width keeps."""
+        return self.group_of < self.count(width)
 
     def count(self, width: float | int) -> int:
         """Return how many groups a width keeps: a share of them, or their number where all `groups` are there.
