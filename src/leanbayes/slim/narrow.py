@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import mean, unwrap
+from leanbayes.convert import attach_likelihood, mean, own_likelihood, unwrap
 from leanbayes.layers.channels import Channels, follow, Layout
-from leanbayes.methods.base import plain_copy
+from leanbayes.methods.base import plain_copy, StochasticLayer
 from leanbayes.methods.nested import masked_tensors, NestedLayer, NestedNorm, plain_layer
 from leanbayes.methods.ordering import OrderingUnit
 from leanbayes.norm import update_norm
@@ -64,12 +64,17 @@ def narrow(
             "expected a model whose channels are ordered, got one without ordering units; convert it with "
             "lb.NestedDropout() and train it"
         )
-    kept = {root: unit.at_width(width) > 0 for root, unit in units.items()}
+    kept = {root: unit.kept(width) for root, unit in units.items()}
+    likelihood = own_likelihood(small)
     with torch.no_grad():
         _settle(small, width)
         for path, module in list(small.named_modules()):
             if path in channels.outputs:
-                _cut(module, *(_kept(channels, where[path], kept) for where in (channels.inputs, channels.outputs)))
+                inputs, outputs = (_kept(channels, where[path], kept) for where in (channels.inputs, channels.outputs))
+                if inputs is not None or outputs is not None:
+                    _cut(path, module, inputs, outputs)
+    if likelihood is not None:
+        attach_likelihood(small, likelihood)  # the layer that kept it may be a plain one now
     if data is not None:
         update_norm(small, data, batches=batches)
     return small
@@ -90,16 +95,25 @@ def _settle(model: nn.Module, width: float | int) -> None:
     for layer in list(model.modules()):
         if isinstance(layer, NestedLayer) and layer.posterior.order is not None:
             if layer.masked:
-                layer.base = plain_copy(
-                    layer.base, masked_tensors(layer, layer.base.weight, layer.posterior.order.at_width(width))
-                )
+                mask = layer.posterior.order.at_width(width)
+                layer.base = plain_copy(layer.base, masked_tensors(layer, layer.base.weight, mask))
             layer.leave()
-    for path, layer in list(model.named_modules()):
-        if isinstance(layer, NestedNorm):
-            model.set_submodule(path, layer.at_width(width))
-    for path, layer in list(model.named_modules()):
-        if isinstance(layer, NestedLayer) and not layer.method.weight_noise:
-            model.set_submodule(path, layer.freeze())
+    plain = {id(layer): found for layer in model.modules() if (found := _plain(layer, width)) is not None}
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if id(child) in plain:
+                module._modules[name] = plain[id(child)]
+
+
+def _plain(layer: Any, width: float | int) -> nn.Module | None:
+    """Return what takes the place of a layer: its weight may depend on no order and no parametrisation."""
+    if isinstance(layer, NestedNorm):
+        return layer.at_width(width)
+    if isinstance(layer, NestedLayer):
+        return None if layer.method.weight_noise else layer.freeze()
+    if nn.utils.parametrize.is_parametrized(layer, "weight"):
+        return plain_copy(layer, {"weight": layer.weight})
+    return None
 
 
 def _kept(channels: Channels, layout: Layout | None, kept: dict[int, Tensor]) -> Tensor | None:
@@ -114,11 +128,16 @@ def _kept(channels: Channels, layout: Layout | None, kept: dict[int, Tensor]) ->
     return indices(torch.cat(parts))
 
 
-def _cut(module: nn.Module, inputs: Tensor | None, outputs: Tensor | None) -> None:
+def _cut(path: str, module: nn.Module, inputs: Tensor | None, outputs: Tensor | None) -> None:
     layer = plain_layer(module)
     if isinstance(module, NestedLayer):
         old = module.posterior.log_alpha
         new = cut_like_weight(layer, old.detach(), inputs, outputs)
         module.posterior.log_alpha = nn.Parameter(new.clone(), requires_grad=old.requires_grad)
         module.nodes = new.numel()
+    elif isinstance(module, StochasticLayer):
+        raise ValueError(
+            f"layer '{path}' touches channels that are dropped, but {type(module.method).__name__} cannot be narrowed; "
+            "leave it out of that conversion, or keep it away from ordered channels with where="
+        )
     cut(layer, inputs, outputs)
