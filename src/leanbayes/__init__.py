@@ -1,6 +1,7 @@
 """leanbayes: honest uncertainty for any PyTorch network, at about the price of the network itself."""
 
 from leanbayes import data as data
+from leanbayes import generative as generative
 from leanbayes import layers as layers
 from leanbayes import metrics as metrics
 from leanbayes import models as models

@@ -1,0 +1,112 @@
+"""VND-AE (Cui et al., section 4.1): an autoencoder whose code may be cut to any length afterwards.
+
+The encoder says what a code is, dimension by dimension, and how long it should be; training draws lengths, so the first
+dimensions learn what matters for all images and later ones refine it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn, Tensor
+from typing_extensions import override
+
+from leanbayes.distributions.ordered import BernoulliChain, log_tails_of
+from leanbayes.generative.autoencoder import Autoencoder, Bound, truncated
+from leanbayes.generative.codes import Code, SMALLEST_STD, standard
+
+LIMIT = 10.0
+"""Logits of keep probabilities stay between minus and plus this."""
+
+
+class VNDAutoencoder(Autoencoder):
+    """An autoencoder with ordered codes.
+
+    Args:
+        input_shape: of an image (C, H, W).
+        prior_keep: the prior's probability to go on to the next dimension; codes are 1 / (1 - prior_keep) long on
+            average, at most `dimensions`.
+        temperature: of the relaxed masks.
+        hard: masks of zeros and ones, with the (biased) gradient of soft ones.
+        beta: weight of the divergence.
+        options: of `Autoencoder`: dimensions, encoder, decoder, pixels, pixel_std.
+
+    Example:
+        >>> model = lb.generative.VNDAutoencoder((1, 28, 28), dimensions=64)
+        >>> lb.generative.fit(model, x, lb.Recipe(epochs=20, optimizer="adam", lr=1e-3))
+        >>> short, long = model.reconstruct(x, length=8), model.reconstruct(x, length=64)
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        *,
+        prior_keep: float = 0.98,
+        temperature: float = 1.0,
+        hard: bool = True,
+        beta: float = 1.0,
+        **options: object,
+    ) -> None:
+        """Build an autoencoder with one head more, for the length."""
+        super().__init__(input_shape, **options)  # type: ignore[arg-type]
+        if not (0 < prior_keep < 1 and temperature > 0 and beta >= 0):
+            raise ValueError(
+                "expected prior_keep between 0 and 1, a positive temperature and beta of at least 0, got "
+                f"{prior_keep}, {temperature} and {beta}"
+            )
+        self.temperature, self.hard, self.beta = temperature, hard, beta
+        logits = torch.full((self.dimensions - 1,), prior_keep).logit()
+        self.register_buffer("prior_log_tails", log_tails_of(logits), persistent=False)
+        self.keep_logits = nn.Linear(self.mean.in_features, self.dimensions - 1)
+        nn.init.zeros_(self.keep_logits.weight)
+        with torch.no_grad():
+            self.keep_logits.bias.copy_(logits)  # the lengths of the prior, for every image
+
+    prior_log_tails: Tensor
+
+    @override
+    def code_of(self, features: Tensor) -> Code:
+        std = F.softplus(self.log_std(features)) + SMALLEST_STD
+        return Code(self.mean(features), std, log_tails_of(self.keep_logits(features).clamp(-LIMIT, LIMIT)))
+
+    @override
+    def bound(self, x: Tensor) -> Bound:
+        code = self.encode(x)
+        reconstruction = -self.log_likelihood(x, code.rsample(self.temperature, hard=self.hard))
+        divergence = code.kl(standard(code.mean, self.prior_log_tails))
+        return Bound(reconstruction + self.beta * divergence, reconstruction, divergence)
+
+    @override
+    def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
+        h = super().prior_codes(count, None, seed)
+        if length is not None:
+            return truncated(h, length)
+        with torch.random.fork_rng(devices=[], enabled=seed is not None):
+            if seed is not None:
+                torch.manual_seed(seed)
+            keep = _conditional(self.prior_log_tails.cpu())
+            return h * BernoulliChain(keep).sample((count,)).to(h.device)
+
+    def progressive(self, count: int, lengths: list[int], *, seed: int = 0) -> Tensor:
+        """Return the same new images at growing code lengths (len(lengths), count, C, H, W), as Figure 12 shows."""
+        return torch.stack([self.sample(count, length=length, seed=seed) for length in lengths])
+
+    def tree(self, depth: int = 4, *, spread: float = 1.0, seed: int = 0) -> list[Tensor]:
+        """Return the images of Figure 9: level i has two values for each dimension from the second to the i-th.
+
+        Level i is (2^(i-1), C, H, W); images 2 k and 2 k + 1 of a level go on from image k of the level above.
+        """
+        base = truncated(self.prior_codes(1, 1, seed), 1)
+        levels, codes = [self.decode(base)], base
+        for dimension in range(1, depth):
+            step = torch.zeros_like(base)
+            step[:, dimension] = spread
+            codes = torch.stack([codes - step, codes + step], 1).flatten(0, 1)
+            levels.append(self.decode(codes))
+        return levels
+
+
+def _conditional(log_tails: Tensor) -> Tensor:
+    """Return the conditional keep probabilities of a chain with these tails."""
+    beyond = log_tails.exp().flip(-1).cumsum(-1).flip(-1)
+    return torch.cat([torch.ones(1), (beyond[1:] / beyond[:-1]).clamp(max=1.0)])
