@@ -1,0 +1,163 @@
+"""Segmentation that disagrees as annotators do: the probabilistic U-Net (Kohl et al., 2018), and its ordered variant.
+
+    y ~ p(y | f(x, h)),   h ~ p(h | x),      trained with q(h | x, y) on   log p(y | x, h) - beta KL(q || p)   (eq. 29)
+
+Prior and posterior are networks of their own, Gaussian, or with ordered codes (VND-PUNet, eq. 25 to 28): then a code
+may be cut to a length, and the divergence is that of `leanbayes.generative.codes` (eq. 30, with the cumulative kappa).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn, Tensor
+
+from leanbayes.distributions.ordered import log_tails_of
+from leanbayes.generative.codes import Code, SMALLEST_STD
+from leanbayes.likelihoods import Categorical, entropy
+from leanbayes.models import UNet
+from leanbayes.prediction import Prediction
+from leanbayes.uncertainty import decompose
+
+LIMIT = 10.0
+FEATURES = 32
+
+
+class CodeNet(nn.Module):
+    """A convolutional network from images to the law of a code.
+
+    Args:
+        channels: of its input.
+        dimensions: of the code.
+        ordered: whether codes have a length.
+        widths: of its levels; each is two 3x3 convolutions, and halves the image.
+    """
+
+    def __init__(self, channels: int, dimensions: int, *, ordered: bool, widths: Sequence[int]) -> None:
+        """Build the levels and the heads."""
+        super().__init__()
+        levels: list[nn.Module] = []
+        for width in widths:
+            for _ in range(2):
+                levels += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+                channels = width
+            levels.append(nn.AvgPool2d(2, ceil_mode=True))
+        self.levels = nn.Sequential(*levels, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.mean, self.log_std = nn.Linear(channels, dimensions), nn.Linear(channels, dimensions)
+        self.keep_logits = nn.Linear(channels, dimensions - 1) if ordered else None
+
+    def forward(self, x: Tensor) -> Code:
+        """Return the law of the code of every image."""
+        features = self.levels(x)
+        tails = None if self.keep_logits is None else log_tails_of(self.keep_logits(features).clamp(-LIMIT, LIMIT))
+        return Code(self.mean(features), F.softplus(self.log_std(features)) + SMALLEST_STD, tails)
+
+
+class ProbabilisticUNet(nn.Module):
+    """A U-Net whose last layers read a random code: each code is one opinion on the whole image.
+
+    Args:
+        num_classes: of a pixel.
+        input_shape: of an image (C, H, W).
+        dimensions: of the code.
+        ordered: codes with a length (VND-PUNet).
+        widths: of the U-Net and of both code networks.
+        beta: weight of the divergence.
+        temperature: of the relaxed masks of ordered codes.
+
+    Example:
+        >>> model = lb.generative.ProbabilisticUNet(2, (1, 32, 32), ordered=True)
+        >>> lb.generative.fit(model, (x, y), lb.Recipe(epochs=30, optimizer="adam", lr=1e-3))
+        >>> masks = model.sample(x_test, 16).argmax(2)      # (16, B, H, W)
+        >>> p = model.predict(x_test, samples=16)           # an ordinary Prediction, for every pixel
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        *,
+        dimensions: int = 6,
+        ordered: bool = False,
+        widths: Sequence[int] = (32, 64, 128, 192),
+        beta: float = 1.0,
+        temperature: float = 1.0,
+    ) -> None:
+        """Build the U-Net, both code networks and the layers that combine features and code."""
+        super().__init__()
+        if num_classes < 2 or dimensions < 2:
+            raise ValueError(f"expected at least two classes and dimensions, got {num_classes} and {dimensions}")
+        self.num_classes, self.dimensions, self.ordered = num_classes, dimensions, ordered
+        self.beta, self.temperature = beta, temperature
+        self.unet = UNet(FEATURES, input_shape, widths=widths)
+        self.prior = CodeNet(input_shape[0], dimensions, ordered=ordered, widths=widths)
+        self.posterior = CodeNet(input_shape[0] + num_classes, dimensions, ordered=ordered, widths=widths)
+        self.combine = nn.Sequential(
+            nn.Conv2d(FEATURES + dimensions, FEATURES, 1),
+            nn.ReLU(),
+            nn.Conv2d(FEATURES, FEATURES, 1),
+            nn.ReLU(),
+            nn.Conv2d(FEATURES, num_classes, 1),
+        )
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of every image under one annotation each (B, H, W): what `lb.generative.fit` minimises."""
+        posterior, prior = self.posterior(torch.cat([x, self._planes(y)], 1)), self.prior(x)
+        logits = self.logits(self.unet(x), posterior.rsample(self.temperature))
+        nll = F.cross_entropy(logits, y.long(), reduction="none").flatten(1).sum(1)
+        divergence: Tensor = posterior.kl(prior)
+        return nll + self.beta * divergence
+
+    def logits(self, features: Tensor, code: Tensor) -> Tensor:
+        """Return the logits of every pixel (B, classes, H, W) under one code each."""
+        spread = code[:, :, None, None].expand(-1, -1, *features.shape[-2:])
+        found: Tensor = self.combine(torch.cat([features, spread], 1))
+        return found
+
+    @torch.no_grad()
+    def sample(self, x: Tensor, count: int = 16, *, length: int | None = None, seed: int = 0) -> Tensor:
+        """Return the class probabilities of several opinions (count, B, classes, H, W).
+
+        Args:
+            x: images.
+            count: opinions on each.
+            length: use only so many dimensions of the code; None as many as the prior draws.
+            seed: the same seed gives the same opinions.
+        """
+        mode, device = self.training, x.device
+        self.eval()
+        try:
+            features, prior = self.unet(x), self.prior(x).cut(length)
+            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+                torch.manual_seed(seed)
+                codes = [prior.rsample(self.temperature) for _ in range(count)]
+            return torch.stack([self.logits(features, code).softmax(1) for code in codes])
+        finally:
+            self.train(mode)
+
+    def predict(
+        self, x: Tensor, *, samples: int = 16, length: int | None = None, seed: int = 0, batch_size: int = 50
+    ) -> Prediction:
+        """Return class probabilities and uncertainties of every pixel, over opinions; arguments as of `sample`."""
+        parts = [self.sample(rows, samples, length=length, seed=seed) for rows in torch.split(x, batch_size)]
+        return opinions(torch.cat(parts, 1))
+
+    def _planes(self, y: Tensor) -> Tensor:
+        return F.one_hot(y.long(), self.num_classes).movedim(-1, 1).float()
+
+
+def opinions(probabilities: Tensor) -> Prediction:
+    """Make a prediction of the class probabilities of several opinions (S, B, classes, ...)."""
+    own = torch.stack([entropy(each) for each in probabilities])
+    mean, total, aleatoric, epistemic = decompose(probabilities, own, "entropy")
+    return Prediction(
+        mean=mean,
+        total=total,
+        aleatoric=aleatoric,
+        epistemic=epistemic,
+        samples=probabilities,
+        noise=None,
+        likelihood=Categorical(),
+    )
