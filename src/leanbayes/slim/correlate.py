@@ -77,7 +77,8 @@ class Correlation:
         axis.set(xlabel="width", ylabel="width", xticks=places, yticks=places, xticklabels=names, yticklabels=names)
         for row, values in enumerate(self.matrix.tolist()):
             for column, value in enumerate(values):
-                axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6)
+                color = "white" if abs(value) > 0.7 else "black"
+                axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=color)
         kind = Path(path).suffix.removeprefix(".") or "svg"
         write_whole(Path(path), lambda temporary: figure.savefig(temporary, format=kind))
 
