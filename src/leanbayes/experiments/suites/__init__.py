@@ -9,6 +9,7 @@ from leanbayes.experiments.suites.implicit_cifar import implicit_cifar
 from leanbayes.experiments.suites.implicit_complexity import implicit_complexity
 from leanbayes.experiments.suites.implicit_noise import implicit_noise
 from leanbayes.experiments.suites.nested_limited import nested_limited
+from leanbayes.experiments.suites.nested_student import nested_student
 from leanbayes.experiments.suites.nested_widths import nested_widths
 from leanbayes.experiments.suites.patch_overhead import patch_overhead
 from leanbayes.experiments.suites.patch_samples import patch_samples
@@ -37,6 +38,7 @@ SUITES: dict[str, SuiteOf] = {
     "variance-adversarial": variance_adversarial,
     "nested-widths": nested_widths,
     "nested-limited": nested_limited,
+    "nested-student": nested_student,
 }
 """Suites by name: functions of a `Setting`; the first line of their docstrings says what they repeat."""
 
