@@ -1,7 +1,7 @@
 """Metrics: pure functions on predictions and targets.
 
-They return float64 scalars (0-dim tensors) on the device of their input. Wrong input raises; a figure that right input
-leaves undefined, such as a ratio to an error of zero, is NaN.
+They return float64 scalars (0-dim tensors) on the device of their input; those of masks, one number for every image.
+Wrong input raises; a figure that right input leaves undefined, such as a ratio to an error of zero, is NaN.
 """
 
 from leanbayes.metrics.calibration import adaptive_ece as adaptive_ece
@@ -30,6 +30,12 @@ from leanbayes.metrics.regression import interval_coverage as interval_coverage
 from leanbayes.metrics.regression import lpd as lpd
 from leanbayes.metrics.regression import rmse as rmse
 from leanbayes.metrics.rows import flatten as flatten
+from leanbayes.metrics.segmentation import dice as dice
+from leanbayes.metrics.segmentation import energy_distance as energy_distance
+from leanbayes.metrics.segmentation import iou as iou
+from leanbayes.metrics.segmentation import matched_iou as matched_iou
+from leanbayes.metrics.segmentation import pixel_calibration as pixel_calibration
+from leanbayes.metrics.segmentation import PixelCalibration as PixelCalibration
 from leanbayes.metrics.selective import aurc as aurc
 from leanbayes.metrics.selective import risk_coverage as risk_coverage
 from leanbayes.metrics.selective import RiskCoverage as RiskCoverage
@@ -42,6 +48,7 @@ __all__ = [
     "Bin",
     "Detection",
     "Equivalent",
+    "PixelCalibration",
     "RiskCoverage",
     "accuracy",
     "adaptive_ece",
@@ -56,17 +63,22 @@ __all__ = [
     "crps",
     "crps_gaussian",
     "detect",
+    "dice",
     "disagreement",
     "doubt",
     "ece",
+    "energy_distance",
     "ensemble_equivalent",
     "flatten",
     "fpr95",
     "interval_coverage",
+    "iou",
     "lpd",
+    "matched_iou",
     "mce",
     "nll",
     "pairwise_disagreement",
+    "pixel_calibration",
     "reliability",
     "risk_coverage",
     "rmse",
