@@ -24,6 +24,18 @@ from leanbayes.metrics.diversity import disagreement as disagreement
 from leanbayes.metrics.diversity import ensemble_equivalent as ensemble_equivalent
 from leanbayes.metrics.diversity import Equivalent as Equivalent
 from leanbayes.metrics.diversity import pairwise_disagreement as pairwise_disagreement
+from leanbayes.metrics.features import classifier_features as classifier_features
+from leanbayes.metrics.features import Features as Features
+from leanbayes.metrics.features import inception_features as inception_features
+from leanbayes.metrics.features import Seen as Seen
+from leanbayes.metrics.generation import compare_images as compare_images
+from leanbayes.metrics.generation import Diversity as Diversity
+from leanbayes.metrics.generation import frechet_distance as frechet_distance
+from leanbayes.metrics.generation import Generation as Generation
+from leanbayes.metrics.generation import inception_score as inception_score
+from leanbayes.metrics.generation import InceptionScore as InceptionScore
+from leanbayes.metrics.generation import reconstruction_error as reconstruction_error
+from leanbayes.metrics.generation import sample_diversity as sample_diversity
 from leanbayes.metrics.regression import crps as crps
 from leanbayes.metrics.regression import crps_gaussian as crps_gaussian
 from leanbayes.metrics.regression import interval_coverage as interval_coverage
@@ -47,9 +59,14 @@ from leanbayes.metrics.temperature import temper as temper
 __all__ = [
     "Bin",
     "Detection",
+    "Diversity",
     "Equivalent",
+    "Features",
+    "Generation",
+    "InceptionScore",
     "PixelCalibration",
     "RiskCoverage",
+    "Seen",
     "accuracy",
     "adaptive_ece",
     "aupr",
@@ -59,7 +76,9 @@ __all__ = [
     "best_temperature",
     "brier",
     "calibrated_nll",
+    "classifier_features",
     "classwise_ece",
+    "compare_images",
     "crps",
     "crps_gaussian",
     "detect",
@@ -71,6 +90,9 @@ __all__ = [
     "ensemble_equivalent",
     "flatten",
     "fpr95",
+    "frechet_distance",
+    "inception_features",
+    "inception_score",
     "interval_coverage",
     "iou",
     "lpd",
@@ -79,9 +101,11 @@ __all__ = [
     "nll",
     "pairwise_disagreement",
     "pixel_calibration",
+    "reconstruction_error",
     "reliability",
     "risk_coverage",
     "rmse",
+    "sample_diversity",
     "temper",
     "top_k_accuracy",
 ]
