@@ -1,19 +1,52 @@
-"""Data sets: known ones from a cache of `.npz` files, the user's own, and foreign ones to test a model against."""
+"""Data sets: known ones from a cache of `.npz` files, the user's own, foreign ones to test a model against.
+
+Sets with one target a row come from ``load``; images that several people annotated, who do not agree, from
+``load_annotated``, ``load_lidc`` and ``ambiguous_images``.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
+from leanbayes.data.ambiguous import ambiguous_images, AmbiguousImages
+from leanbayes.data.annotated import AnnotatedImages
+from leanbayes.data.annotated_sets import annotated_name, AnnotatedRow, describe_annotated, load_annotated
+from leanbayes.data.bsds import prepare_bsds500
 from leanbayes.data.cache import data_root
 from leanbayes.data.dataset import DataSet, Split, Task
 from leanbayes.data.foreign import foreign
 from leanbayes.data.known import load_known, where
+from leanbayes.data.lidc import load_lidc
+from leanbayes.data.mask_law import mode_frequencies, optimal_energy_distance, true_pixel_probabilities
+from leanbayes.data.one_annotator import OneAnnotator
 from leanbayes.data.own import load_own, resolve
 from leanbayes.data.prepare import prepare
 from leanbayes.data.sources import SOURCES
 
-__all__ = ["DataSet", "Row", "Split", "Task", "describe", "foreign", "load", "names", "prepare"]
+__all__ = [
+    "AmbiguousImages",
+    "AnnotatedImages",
+    "AnnotatedRow",
+    "DataSet",
+    "OneAnnotator",
+    "Row",
+    "Split",
+    "Task",
+    "ambiguous_images",
+    "describe",
+    "describe_annotated",
+    "foreign",
+    "load",
+    "load_annotated",
+    "load_lidc",
+    "mode_frequencies",
+    "names",
+    "optimal_energy_distance",
+    "prepare",
+    "prepare_bsds500",
+    "true_pixel_probabilities",
+]
 
 
 class Row(NamedTuple):
@@ -50,6 +83,8 @@ def load(
         FileNotFoundError: The set is not here; the message says which file to put where.
         ValueError: The name is unknown, or something is wrong with the data.
     """
+    if isinstance(name, str) and annotated_name(name):
+        raise ValueError(f"{name} has several annotators an image, not one target. Use data.load_annotated({name!r}).")
     known = resolve(name)
     if isinstance(known, Path):
         return load_own(known, split=split, target=target, task=task)
