@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
+import leanbayes as lb
+from leanbayes.methods.ordering import OrderingUnit
 from leanbayes.models.resnet import ResidualBlock
 
 
@@ -41,6 +43,21 @@ class Doubled(nn.Module):
         x = F.relu(self.enter(F.relu(self.stem(x))))
         x = self.norm(self.shared(torch.tanh(self.shared(x))))
         return self.head(torch.cat([x, x.relu()], 1)).flatten(1)
+
+
+class Residual(nn.Module):
+    """A sum of two branches, a norm behind it, and an inner stream with a norm of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.skip = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 6, 1)
+        self.inner, self.norm, self.outer = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 3, padding=2)
+        self.last, self.head = nn.BatchNorm2d(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.stem(x))
+        x = self.skip(x) + self.outer(F.relu(self.norm(self.inner(x))))
+        return self.head(F.relu(self.last(x)).mean((2, 3)))
 
 
 class Gated(nn.Module):
@@ -91,6 +108,9 @@ class Case:
         return torch.randn(rows, *self.row, generator=torch.Generator().manual_seed(5))
 
 
+X = torch.randn(5, 2, 6, 6, generator=torch.Generator().manual_seed(3))
+"""Inputs of `residual`."""
+
 CASES = {
     "mlp": Case(lambda: nn.Sequential(
         nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 7), nn.BatchNorm1d(7), nn.ReLU(),
@@ -120,6 +140,7 @@ CASES = {
         nn.Conv2d(2, 4, 3), nn.PReLU(), nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.PReLU(8), nn.Conv2d(8, 6, 1),
         nn.PReLU(6), nn.Conv2d(6, 3, 1)), (2, 6, 6)),
     "joined": Case(Joined, (2, 4, 4)),
+    "residual": Case(Residual, (2, 6, 6)),
     "doubled": Case(Doubled, (2, 4, 4)),
     "gated": Case(Gated, (2, 4, 4)),
     "norm_twice": Case(norm_twice, (2, 4, 4)),
@@ -142,3 +163,35 @@ def unsettle(model: nn.Module) -> nn.Module:
             elif tensor.dim() == 1 and tensor.is_floating_point():  # of norms, slopes and biases
                 uniform(tensor, 0.3, 1.5)
     return model.eval()
+
+
+def residual(**fields) -> nn.Module:
+    """Convert the residual network: two ordered streams, one of them with a sum."""
+    torch.manual_seed(0)
+    return lb.convert(Residual(), lb.NestedDropout(**({"groups": 4} | fields)))
+
+
+def units_of(model: nn.Module) -> list[OrderingUnit]:
+    return [module for module in model.modules() if isinstance(module, OrderingUnit)]
+
+
+def set_keep_logits(model: nn.Module, low: float = -1.5, high: float = 2.5) -> None:
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for unit in units_of(model):
+            unit.keep_logits.copy_(torch.rand(unit.keep_logits.shape, generator=generator) * (high - low) + low)
+
+
+def converted(name: str, **fields) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    method = lb.NestedDropout(**({"groups": 3} | fields))
+    return unsettle(lb.convert(CASES[name].make(), method)), CASES[name].inputs()
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def masked(model: nn.Module, x: Tensor, width: float | int) -> Tensor:
+    with torch.no_grad(), lb.draws(model, mean=True, width=width):
+        return model(x)

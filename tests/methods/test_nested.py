@@ -1,0 +1,268 @@
+"""Nested dropout: which streams are ordered, what a draw keeps of them, and what a width means."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn, Tensor
+
+import leanbayes as lb
+from leanbayes.layers.channels import Stream
+from leanbayes.methods.ordering import Order, OrderingUnit
+from leanbayes.sampling import many_draws
+from tests.slim.networks import CASES, Residual, residual, set_keep_logits, units_of, unsettle, X
+
+
+def masks(model: nn.Module, count: int) -> list[Tensor]:
+    """Return many draws (count, channels) of the mask of every stream."""
+    with torch.no_grad(), many_draws(model, 0, range(count)):
+        return [unit.factors() for unit in units_of(model)]
+
+
+# ------------------------------------------------------------------------- which streams
+
+
+def test_layers_of_a_stream_share_a_unit():
+    bnn = residual()
+    assert len(units_of(bnn)) == 2
+    assert bnn.skip.posterior.order is bnn.outer.posterior.order is bnn.last.posterior.orders["0"]
+    assert bnn.inner.posterior.order is bnn.norm.posterior.orders["0"]
+    assert bnn.stem.posterior.order is bnn.head.posterior.order is None
+    assert [bnn.inner.masked, bnn.skip.masked, bnn.outer.masked] == [False, True, True]
+    assert bnn.stem.posterior.log_alpha.eq(-8).all()
+    assert bnn.skip.posterior.log_alpha.eq(-1).all()
+
+
+def test_the_first_stream_is_ordered_on_demand():
+    assert len(units_of(residual(first=True))) == 3
+    assert residual(first=True).stem.posterior.order is not None
+
+
+@pytest.mark.parametrize(
+    ("where", "count"),
+    [
+        (["inner", "norm", "outer", "skip", "last"], 2),
+        (["inner", "norm"], 1),
+        (["inner"], 0),  # the norm behind it would fill what is dropped
+        (["inner", "norm", "outer", "last"], 1),  # the other branch of the sum is missing
+        (["inner", "norm", "outer", "skip"], 1),
+    ],
+)
+def test_streams_are_ordered_whose_layers_are_all_named(where, count):
+    torch.manual_seed(0)
+    bnn = unsettle(lb.convert(Residual(), lb.NestedDropout(groups=4), where=where))
+    assert len(units_of(bnn)) == count
+    if count:
+        with torch.no_grad(), lb.draws(bnn, mean=True, width=0.5):
+            torch.testing.assert_close(lb.slim.extract(bnn, 0.5)(X), bnn(X), atol=1e-5, rtol=1e-5)
+
+
+def test_inner_streams_are_those_that_no_sum_passes_through():
+    bnn = residual(streams="inner")
+    (unit,) = units_of(bnn)
+    assert unit is bnn.inner.posterior.order
+    assert bnn.outer.posterior.order is None
+
+
+def test_inner_streams_of_mobilenet_are_the_expanded_channels():
+    net = lb.models.build("mobilenetv2-w0.25", num_outputs=5, input_shape=(3, 32, 32))
+    bnn = lb.convert(net, lb.NestedDropout(groups=4, streams="inner"))
+    expanded = {
+        f"stages.{i}.{j}.body.{k}"
+        for i, stage in enumerate(net.stages) for j, block in enumerate(stage) for k in (0, 1, 3, 4)
+        if len(block.body) > 5
+    }  # fmt: skip
+    ordered = {path for path, layer in lb.stochastic_layers(bnn) if layer.ordered}
+    assert ordered == expanded
+    assert len(units_of(bnn)) == 16
+    assert len(units_of(lb.convert(net, lb.NestedDropout(groups=4)))) == 16 + 7 + 1
+
+
+def test_without_noise_only_ordered_layers_are_wrapped():
+    bnn = residual(weight_noise=False)
+    assert [path for path, _ in lb.stochastic_layers(bnn)] == ["skip", "inner", "norm", "outer", "last"]
+    assert lb.summary(bnn).ensemble == "an ensemble of 16 networks"
+    assert lb.summary(residual(weight_noise=False, hard=False)).ensemble == ""
+
+
+def test_streams_of_other_stochastic_layers_are_left_alone():
+    torch.manual_seed(0)
+    bnn = lb.convert(lb.convert(Residual(), lb.Rank1(components=2), where="inner"), lb.NestedDropout(groups=4))
+    assert units_of(bnn) == [bnn.skip.posterior.order]
+    bnn.eval()
+    with lb.draws(bnn, seed=2, index=1):
+        expected = bnn(X)
+    torch.testing.assert_close(lb.draw(bnn, seed=2, index=1)(X), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_two_orders_in_one_network():
+    torch.manual_seed(0)
+    bnn = lb.convert(Residual(), lb.NestedDropout(groups=2), where=["inner", "norm"])
+    bnn = unsettle(lb.convert(bnn, lb.NestedDropout(groups=3)))
+    assert [unit.groups for unit in units_of(bnn)] == [3, 2]
+    with torch.no_grad(), lb.draws(bnn, mean=True, width=0.5):
+        torch.testing.assert_close(lb.slim.extract(bnn, 0.5)(X), bnn(X), atol=1e-5, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------- draws
+
+
+@pytest.mark.parametrize("fields", [{}, {"hard": False, "temperature": 0.5}, {"weight_noise": False}], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_a_frozen_draw_equals_the_stochastic_pass_of_that_draw(name, fields):
+    torch.manual_seed(0)
+    bnn = unsettle(lb.convert(CASES[name].make(), lb.NestedDropout(groups=3, **fields)))
+    x = CASES[name].inputs()
+    for index in range(3):
+        with lb.draws(bnn, seed=3, index=index):
+            stochastic = bnn(x)
+            assert torch.equal(bnn(x), stochastic)
+        torch.testing.assert_close(lb.draw(bnn, seed=3, index=index)(x), stochastic, atol=1e-5, rtol=1e-5)
+    samples = lb.predict(bnn, x, lb.Gaussian(), samples=3, seed=3).samples
+    torch.testing.assert_close(samples[2].flatten(), stochastic.flatten(), atol=1e-5, rtol=1e-5)
+
+
+def test_a_pass_has_one_mask_for_a_stream_and_the_next_pass_another():
+    bnn = residual()
+    set_keep_logits(bnn, 0.0, 1.0)
+    seen: dict[str, list[Tensor]] = {name: [] for name in ("skip", "outer", "last", "inner", "norm")}
+
+    def watch(name: str):
+        return lambda layer, args, y: seen[name].append(layer.factors().detach())
+
+    for name in seen:
+        bnn.get_submodule(name).register_forward_hook(watch(name))
+    for _ in range(60):
+        bnn(X)
+    passes = {name: torch.cat(found) for name, found in seen.items()}
+    assert torch.equal(passes["skip"], passes["outer"])
+    assert torch.equal(passes["skip"], passes["last"])
+    assert torch.equal(passes["inner"], passes["norm"])
+    assert len(passes["skip"].unique(dim=0)) == len(passes["inner"].unique(dim=0)) == 4
+    assert not torch.equal(passes["skip"].sum(1), passes["inner"].sum(1))
+
+
+def test_masks_are_ordered_and_kept_as_often_as_the_unit_says():
+    bnn = residual(always_on=2, groups=6)
+    set_keep_logits(bnn)
+    n = 2000
+    for unit, z in zip(units_of(bnn), masks(bnn, n), strict=True):
+        assert set(z.unique().tolist()) <= {0.0, 1.0}
+        by_group = torch.stack([z[:, unit.group_of == group].amax(1) for group in range(unit.groups)], 1)
+        torch.testing.assert_close(by_group[:, unit.group_of], z)
+        assert (by_group.diff(dim=1) <= 0).all()
+        assert by_group[:, :2].eq(1).all()
+        keep = unit.keep.detach()
+        logits = unit.keep_logits.detach()
+        torch.testing.assert_close(keep, torch.cat([torch.ones(2), logits.sigmoid().cumprod(0)]))
+        error = (keep * (1 - keep) / n).sqrt()
+        assert ((by_group.mean(0) - keep).abs() <= 4 * error).all()
+
+
+def test_masks_of_different_streams_are_independent():
+    bnn = residual()
+    set_keep_logits(bnn)
+    n = 4000
+    first, second = (z.sum(1) for z in masks(bnn, n))
+    correlation = torch.corrcoef(torch.stack([first, second]))[0, 1]
+    assert first.std() > 0.5
+    assert correlation.abs() < 4 / math.sqrt(n)
+
+
+def test_soft_masks_fall_from_one():
+    bnn = residual(hard=False, temperature=1.0)
+    set_keep_logits(bnn)
+    for unit, z in zip(units_of(bnn), masks(bnn, 50), strict=True):
+        assert ((z > 0) & (z <= 1)).all()
+        assert z[:, unit.group_of == 0].eq(1).all()
+        assert len(z.unique(dim=0)) == 50
+        assert (z[:, :-1] - z[:, 1:] >= 0).all()
+
+
+def test_a_temperature_can_fall_during_training():
+    bnn = residual(hard=False)
+    set_keep_logits(bnn)
+    for unit in units_of(bnn):
+        unit.temperature.fill_(1e-4)
+    for z in masks(bnn, 50):
+        assert torch.minimum(z, 1 - z).max() < 1e-3
+    again = residual(hard=False)
+    again.load_state_dict(bnn.state_dict())
+    assert units_of(again)[0].temperature.item() == pytest.approx(1e-4)
+
+
+def test_noise_on_activations_has_the_masks_of_its_seed():
+    bnn = unsettle(residual())
+    one, same, other = (lb.predict(bnn, X, samples=4, noise="activation", seed=seed).samples for seed in (0, 0, 1))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+# ------------------------------------------------------------------------- widths
+
+
+def unit(size: int = 8, lanes: int = 1, **fields) -> OrderingUnit:
+    defaults = {"groups": 4, "always_on": 1, "tail": "learned", "prior_keep": 0.95, "temperature": 2.0}
+    order = Order(**(defaults | {"hard": True, "rescale": True} | fields))
+    made = OrderingUnit(Stream(size, lanes), order)
+    if made.learned:
+        with torch.no_grad():
+            made.keep_logits.copy_(torch.linspace(1.0, -1.0, len(made.keep_logits)))
+    return made
+
+
+def test_a_share_or_a_number_of_groups():
+    made = unit(rescale=False)
+    for width, kept in ((0.25, 2), (0.3, 2), (0.375, 4), (0.5, 4), (1.0, 8), (1, 2), (3, 6), (4, 8), (0.01, 2)):
+        assert made.at_width(width).tolist() == [1.0] * kept + [0.0] * (8 - kept)
+
+
+def test_narrow_streams_have_fewer_groups_and_keep_the_same_share():
+    made = unit(size=5, groups=10, always_on=4, rescale=False)
+    assert (made.groups, made.always_on) == (5, 2)
+    assert [made.at_width(width).sum().item() for width in (0.1, 0.5, 0.6, 1.0, 1, 6, 10)] == [2, 3, 3, 5, 2, 3, 5]
+    single = unit(size=1)
+    assert single.keep_logits.shape == (0,)
+    assert single.at_width(0.1).tolist() == [1.0]
+    assert single.kl().item() == 0
+
+
+def test_groups_that_are_always_on_are_the_narrowest_width():
+    made = unit(always_on=3, rescale=False)
+    assert [made.at_width(width).sum().item() for width in (1, 2, 3, 4)] == [6, 6, 6, 8]
+
+
+def test_lanes_are_ordered_alike():
+    made = unit(size=12, lanes=3, rescale=False)
+    assert made.at_width(0.5).tolist() == [1.0, 1.0, 0.0, 0.0] * 3
+
+
+def test_rescaling_multiplies_what_is_kept_by_its_keep_probability():
+    """B.2: at width 3, channels are multiplied by 1, mu_2 and mu_2 mu_3."""
+    made = unit()
+    mu = made.keep_logits.detach().sigmoid()
+    expected = torch.stack([torch.ones(()), mu[0], mu[0] * mu[1], torch.zeros(())]).repeat_interleave(2)
+    torch.testing.assert_close(made.at_width(3).detach(), expected)
+    torch.testing.assert_close(unit(rescale=False).at_width(3), (expected > 0).float())
+
+
+def test_keep_probabilities_are_exact_down_to_the_smallest():
+    made = unit(size=64, groups=64, tail="geometric", prior_keep=0.5)
+    torch.testing.assert_close(made.keep, 0.5 ** torch.arange(64.0), rtol=1e-5, atol=0)
+    steep = unit(size=40, groups=40)
+    with torch.no_grad():
+        steep.keep_logits.fill_(-9.0)  # used as -5, as the paper clamps them
+    assert (steep.keep > 0)[:17].all()
+    assert (steep.keep.diff() <= 0).all()
+    torch.testing.assert_close(steep.keep[1].detach(), torch.tensor(-5.0).sigmoid())
+
+
+def test_the_mean_is_full_width_without_rescaling():
+    bnn = unsettle(residual())
+    plain = Residual().eval()
+    plain.load_state_dict(
+        {name.replace("base.", ""): tensor for name, tensor in bnn.state_dict().items() if "posterior" not in name}
+    )
+    torch.testing.assert_close(lb.mean(bnn)(X), plain(X), atol=1e-5, rtol=1e-5)

@@ -1,0 +1,158 @@
+"""The divergence of nested dropout: equations (17), (18) and (13) by brute force."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn, Tensor
+
+import leanbayes as lb
+from leanbayes.distributions.log_uniform import exact_log_uniform_kl, peaked_log_uniform_kl
+from tests.slim.networks import residual, units_of, unsettle
+
+
+def weight_kl(log_alpha: float, constant: float) -> float:
+    """Equation (17), with the sign of a divergence."""
+    bump = 0.7294 * math.exp(-math.exp(0.5387) * (-0.2041 + 0.3492 * log_alpha) ** 2)
+    return -(bump - 0.5 * math.log(1 + math.exp(-log_alpha)) + constant)
+
+
+def chain(keep: list[float]) -> tuple[list[float], list[float]]:
+    """Return P(element is kept) and P(element is the last kept), from conditional keep probabilities."""
+    kept = [math.prod(keep[: j + 1]) for j in range(len(keep))]
+    tails = [p * (1 - nxt) for p, nxt in zip(kept, [*keep[1:], 0.0], strict=True)]
+    assert sum(tails) == pytest.approx(1)
+    return kept, tails
+
+
+def phi_1(logits: list[float], always_on: int, prior_keep: float = 0.95) -> float:
+    """The divergence of the tails, by the definition of the chains."""
+    on = [1.0] * always_on
+    _, q = chain(on + [1 / (1 + math.exp(-logit)) for logit in logits])
+    _, p = chain(on + [prior_keep] * len(logits))
+    return sum(a * math.log(a / b) for a, b in zip(q, p, strict=True) if a > 0)
+
+
+def phi_2(log_alpha: Tensor, kept: list[float], constant: float) -> float:
+    """The divergence of weights (out, ...), each counted as often as its output is kept."""
+    rows = log_alpha.flatten(1).tolist()
+    return sum(p * weight_kl(value, constant) for p, row in zip(kept, rows, strict=True) for value in row)
+
+
+@pytest.mark.parametrize(("always_on", "constant"), [(1, -0.5471), (2, 0.2)])
+def test_the_divergence_is_equation_18(always_on, constant):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    bnn = unsettle(lb.convert(net, lb.NestedDropout(groups=4, always_on=always_on, kl_constant=constant)))
+    (order,) = units_of(bnn)
+    logits = order.keep_logits.tolist()
+    kept, _ = chain([1.0] * always_on + [1 / (1 + math.exp(-logit)) for logit in logits])
+    expected = phi_1(logits, always_on)
+    for index, keep in ((0, [1.0] * 3), (2, kept), (4, [1.0] * 2)):
+        expected += phi_2(bnn[index].posterior.log_alpha, keep, constant)
+    assert lb.kl(bnn).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_stream_of_several_layers_counts_its_tails_once():
+    bnn = unsettle(residual(groups=3))
+    expected = 0.0
+    for order in units_of(bnn):
+        expected += phi_1(order.keep_logits.tolist(), 1)
+    for name in ("stem", "skip", "inner", "outer", "head"):
+        layer = bnn.get_submodule(name)
+        unit = layer.posterior.order
+        kept = [1.0] * layer.base.weight.shape[0]
+        if unit is not None:
+            by_group, _ = chain([1.0] + [1 / (1 + math.exp(-v)) for v in unit.keep_logits.tolist()])
+            kept = [by_group[group] for group in unit.group_of.tolist()]
+        expected += phi_2(layer.posterior.log_alpha, kept, -0.5471)
+    assert lb.kl(bnn).item() == pytest.approx(expected, rel=1e-5)
+    assert bnn.norm.kl().item() == bnn.last.kl().item() == 0
+    without = unsettle(residual(groups=3, order_prior=False))
+    tails = sum(phi_1(order.keep_logits.tolist(), 1) for order in units_of(bnn))
+    assert (lb.kl(bnn) - lb.kl(without)).item() == pytest.approx(tails, rel=1e-4)
+
+
+def test_weights_of_transposed_and_grouped_convolutions_go_with_their_output_channel():
+    """Each weight is counted by the channel it leads to, found by its gradient instead of its place."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(2, 4, 1), nn.ConvTranspose2d(4, 6, 2, groups=2), nn.ReLU(), nn.Conv2d(6, 8, 1, groups=2), nn.ReLU(),
+        nn.Conv2d(8, 2, 1),
+    )  # fmt: skip
+    bnn = unsettle(lb.convert(net, lb.NestedDropout(groups=2, order_prior=False)))
+    for index in (1, 3):
+        layer = bnn[index]
+        unit = layer.posterior.order
+        each = layer.posterior.log_alpha.detach()
+        kept = torch.zeros_like(each)
+        y = layer.base(torch.ones(1, layer.base.in_channels, 3, 3))
+        for channel in range(y.shape[1]):
+            (touched,) = torch.autograd.grad(y[:, channel].sum(), layer.base.weight, retain_graph=True)
+            kept += (touched != 0) * unit.keep[unit.group_of[channel]].detach()
+        expected = sum(
+            p * weight_kl(v, -0.5471) for p, v in zip(kept.flatten().tolist(), each.flatten().tolist(), strict=True)
+        )
+        assert layer.kl().item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("tail", ["geometric", "categorical"])
+def test_fixed_tails_cost_nothing_and_have_nothing_to_learn(tail):
+    bnn = unsettle(residual(tail=tail, prior_keep=0.7, groups=3))
+    kept = {"geometric": [1.0, 0.7, 0.49], "categorical": [1.0, 2 / 3, 1 / 3]}[tail]
+    expected = 0.0
+    for name in ("stem", "skip", "inner", "outer", "head"):
+        layer = bnn.get_submodule(name)
+        order = layer.posterior.order
+        per_channel = (
+            [1.0] * layer.base.weight.shape[0] if order is None else [kept[g] for g in order.group_of.tolist()]
+        )
+        expected += phi_2(layer.posterior.log_alpha, per_channel, -0.5471)
+    assert lb.kl(bnn).item() == pytest.approx(expected, rel=1e-5)
+    assert not any("keep_logits" in name for name, _ in bnn.named_parameters())
+    assert all(order.kl().item() == 0 for order in units_of(bnn))
+
+
+def test_the_cost_of_weights_is_that_of_the_expected_number_kept():
+    """Equation (13): chi times the mean number of kept weights, by enumerating the tails of both streams."""
+    chi = 0.03
+    bnn = unsettle(residual(groups=3, weight_noise=False, weight_cost=chi, order_prior=False))
+    expected = 0.0
+    for names in (("inner",), ("skip", "outer")):
+        unit = bnn.get_submodule(names[0]).posterior.order
+        _, tails = chain([1.0] + [1 / (1 + math.exp(-v)) for v in unit.keep_logits.tolist()])
+        for tail, probability in enumerate(tails):
+            channels = sum(group <= tail for group in unit.group_of.tolist())
+            weights = sum(channels * bnn.get_submodule(name).base.weight[0].numel() for name in names)
+            expected += chi * probability * weights
+    assert lb.kl(bnn).item() == pytest.approx(expected, rel=1e-5)
+    assert lb.kl(unsettle(residual(weight_noise=False, order_prior=False))).item() == 0
+
+
+@pytest.mark.parametrize("fields", [{"order_prior": False}, {"weight_noise": False, "weight_cost": 1.0}], ids=str)
+def test_following_the_divergence_lowers_keep_probabilities(fields):
+    bnn = unsettle(residual(**fields))
+    lb.kl(bnn).backward()
+    for order in units_of(bnn):
+        assert (order.keep_logits.grad > 0).all()
+
+
+def test_the_divergence_of_a_weight_is_equation_17_with_a_minimum_of_zero():
+    log_alpha = torch.linspace(-10, 10, 4001, dtype=torch.float64)
+    for constant in (0.0, -0.5471, 1.5):
+        expected = torch.tensor([weight_kl(v, constant) for v in log_alpha.tolist()], dtype=torch.float64)
+        torch.testing.assert_close(peaked_log_uniform_kl(log_alpha, constant), expected, rtol=1e-10, atol=1e-10)
+    found = peaked_log_uniform_kl(log_alpha)
+    assert found.min().abs() < 1e-4
+    assert log_alpha[found.argmin()].item() == pytest.approx(1.0, abs=0.15)
+    falling, rising = found[: found.argmin()], found[found.argmin() : (log_alpha < 4).sum()]
+    assert (falling.diff() < 0).all()
+    assert (rising.diff() > 0).all()
+
+
+def test_the_divergence_of_a_weight_follows_the_exact_one_up_to_a_constant():
+    log_alpha = torch.linspace(-5, 0.5, 200, dtype=torch.float64)
+    gap = peaked_log_uniform_kl(log_alpha) - exact_log_uniform_kl(log_alpha)
+    assert (gap.max() - gap.min()) / 2 < 0.15
