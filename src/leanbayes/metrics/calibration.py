@@ -27,7 +27,7 @@ class Bin:
 
 def reliability(probabilities: Tensor, y: Tensor, bins: int = 15) -> list[Bin]:
     """Return the bins of a reliability diagram, from the lowest confidence to the highest; empty ones are left out."""
-    sums = _equal_bins(*_answers(probabilities, y), bins)
+    sums = equal_bins(*_answers(probabilities, y), bins)
     return [
         Bin(confidence / rows, hits / rows, int(rows))
         for rows, confidence, hits in zip(*(each.tolist() for each in sums), strict=True)
@@ -45,14 +45,14 @@ def ece(probabilities: Tensor, y: Tensor, bins: int = 15, smallest: int = 0) -> 
         smallest: bins with at most so many rows are dropped; n still counts all rows. The paper on model patching
             has bins=20, smallest=5. NaN where no bin is left.
     """
-    sums = _equal_bins(*_answers(probabilities, y), bins)
+    sums = equal_bins(*_answers(probabilities, y), bins)
     kept = _kept(sums, smallest)
     return (sums.hits - sums.confidence)[kept].abs().sum() / sums.rows.sum() + _nan_if_none(kept)
 
 
 def mce(probabilities: Tensor, y: Tensor, bins: int = 15, smallest: int = 0) -> Tensor:
     """Return the maximum calibration error: max_b |accuracy_b - confidence_b| over the bins of `ece`."""
-    sums = _equal_bins(*_answers(probabilities, y), bins)
+    sums = equal_bins(*_answers(probabilities, y), bins)
     kept = _kept(sums, smallest)
     gaps = (sums.hits - sums.confidence).abs() / sums.rows
     return gaps.where(kept, 0.0).max() + _nan_if_none(kept)
@@ -81,7 +81,7 @@ def classwise_ece(probabilities: Tensor, y: Tensor, bins: int = 15) -> Tensor:
     probabilities, y = flatten(probabilities, y)
     errors = []
     for c in range(probabilities.shape[1]):
-        sums = _equal_bins(probabilities[:, c].double().contiguous(), (y == c).double(), bins)
+        sums = equal_bins(probabilities[:, c].double().contiguous(), (y == c).double(), bins)
         errors.append((sums.hits - sums.confidence).abs().sum() / len(y))
     return torch.stack(errors).mean()
 
@@ -101,7 +101,7 @@ def _answers(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return confidence, (predicted == y).double()
 
 
-def _equal_bins(confidence: Tensor, hit: Tensor, bins: int) -> _Sums:
+def equal_bins(confidence: Tensor, hit: Tensor, bins: int) -> _Sums:
     """Add up over bins ((b - 1) / bins, b / bins]; zero belongs to the first."""
     check_whole(bins, "bins")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)

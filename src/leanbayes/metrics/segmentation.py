@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from leanbayes.metrics.calibration import _equal_bins
+from leanbayes.metrics.calibration import equal_bins
 from leanbayes.metrics.rows import check_whole, flatten, pick
 
 # S samples, A annotations, M = S + A masks, B images, P pixels, C classes
@@ -152,7 +152,7 @@ def pixel_calibration(
     rows, _ = flatten(probabilities, torch.where(voted, 0, IGNORED))
     counts = votes.movedim(1, -1)[voted].double()
     voters, (confidence, predicted) = counts.sum(1), rows.double().max(1)
-    right, sure = (_equal_bins(confidence, each, bins).hits for each in (pick(counts, predicted), voters * confidence))
+    right, sure = (equal_bins(confidence, each, bins).hits for each in (pick(counts, predicted), voters * confidence))
     return PixelCalibration(
         ece=(right - sure).abs().sum() / voters.sum(),
         vote_error=(rows - counts / voters.unsqueeze(1)).abs().mean(),
