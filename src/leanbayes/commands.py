@@ -123,7 +123,7 @@ class DataPrepare:
 
 def data(arguments: list[str]) -> int:
     """List or prepare data sets."""
-    from leanbayes.data import describe, prepare
+    from leanbayes.data import describe, describe_annotated, prepare
 
     if not arguments or arguments[0] not in ("list", "prepare"):
         asked = bool(arguments) and arguments[0] in ("-h", "--help")
@@ -136,6 +136,11 @@ def data(arguments: list[str]) -> int:
             for r in describe(listing.root)
         ]
         _table(("name", "task", "train", "test", "shape", "where"), rows)
+        annotated = [
+            (r.name, r.annotators, f"{r.train:,}", f"{r.test:,}", "x".join(map(str, r.shape)), r.where)
+            for r in describe_annotated(listing.root)
+        ]
+        _table(("lb.data.load_annotated", "annotators", "train", "test", "shape", "where"), annotated)
         return 0
     wanted = parse(_positional(DataPrepare), arguments[1:], "data prepare")
     prepare(wanted.name, wanted.root, wanted.source)

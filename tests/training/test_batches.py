@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 
 from leanbayes.training import batches as module
 from leanbayes.training.batches import batches_of, Placement, training_batches
@@ -167,3 +167,21 @@ def test_what_cannot_be_trained_on_is_refused():
         batches_of(DataLoader(Endless()), placed())
     with pytest.raises(TypeError, match=r"expected batches \(inputs, target\) with a tensor of targets, got Tensor"):
         next(batches_of(Single(), placed()).epoch(0))
+
+
+def test_a_dataset_that_draws_is_told_the_epoch():
+    class Drawn(Dataset):
+        epoch = -1
+
+        def set_epoch(self, number: int) -> None:
+            self.epoch = number
+
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int):
+            return torch.full((1,), float(self.epoch)), torch.tensor(index)
+
+    batches = training_batches(Drawn(), placed(batch_size=2))
+    for epoch in (0, 3):
+        assert all((x == epoch).all() for x, _ in batches.epoch(epoch))

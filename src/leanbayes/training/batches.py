@@ -138,7 +138,11 @@ class TensorBatches:
 
 
 class DatasetBatches:
-    """Items of a map-style Dataset, of which each process reads its own."""
+    """Items of a map-style Dataset, of which each process reads its own.
+
+    A Dataset with a method `set_epoch` is told the epoch first, as torch's samplers are: one that draws at random
+    (`lb.data.OneAnnotator`) then draws the same when training is resumed.
+    """
 
     def __init__(self, dataset: Dataset[Any], placement: Placement) -> None:
         """Count the rows."""
@@ -150,6 +154,9 @@ class DatasetBatches:
     def epoch(self, number: int) -> Iterator[Batch]:
         """Yield the batches of an epoch."""
         here = self.placement
+        tell = getattr(self.dataset, "set_epoch", None)
+        if tell is not None:
+            tell(number)
         order = here.order(self.rows, number).tolist()
         chosen = [order[start + here.rank : stop : here.world] for start, stop in self.spans]
         return self._load(chosen, here.generator(number))
