@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 from typing_extensions import override
 
-from leanbayes.generative.codes import check_length, Code, SMALLEST_STD, standard
-from leanbayes.generative.networks import ConvDecoder, ConvEncoder
+from leanbayes.generative.codes import Code, standard, truncated
+from leanbayes.generative.networks import ConvDecoder, ConvEncoder, in_eval_mode
 
 Pixels = Literal["gaussian", "bernoulli"]
 
@@ -63,7 +63,12 @@ class Autoencoder(nn.Module, abc.ABC):
             raise ValueError(f"expected dimensions and pixel_std above zero, got {dimensions} and {pixel_std}")
         self.dimensions, self.pixels, self.pixel_std = dimensions, pixels, pixel_std
         self.encoder = ConvEncoder(input_shape) if encoder is None else encoder
-        features = int(self.encoder.features)  # type: ignore[arg-type]
+        features = getattr(self.encoder, "features", None)
+        if not isinstance(features, int):
+            raise ValueError(
+                f"expected an encoder that says how many features an image has, got {type(self.encoder).__name__} with "
+                f"features = {features!r}; set encoder.features"
+            )
         self.mean, self.log_std = nn.Linear(features, dimensions), nn.Linear(features, dimensions)
         self.decoder = ConvDecoder(self.code_dimensions, input_shape) if decoder is None else decoder
 
@@ -78,30 +83,36 @@ class Autoencoder(nn.Module, abc.ABC):
 
     def code_of(self, features: Tensor) -> Code:
         """Return the law of the codes of encoded images."""
-        return Code(self.mean(features), F.softplus(self.log_std(features)) + SMALLEST_STD)
+        return Code.of(self.mean(features), self.log_std(features))
 
     def decode(self, h: Tensor) -> Tensor:
         """Return the expected images of codes."""
         y: Tensor = self.decoder(h)
         return y.sigmoid() if self.pixels == "bernoulli" else y
 
+    @torch.no_grad()
     def reconstruct(self, x: Tensor, *, length: int | None = None) -> Tensor:
-        """Return the images of the mean codes, of a given length, or as long as they are."""
-        return self.decode(self.mean_code(x, length))
+        """Return the images of the mean codes, of a given length or of all dimensions; in eval mode, as `sample`."""
+        with in_eval_mode(self):
+            return self.decode(self.mean_code(x, length))
 
     def mean_code(self, x: Tensor, length: int | None = None) -> Tensor:
         """Return the mean codes of images, zero behind a length."""
-        return self.encode(x).cut(length).mean
+        return self.cut(self.encode(x).mean, length)
 
+    def cut(self, h: Tensor, length: int | None) -> Tensor:
+        """Return codes that are zero behind a length; None changes nothing."""
+        return h if length is None else truncated(h, length)
+
+    @torch.no_grad()
     def sample(self, count: int, *, length: int | None = None, seed: int | None = None) -> Tensor:
         """Return new images: codes drawn from the prior, of a given length or as the prior draws it."""
-        return self.decode(self.prior_codes(count, length, seed))
+        with in_eval_mode(self):
+            return self.decode(self.prior_codes(count, length, seed))
 
     def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
         """Draw codes from the prior; with a seed the same ones every time, and the same beginnings for every length."""
-        generator = None if seed is None else torch.Generator().manual_seed(seed)
-        h = torch.randn(count, self.dimensions, generator=generator).to(self.device)
-        return h if length is None else truncated(h, length)
+        return self.cut(torch.randn(count, self.dimensions, generator=generator_of(seed)).to(self.device), length)
 
     def log_likelihood(self, x: Tensor, h: Tensor) -> Tensor:
         """Return log p(x | h) of every image, a sum over pixels (B,)."""
@@ -130,6 +141,9 @@ class Autoencoder(nn.Module, abc.ABC):
 class VAE(Autoencoder):
     """A variational autoencoder (Kingma, Welling, 2014); with beta above one a beta-VAE (Higgins et al., 2017).
 
+    `VAE(shape, beta=4)` is the usual beta-VAE: codes of fewer nats, whose dimensions come apart. To compare with codes
+    that can be cut, train one VAE for each length.
+
     Example:
         >>> vae = lb.generative.VAE((1, 28, 28), dimensions=32)
         >>> lb.generative.fit(vae, x, lb.Recipe(epochs=20, optimizer="adam", lr=1e-3))
@@ -151,18 +165,18 @@ class VAE(Autoencoder):
         return Bound(reconstruction + self.beta * divergence, reconstruction, divergence)
 
 
-def truncated(h: Tensor, length: int) -> Tensor:
-    """Return codes that are zero behind a length."""
-    return h * (torch.arange(h.shape[-1], device=h.device) < check_length(length, h.shape[-1]))
+def generator_of(seed: int | None) -> torch.Generator | None:
+    """Return a generator of its own for a seed; None stands for torch's global one."""
+    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 @torch.no_grad()
 def explained(model: Autoencoder, x: Tensor, lengths: Sequence[int], *, batch_size: int = 500) -> list[float]:
     """Return the mean squared error of reconstructions at every code length: it falls where codes are ordered."""
-    model.eval()
     errors = torch.zeros(len(lengths), dtype=torch.float64)
-    for rows in torch.split(x, batch_size):
-        code = model.mean_code(rows.to(model.device))
-        for k, length in enumerate(lengths):
-            errors[k] += float((model.decode(truncated(code, length)).to(x.device) - rows).square().sum())
+    with in_eval_mode(model):
+        for rows in torch.split(x, batch_size):
+            code = model.mean_code(rows.to(model.device))
+            for k, length in enumerate(lengths):
+                errors[k] += float((model.decode(model.cut(code, length)).to(x.device) - rows).square().sum())
     return (errors / x.numel()).tolist()

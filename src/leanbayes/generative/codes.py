@@ -15,11 +15,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.distributions.ordered import downhill, gumbel, tail_kl
+from leanbayes.distributions.ordered import downhill, gumbel, log_tails_of, tail_kl
 
 SMALLEST_STD = 1e-4
+
+LIMIT = 10.0
+"""Logits of keep probabilities stay between minus and plus this."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +40,23 @@ class Code:
     std: Tensor
     log_tails: Tensor | None = None
 
+    @staticmethod
+    def of(mean: Tensor, raw_std: Tensor, keep_logits: Tensor | None = None) -> Code:
+        """Make a law of what a network returns: standard deviations by softplus, tails by a chain of logits (B, D - 1).
+
+        In float32 at least: noise and divergences are no matter for autocast.
+        """
+        std = F.softplus(_exact(raw_std)) + SMALLEST_STD
+        tails = None if keep_logits is None else log_tails_of(_exact(keep_logits).clamp(-LIMIT, LIMIT))
+        return Code(_exact(mean), std, tails)
+
     @property
     def keep(self) -> Tensor:
         """P(dimension i is used) (B, D)."""
         if self.log_tails is None:
             return torch.ones_like(self.mean)
-        return self.log_tails.exp().flip(-1).cumsum(-1).flip(-1).clamp(max=1.0)
+        beyond = self.log_tails.exp().flip(-1).cumsum(-1).flip(-1)
+        return beyond / beyond[..., :1]  # the first is exactly one
 
     @property
     def length(self) -> Tensor:
@@ -50,24 +65,28 @@ class Code:
 
     def rsample(self, temperature: float | Tensor = 1.0, *, hard: bool = True) -> Tensor:
         """Draw a code for each input, differentiable in all parameters (hard: straight-through in the tails)."""
-        h = self.mean + self.std * torch.randn_like(self.mean)
-        if self.log_tails is None:
-            return h
-        return h * downhill(self.log_tails, temperature, gumbel(torch.rand_like(self.mean)), hard)
+        return self.at(torch.randn_like(self.mean), torch.rand_like(self.mean), temperature, hard=hard)
+
+    def at(self, normal: Tensor, uniform: Tensor, temperature: float | Tensor = 1.0, *, hard: bool = True) -> Tensor:
+        """Return the codes of given noise, standard normal and uniform, (B, D) each."""
+        h = self.mean + self.std * normal
+        return h if self.log_tails is None else h * downhill(self.log_tails, temperature, gumbel(uniform), hard)
 
     def cut(self, length: int | None) -> Code:
-        """Return the law of codes of a fixed length: nothing behind it, everything before. None changes nothing."""
+        """Return the law of codes of a fixed length: all of their probability is in one tail. None changes nothing."""
         if length is None:
             return self
-        used = torch.arange(self.mean.shape[-1], device=self.mean.device) < check_length(length, self.mean.shape[-1])
-        return replace(self, mean=self.mean * used, std=self.std * used, log_tails=None)
+        last = torch.zeros_like(self.mean)
+        last[..., check_length(length, self.mean.shape[-1]) - 1] = 1
+        return replace(self, mean=truncated(self.mean, length), log_tails=last.log())
 
     def kl(self, prior: Code) -> Tensor:
         """Return the divergence to a prior code, in nats, for each input (B,)."""
         each = gaussian_kl(self, prior)
-        if self.log_tails is None:
+        if self.log_tails is None and prior.log_tails is None:
             return each.sum(-1)
-        assert prior.log_tails is not None, "an ordered code needs an ordered prior"
+        if self.log_tails is None or prior.log_tails is None:
+            raise ValueError("expected code and prior both with tails or both without, got one of each; cut the other")
         return tail_kl(self.log_tails, prior.log_tails) + (self.log_tails.exp() * each.cumsum(-1)).sum(-1)
 
 
@@ -90,6 +109,11 @@ def best_log_tails(kappa: Tensor, prior_log_tails: Tensor) -> Tensor:
     return (prior_log_tails - kappa.cumsum(-1)).log_softmax(-1)
 
 
+def truncated(h: Tensor, length: int) -> Tensor:
+    """Return codes (..., D) that are zero behind a length."""
+    return h.masked_fill(torch.arange(h.shape[-1], device=h.device) >= check_length(length, h.shape[-1]), 0.0)
+
+
 def check_length(length: int, dimensions: int) -> int:
     """Return a code length.
 
@@ -99,3 +123,7 @@ def check_length(length: int, dimensions: int) -> int:
     if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= dimensions:
         raise ValueError(f"expected a code length from 1 to {dimensions}, got {length!r}")
     return length
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

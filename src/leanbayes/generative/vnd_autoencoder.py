@@ -6,17 +6,16 @@ dimensions learn what matters for all images and later ones refine it.
 
 from __future__ import annotations
 
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import nn, Tensor
 from typing_extensions import override
 
-from leanbayes.distributions.ordered import BernoulliChain, log_tails_of
-from leanbayes.generative.autoencoder import Autoencoder, Bound, truncated
-from leanbayes.generative.codes import Code, SMALLEST_STD, standard
-
-LIMIT = 10.0
-"""Logits of keep probabilities stay between minus and plus this."""
+from leanbayes.distributions.ordered import log_tails_of
+from leanbayes.generative.autoencoder import Autoencoder, Bound, generator_of
+from leanbayes.generative.codes import check_length, Code, standard
+from leanbayes.generative.networks import in_eval_mode
 
 
 class VNDAutoencoder(Autoencoder):
@@ -54,8 +53,10 @@ class VNDAutoencoder(Autoencoder):
                 "expected prior_keep between 0 and 1, a positive temperature and beta of at least 0, got "
                 f"{prior_keep}, {temperature} and {beta}"
             )
+        if self.dimensions < 2:
+            raise ValueError(f"expected two dimensions or more to put in an order, got {self.dimensions}; take a VAE")
         self.temperature, self.hard, self.beta = temperature, hard, beta
-        logits = torch.full((self.dimensions - 1,), prior_keep).logit()
+        logits = torch.full((self.dimensions - 1,), math.log(prior_keep / (1 - prior_keep)))
         self.register_buffer("prior_log_tails", log_tails_of(logits), persistent=False)
         self.keep_logits = nn.Linear(self.mean.in_features, self.dimensions - 1)
         nn.init.zeros_(self.keep_logits.weight)
@@ -66,8 +67,7 @@ class VNDAutoencoder(Autoencoder):
 
     @override
     def code_of(self, features: Tensor) -> Code:
-        std = F.softplus(self.log_std(features)) + SMALLEST_STD
-        return Code(self.mean(features), std, log_tails_of(self.keep_logits(features).clamp(-LIMIT, LIMIT)))
+        return Code.of(self.mean(features), self.log_std(features), self.keep_logits(features))
 
     @override
     def bound(self, x: Tensor) -> Bound:
@@ -78,35 +78,28 @@ class VNDAutoencoder(Autoencoder):
 
     @override
     def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
-        h = super().prior_codes(count, None, seed)
+        generator = generator_of(seed)  # one for both: with the same seed each, lengths would depend on the numbers
+        h = torch.randn(count, self.dimensions, generator=generator).to(self.device)
         if length is not None:
-            return truncated(h, length)
-        with torch.random.fork_rng(devices=[], enabled=seed is not None):
-            if seed is not None:
-                torch.manual_seed(seed)
-            keep = _conditional(self.prior_log_tails.cpu())
-            return h * BernoulliChain(keep).sample((count,)).to(h.device)
+            return self.cut(h, length)
+        reach = torch.rand(count, 1, generator=generator).to(self.device)
+        return h * (reach < standard(h[:1], self.prior_log_tails).keep)  # one number a row: once ended, ended
 
     def progressive(self, count: int, lengths: list[int], *, seed: int = 0) -> Tensor:
         """Return the same new images at growing code lengths (len(lengths), count, C, H, W), as Figure 12 shows."""
         return torch.stack([self.sample(count, length=length, seed=seed) for length in lengths])
 
+    @torch.no_grad()
     def tree(self, depth: int = 4, *, spread: float = 1.0, seed: int = 0) -> list[Tensor]:
         """Return the images of Figure 9: level i has two values for each dimension from the second to the i-th.
 
         Level i is (2^(i-1), C, H, W); images 2 k and 2 k + 1 of a level go on from image k of the level above.
         """
-        base = truncated(self.prior_codes(1, 1, seed), 1)
-        levels, codes = [self.decode(base)], base
+        check_length(depth, self.dimensions)
+        levels = [self.prior_codes(1, 1, seed)]
         for dimension in range(1, depth):
-            step = torch.zeros_like(base)
+            step = torch.zeros_like(levels[0])
             step[:, dimension] = spread
-            codes = torch.stack([codes - step, codes + step], 1).flatten(0, 1)
-            levels.append(self.decode(codes))
-        return levels
-
-
-def _conditional(log_tails: Tensor) -> Tensor:
-    """Return the conditional keep probabilities of a chain with these tails."""
-    beyond = log_tails.exp().flip(-1).cumsum(-1).flip(-1)
-    return torch.cat([torch.ones(1), (beyond[1:] / beyond[:-1]).clamp(max=1.0)])
+            levels.append(torch.stack([levels[-1] - step, levels[-1] + step], 1).flatten(0, 1))
+        with in_eval_mode(self):
+            return [self.decode(codes) for codes in levels]
