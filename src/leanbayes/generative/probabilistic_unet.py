@@ -14,14 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
-from leanbayes.distributions.ordered import log_tails_of
-from leanbayes.generative.codes import Code, SMALLEST_STD
+from leanbayes.generative.codes import Code
+from leanbayes.generative.networks import in_eval_mode
 from leanbayes.likelihoods import Categorical, entropy
 from leanbayes.models import UNet
 from leanbayes.prediction import Prediction
 from leanbayes.uncertainty import decompose
 
-LIMIT = 10.0
 FEATURES = 32
 
 
@@ -51,8 +50,8 @@ class CodeNet(nn.Module):
     def forward(self, x: Tensor) -> Code:
         """Return the law of the code of every image."""
         features = self.levels(x)
-        tails = None if self.keep_logits is None else log_tails_of(self.keep_logits(features).clamp(-LIMIT, LIMIT))
-        return Code(self.mean(features), F.softplus(self.log_std(features)) + SMALLEST_STD, tails)
+        keep_logits = None if self.keep_logits is None else self.keep_logits(features)
+        return Code.of(self.mean(features), self.log_std(features), keep_logits)
 
 
 class ProbabilisticUNet(nn.Module):
@@ -116,7 +115,6 @@ class ProbabilisticUNet(nn.Module):
         found: Tensor = self.combine(torch.cat([features, spread], 1))
         return found
 
-    @torch.no_grad()
     def sample(self, x: Tensor, count: int = 16, *, length: int | None = None, seed: int = 0) -> Tensor:
         """Return the class probabilities of several opinions (count, B, classes, H, W).
 
@@ -124,25 +122,31 @@ class ProbabilisticUNet(nn.Module):
             x: images.
             count: opinions on each.
             length: use only so many dimensions of the code; None as many as the prior draws.
-            seed: the same seed gives the same opinions.
+            seed: the same seed gives the same opinions on the same images.
         """
-        mode, device = self.training, x.device
-        self.eval()
-        try:
-            features, prior = self.unet(x), self.prior(x).cut(length)
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                torch.manual_seed(seed)
-                codes = [prior.rsample(self.temperature) for _ in range(count)]
-            return torch.stack([self.logits(features, code).softmax(1) for code in codes])
-        finally:
-            self.train(mode)
+        return self._opinions(x, self._noise(count, len(x), seed), length)
 
     def predict(
         self, x: Tensor, *, samples: int = 16, length: int | None = None, seed: int = 0, batch_size: int = 50
     ) -> Prediction:
         """Return class probabilities and uncertainties of every pixel, over opinions; arguments as of `sample`."""
-        parts = [self.sample(rows, samples, length=length, seed=seed) for rows in torch.split(x, batch_size)]
-        return opinions(torch.cat(parts, 1))
+        noise = self._noise(samples, len(x), seed)  # for all rows at once: batches neither share it nor change it
+        parts = zip(torch.split(x, batch_size), torch.split(noise, batch_size, 2), strict=True)
+        return opinions(torch.cat([self._opinions(rows, own, length) for rows, own in parts], 1))
+
+    def _noise(self, count: int, rows: int, seed: int) -> Tensor:
+        """Draw the noise of the codes of all opinions on all rows (count, 2, rows, dimensions), on the CPU."""
+        generator = torch.Generator().manual_seed(seed)
+        shape = (count, rows, self.dimensions)
+        return torch.stack([draw(shape, generator=generator) for draw in (torch.randn, torch.rand)], 1)
+
+    @torch.no_grad()
+    def _opinions(self, x: Tensor, noise: Tensor, length: int | None) -> Tensor:
+        x = x.to(next(self.parameters()).device)
+        with in_eval_mode(self):
+            features, prior = self.unet(x), self.prior(x).cut(length)
+            codes = (prior.at(*pair, self.temperature) for pair in noise.to(x.device))
+            return torch.stack([self.logits(features, code).softmax(1) for code in codes])
 
     def _planes(self, y: Tensor) -> Tensor:
         return F.one_hot(y.long(), self.num_classes).movedim(-1, 1).float()
