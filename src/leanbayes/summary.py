@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -98,8 +99,8 @@ def summary(model: nn.Module) -> Summary:
     if isinstance(model, Ensemble):
         return _of_ensemble(model)
     layers = list(stochastic_layers(model))
-    extra = sum(p.numel() for _, layer in layers for p in layer.posterior.parameters())
-    both = sum(p.numel() for _, layer in layers for p in layer.extra_parameters())
+    extra = _numbers(p for _, layer in layers for p in layer.posterior.parameters())
+    both = _numbers(p for _, layer in layers for p in layer.extra_parameters())
     return Summary(
         rows=tuple(_rows("", model, {layer.method for _, layer in layers})),
         nodes=sum(layer.nodes for _, layer in layers),
@@ -152,3 +153,8 @@ def _reason(module: nn.Module, methods: set[Method]) -> str:
 
 def _quantised(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.ao.nn.")
+
+
+def _numbers(parameters: Iterable[nn.Parameter]) -> int:
+    """Count the numbers of parameters, of which layers may share some."""
+    return sum(p.numel() for p in {id(p): p for p in parameters}.values())

@@ -32,7 +32,7 @@ def test_layers_of_a_stream_share_a_unit():
     assert bnn.stem.posterior.order is bnn.head.posterior.order is None
     assert [bnn.inner.masked, bnn.skip.masked, bnn.outer.masked] == [False, True, True]
     assert bnn.stem.posterior.log_alpha.eq(-8).all()
-    assert bnn.skip.posterior.log_alpha.eq(-1).all()
+    assert bnn.skip.posterior.log_alpha.eq(-5).all()
 
 
 def test_the_first_stream_is_ordered_on_demand():

@@ -35,28 +35,31 @@ def phi_1(logits: list[float], always_on: int, prior_keep: float = 0.95) -> floa
     return sum(a * math.log(a / b) for a, b in zip(q, p, strict=True) if a > 0)
 
 
-def phi_2(log_alpha: Tensor, kept: list[float], constant: float) -> float:
-    """The divergence of weights (out, ...), each counted as often as its output is kept."""
+def phi_2(log_alpha: Tensor, kept: list[float], constant: float, over: str = "sum") -> float:
+    """The divergence of weights (out, ...), as often as their output is kept; of a filter all, or the mean."""
     rows = log_alpha.flatten(1).tolist()
-    return sum(p * weight_kl(value, constant) for p, row in zip(kept, rows, strict=True) for value in row)
+    filters = [sum(weight_kl(value, constant) for value in row) / (len(row) if over == "mean" else 1) for row in rows]
+    return sum(p * one for p, one in zip(kept, filters, strict=True))
 
 
+@pytest.mark.parametrize("over", ["sum", "mean"])
 @pytest.mark.parametrize(("always_on", "constant"), [(1, -0.5471), (2, 0.2)])
-def test_the_divergence_is_equation_18(always_on, constant):
+def test_the_divergence_is_equation_18(always_on, constant, over):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    bnn = unsettle(lb.convert(net, lb.NestedDropout(groups=4, always_on=always_on, kl_constant=constant)))
+    method = lb.NestedDropout(groups=4, always_on=always_on, kl_constant=constant, kl_over=over)
+    bnn = unsettle(lb.convert(net, method))
     (order,) = units_of(bnn)
     logits = order.keep_logits.tolist()
     kept, _ = chain([1.0] * always_on + [1 / (1 + math.exp(-logit)) for logit in logits])
     expected = phi_1(logits, always_on)
     for index, keep in ((0, [1.0] * 3), (2, kept), (4, [1.0] * 2)):
-        expected += phi_2(bnn[index].posterior.log_alpha, keep, constant)
+        expected += phi_2(bnn[index].posterior.log_alpha, keep, constant, over)
     assert lb.kl(bnn).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_stream_of_several_layers_counts_its_tails_once():
-    bnn = unsettle(residual(groups=3))
+    bnn = unsettle(residual(groups=3, kl_over="sum"))
     expected = 0.0
     for order in units_of(bnn):
         expected += phi_1(order.keep_logits.tolist(), 1)
@@ -70,7 +73,7 @@ def test_a_stream_of_several_layers_counts_its_tails_once():
         expected += phi_2(layer.posterior.log_alpha, kept, -0.5471)
     assert lb.kl(bnn).item() == pytest.approx(expected, rel=1e-5)
     assert bnn.norm.kl().item() == bnn.last.kl().item() == 0
-    without = unsettle(residual(groups=3, order_prior=False))
+    without = unsettle(residual(groups=3, kl_over="sum", order_prior=False))
     tails = sum(phi_1(order.keep_logits.tolist(), 1) for order in units_of(bnn))
     assert (lb.kl(bnn) - lb.kl(without)).item() == pytest.approx(tails, rel=1e-4)
 
@@ -82,7 +85,7 @@ def test_weights_of_transposed_and_grouped_convolutions_go_with_their_output_cha
         nn.Conv2d(2, 4, 1), nn.ConvTranspose2d(4, 6, 2, groups=2), nn.ReLU(), nn.Conv2d(6, 8, 1, groups=2), nn.ReLU(),
         nn.Conv2d(8, 2, 1),
     )  # fmt: skip
-    bnn = unsettle(lb.convert(net, lb.NestedDropout(groups=2, order_prior=False)))
+    bnn = unsettle(lb.convert(net, lb.NestedDropout(groups=2, order_prior=False, kl_over="sum")))
     for index in (1, 3):
         layer = bnn[index]
         unit = layer.posterior.order
@@ -100,7 +103,7 @@ def test_weights_of_transposed_and_grouped_convolutions_go_with_their_output_cha
 
 @pytest.mark.parametrize("tail", ["geometric", "categorical"])
 def test_fixed_tails_cost_nothing_and_have_nothing_to_learn(tail):
-    bnn = unsettle(residual(tail=tail, prior_keep=0.7, groups=3))
+    bnn = unsettle(residual(tail=tail, prior_keep=0.7, groups=3, kl_over="sum"))
     kept = {"geometric": [1.0, 0.7, 0.49], "categorical": [1.0, 2 / 3, 1 / 3]}[tail]
     expected = 0.0
     for name in ("stem", "skip", "inner", "outer", "head"):

@@ -79,12 +79,14 @@ class Channels:
         outputs: the layout of what it returns.
         makers: the linear maps that begin streams, in the order of the forward pass.
         normed: paths of linear maps whose output goes straight into a norm, and nowhere else.
+        first_readers: what reads a stream directly behind a map that begins it.
     """
 
     inputs: dict[str, Layout | None] = field(default_factory=dict)
     outputs: dict[str, Layout | None] = field(default_factory=dict)
     makers: list[str] = field(default_factory=list)
     normed: set[str] = field(default_factory=set)
+    first_readers: set[str] = field(default_factory=set)
     _streams: list[Stream] = field(default_factory=list)
     _parents: list[int] = field(default_factory=list)
 
@@ -232,7 +234,10 @@ class _Walk:
         layer, x = self.layers[path], next(iter(self.arguments(node)), None)
         if isinstance(layer, LINEAR_MAPS) and family_of(layer) is not None and len(node.all_input_nodes) == 1:
             (self.found.normed if _goes_into_norm(node, self.layers) else self.without_norm).add(path)
-            return _linear(self.found, path, layer, x)
+            y = _linear(self.found, path, layer, x)
+            if path in self.found.makers:
+                self.found.first_readers.update(str(user.target) for user in node.users)
+            return y
         if isinstance(layer, CHANNEL_NORMS):
             return self.each_channel(path, x, layer.num_features)
         if isinstance(layer, nn.PReLU):

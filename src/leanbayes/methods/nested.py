@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn, Tensor
@@ -46,6 +46,7 @@ class NestedLayer(GaussianLayer):
 
     Attributes:
         masked: whether its output is masked here; otherwise the norm behind it does that.
+        again: whether its input was masked already: a depthwise convolution.
         leads: whether its unit's own divergence counts here; of the layers that share a unit, one does.
     """
 
@@ -54,7 +55,7 @@ class NestedLayer(GaussianLayer):
     def __init__(self, base: Any, method: NestedDropout, *, log_alpha: float | None = None) -> None:
         """Start with the given weights, every channel in its place."""
         super().__init__(base, method)
-        self.masked = self.leads = False
+        self.masked = self.leads = self.again = False
         self.posterior.order = None
         if method.weight_noise:
             start = method.init_log_alpha if log_alpha is None else log_alpha
@@ -63,9 +64,9 @@ class NestedLayer(GaussianLayer):
         else:
             self.nodes, self.log_choices = 0, 0.0
 
-    def join(self, unit: OrderingUnit, *, masked: bool, leads: bool) -> None:
+    def join(self, unit: OrderingUnit, *, masked: bool, leads: bool, again: bool) -> None:
         """Take an ordering unit."""
-        self.posterior.order, self.masked, self.leads, self.ordered = unit, masked, leads, True
+        self.posterior.order, self.masked, self.leads, self.again, self.ordered = unit, masked, leads, again, True
         self.row_noise = False  # a mask serves all rows of a pass
         self.nodes += unit.groups if leads else 0
         if leads and not self.method.weight_noise:
@@ -95,8 +96,14 @@ class NestedLayer(GaussianLayer):
 
     def factors(self) -> Tensor:
         """Return what the current pass multiplies the output channels by: (R, outputs)."""
-        found: Tensor = self.posterior.order.factors()
+        found: Tensor = self.posterior.order.factors(again=self.again)
         return found
+
+    def at_width(self, width: float | int) -> dict[str, Tensor]:
+        """Return the tensors of the plain layer with the factors of a fixed width folded in, where it is masked."""
+        if not self.masked:
+            return {}
+        return masked_tensors(self, self.base.weight, self.posterior.order.at_width(width, again=self.again))
 
     @override
     def kl(self) -> Tensor:
@@ -110,6 +117,8 @@ class NestedLayer(GaussianLayer):
         weight: Tensor = self.base.weight
         if self.method.weight_noise:
             each = peaked_log_uniform_kl(self.posterior.log_alpha.float(), self.method.kl_constant)
+            if self.method.kl_over == "mean":
+                each = each / (weight.numel() / self.family.outputs(self.base))
         else:
             each = torch.full(weight.shape, self.method.weight_cost, device=weight.device)
         if unit is None:
@@ -142,6 +151,7 @@ class NestedNorm(StochasticLayer):
     Attributes:
         parts: number of channels of each stream that it normalises, and how often each of them is repeated; several
             streams come from a concatenation, repeats from flattening.
+        again: whether its input was masked already.
     """
 
     method: NestedDropout
@@ -149,11 +159,17 @@ class NestedNorm(StochasticLayer):
     ordered = True
 
     def __init__(
-        self, base: Any, method: NestedDropout, units: Sequence[OrderingUnit | None], parts: Sequence[tuple[int, int]]
+        self,
+        base: Any,
+        method: NestedDropout,
+        units: Sequence[OrderingUnit | None],
+        parts: Sequence[tuple[int, int]],
+        *,
+        again: bool,
     ) -> None:
         """Take the units of the streams, None where one is not ordered."""
         super().__init__(base, method)
-        self.parts = tuple(parts)
+        self.parts, self.again = tuple(parts), again
         self.nodes, self.log_choices = 0, 0.0
         self.posterior.orders = nn.ModuleDict({str(k): unit for k, unit in enumerate(units) if unit is not None})
 
@@ -164,11 +180,12 @@ class NestedNorm(StochasticLayer):
 
     def factors(self) -> Tensor:
         """Return what the current pass multiplies the channels by: (R, channels)."""
-        return self._joined({name: unit.factors() for name, unit in self.posterior.orders.items()})
+        return self._joined({name: unit.factors(again=self.again) for name, unit in self.posterior.orders.items()})
 
     def at_width(self, width: float | int) -> nn.Module:
         """Return the plain norm with the factors of a fixed width folded in."""
-        factors = self._joined({name: unit.at_width(width)[None] for name, unit in self.posterior.orders.items()})
+        orders = self.posterior.orders.items()
+        factors = self._joined({name: unit.at_width(width, again=self.again)[None] for name, unit in orders})
         plain = plain_copy(self.base, self.fold({"mask": factors[0]}))
         copy_hooks(self, plain)
         return plain
@@ -244,6 +261,7 @@ class NestedDropout(Method):
         first: order the stream of the first linear map, too.
         weight_noise: multiplicative noise on all weights, alpha learned for each.
         init_log_alpha: where log alpha starts; -8 in the first layer.
+        kl_over: the "mean" of a filter's weights counts, as in the authors' code, or their "sum", as in eq. (18).
         kl_constant: C of eq. (17); the default makes the smallest divergence of a weight zero.
         weight_cost: without weight noise, what a kept weight costs in nats (ordered L0, eq. 13).
         order_prior: count the divergence of the tails (Phi_1); False is eq. (13) alone.
@@ -256,6 +274,7 @@ class NestedDropout(Method):
     name: ClassVar[str] = "nested"
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *CHANNEL_NORMS)
     late: ClassVar[float] = 0.0
+    posterior_rate: ClassVar[float] = 10.0
 
     groups: int = 32
     always_on: int = 1
@@ -267,7 +286,8 @@ class NestedDropout(Method):
     streams: str = "all"
     first: bool = False
     weight_noise: bool = True
-    init_log_alpha: float = -1.0
+    init_log_alpha: float = -5.0
+    kl_over: Literal["mean", "sum"] = "mean"
     kl_constant: float = -NO_LOSS
     weight_cost: float = 0.0
     order_prior: bool = True
@@ -276,6 +296,7 @@ class NestedDropout(Method):
         """Check every field; a wrong one says what was expected."""
         check_choice("tail", self.tail, ("learned", "geometric", "categorical"))
         check_choice("streams", self.streams, ("all", "inner"))
+        check_choice("kl_over", self.kl_over, ("mean", "sum"))
         check_positive(temperature=self.temperature)
         check_at_least_zero(weight_cost=self.weight_cost)
         if not 1 <= self.always_on <= self.groups:
@@ -300,7 +321,8 @@ class NestedDropout(Method):
                 of_streams = [units.get(channels.root(part.stream)) for part in found]
                 if any(of_streams):
                     parts = [(channels.stream(part.stream).size, part.repeat) for part in found]
-                    wrapped[path] = NestedNorm(layer, self, of_streams, parts)
+                    again = path not in channels.first_readers
+                    wrapped[path] = NestedNorm(layer, self, of_streams, parts, again=again)
         self._join(channels, units, wrapped)
         if not self.weight_noise:  # then only what is ordered has anything random
             wrapped = {path: layer for path, layer in wrapped.items() if layer.ordered}
@@ -312,7 +334,8 @@ class NestedDropout(Method):
         for path, layer in wrapped.items():
             found = channels.outputs.get(path)
             if isinstance(layer, NestedLayer) and found and (unit := units.get(channels.root(found[0].stream))):
-                layer.join(unit, masked=path not in channels.normed, leads=id(unit) not in led)
+                again = path not in channels.makers
+                layer.join(unit, masked=path not in channels.normed, leads=id(unit) not in led, again=again)
                 led.add(id(unit))
 
     def _units(self, channels: Channels, left_out: set[str]) -> dict[int, OrderingUnit]:

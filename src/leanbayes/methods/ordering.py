@@ -122,20 +122,23 @@ class OrderingUnit(nn.Module):
         """Draw the numbers of one function."""
         return self.draw_noise(1, generator)
 
-    def factors(self) -> Tensor:
-        """Return what the current pass multiplies the channels by: (R, channels)."""
+    def factors(self, *, again: bool = False) -> Tensor:
+        """Return what the current pass multiplies the channels by: (R, channels).
+
+        A stream that was masked is masked `again` behind a norm; a fixed width is rescaled only the first time.
+        """
         reading = self.draws.read(self, 1)
         if reading.width is not None:
-            return self.at_width(reading.width)[None]
+            return self.at_width(reading.width, again=again)[None]
         if reading.noise is None:
             return torch.ones(1, len(self.group_of), device=self.device)
         z = downhill(self.log_tails, self.temperature, gumbel(reading.noise[0]), self.order.hard)
         return z[:, self.group_of]
 
-    def at_width(self, width: float | int) -> Tensor:
+    def at_width(self, width: float | int, *, again: bool = False) -> Tensor:
         """Return the factors of a fixed width: zero beyond it, one or the keep probability up to it."""
         kept = self.kept(width).float()
-        return kept * self.keep[self.group_of] if self.order.rescale else kept
+        return kept * self.keep[self.group_of] if self.order.rescale and not again else kept
 
     def kept(self, width: float | int) -> Tensor:
         """Say which channels a width keeps."""

@@ -17,7 +17,7 @@ from torch import nn, Tensor
 from leanbayes.convert import attach_likelihood, mean, own_likelihood, unwrap
 from leanbayes.layers.channels import Channels, follow, Layout
 from leanbayes.methods.base import plain_copy, StochasticLayer
-from leanbayes.methods.nested import masked_tensors, NestedLayer, NestedNorm, plain_layer
+from leanbayes.methods.nested import NestedLayer, NestedNorm, plain_layer
 from leanbayes.methods.ordering import OrderingUnit
 from leanbayes.norm import update_norm
 from leanbayes.slim.cut import cut, cut_like_weight, indices
@@ -94,9 +94,7 @@ def _settle(model: nn.Module, width: float | int) -> None:
     """Fold the factors of a width into weights and norms, and let the ordering units go."""
     for layer in list(model.modules()):
         if isinstance(layer, NestedLayer) and layer.posterior.order is not None:
-            if layer.masked:
-                mask = layer.posterior.order.at_width(width)
-                layer.base = plain_copy(layer.base, masked_tensors(layer, layer.base.weight, mask))
+            layer.base = plain_copy(layer.base, layer.at_width(width)) if layer.masked else layer.base
             layer.leave()
     plain = {id(layer): found for layer in model.modules() if (found := _plain(layer, width)) is not None}
     for module in list(model.modules()):
