@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,8 +39,8 @@ SAMPLES = 6
 NORM_ROWS = 1024
 """Training rows over which the statistics of norms are collected at every width (C.2)."""
 
-BETA = 1e-3
-"""Of the KL. The authors average it within a filter, where eq. (18) sums, and multiply by 1e-5 the mean likelihood."""
+POSTERIOR_RATE = NestedDropout.posterior_rate
+"""Of keep probabilities and noise, in units of the weights' rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +75,15 @@ def individual(setting: Setting, data: str, width: float) -> Trainee:
 
 
 def _common(setting: Setting, data: str, name: str) -> dict[str, Any]:
+    common: dict[str, Any] = {"lr": 0.05, "posterior_lr": 0.05 * POSTERIOR_RATE, "weight_decay": 5e-4}
     recipe = {
-        "digits": Recipe(epochs=30, batch_size=50, lr=0.05, weight_decay=5e-4, beta=BETA),
-        "fashion-mnist": Recipe(epochs=15, batch_size=100, lr=0.05, weight_decay=5e-4, beta=BETA),
-        "cifar10": Recipe(epochs=40, batch_size=128, lr=0.05, weight_decay=5e-4, beta=BETA, augment="crop_flip"),
+        "digits": Recipe(epochs=30, batch_size=50, **common),
+        "fashion-mnist": Recipe(epochs=15, batch_size=100, **common),
+        "cifar10": Recipe(epochs=40, batch_size=128, augment="crop_flip", **common),
     }[data]
     if setting.budget == "full":
-        recipe = Recipe(
-            epochs=600,
-            batch_size=128,
-            lr=0.1,
-            weight_decay=5e-4,
-            beta=BETA,
-            schedule="step",
-            milestones=(150, 300, 450),
-            augment="crop_flip",
-        )
+        steps: dict[str, Any] = {"schedule": "step", "milestones": (150, 300, 450)}
+        recipe = replace(recipe, epochs=600, lr=0.1, posterior_lr=0.1 * POSTERIOR_RATE, **steps)
     source = setting.source(data, quick_rows=1000)
     return {"name": name, "source": source, "net": NETS[data], "recipe": setting.recipe(recipe)}
 
