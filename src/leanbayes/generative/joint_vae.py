@@ -1,0 +1,137 @@
+"""Joint-VAE (Dupont, 2018): a code of Gaussian numbers and one category.
+
+    h = (mu + sigma eps, c),   c ~ Gumbel-softmax(q(. | x), temperature)
+    KL = sum_i KL(N(mu_i, sigma_i^2) || N(0, 1)) + sum_k q_k log(K q_k)
+
+Dupont moves both divergences towards capacities that grow during training. Here they have plain weights: with both at
+one the loss is, up to the relaxation, a bound on -log p(x) like those of other models, and it needs no count of steps.
+Nor do capacities make categories tell images apart: one sure category for all images has a divergence of log K, too.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn, Tensor
+from typing_extensions import override
+
+from leanbayes.distributions.ordered import gumbel
+from leanbayes.generative.autoencoder import Autoencoder, Bound, generator_of
+from leanbayes.generative.codes import Code, standard
+from leanbayes.generative.networks import ConvDecoder
+
+
+@dataclass(frozen=True, kw_only=True)
+class JointCode(Code):
+    """The law of codes with a category behind their D numbers.
+
+    Attributes:
+        log_categories: logarithms of the probabilities of K categories (B, K).
+    """
+
+    log_categories: Tensor
+
+    @override
+    def rsample(self, temperature: float | Tensor = 1.0, *, hard: bool = False) -> Tensor:
+        """Draw codes (B, D + K), the category relaxed, or with `hard` straight-through."""
+        scores = (self.log_categories + gumbel(torch.rand_like(self.log_categories))) / temperature
+        soft = scores.softmax(-1)
+        chosen = one_hot(scores) + (soft - soft.detach()) if hard else soft
+        return torch.cat([super().rsample(), chosen], -1)
+
+    @property
+    def category_kl(self) -> Tensor:
+        """The divergence of the category to the uniform law, log K less its entropy (B,)."""
+        return (self.log_categories.exp() * self.log_categories).sum(-1) + math.log(self.log_categories.shape[-1])
+
+
+class JointVAE(Autoencoder):
+    """A variational autoencoder with a category in its code. A length cuts the continuous part alone.
+
+    Args:
+        input_shape: of an image (C, H, W).
+        dimensions: of the continuous part of the code.
+        categories: K.
+        temperature: of the relaxed category; Dupont's.
+        beta: weight of the divergence of the continuous part.
+        category_beta: weight of the divergence of the category.
+        decoder: the user's own, from codes (B, dimensions + categories) to images.
+        options: of `Autoencoder`: encoder, pixels, pixel_std.
+
+    Example:
+        >>> model = lb.generative.JointVAE((1, 28, 28), dimensions=10, categories=10)
+        >>> lb.generative.fit(model, x, lb.Recipe(epochs=20, optimizer="adam", lr=1e-3))
+        >>> model.encode(x).log_categories.argmax(1)      # clusters
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        *,
+        dimensions: int = 128,
+        categories: int = 10,
+        temperature: float = 0.67,
+        beta: float = 1.0,
+        category_beta: float = 1.0,
+        decoder: nn.Module | None = None,
+        **options: object,
+    ) -> None:
+        """Build an autoencoder with one head more, for the category."""
+        if not (categories >= 2 and temperature > 0 and beta >= 0 and category_beta >= 0):
+            raise ValueError(
+                "expected at least two categories, a positive temperature and weights of at least 0, got "
+                f"{categories}, {temperature}, {beta} and {category_beta}"
+            )
+        decoder = ConvDecoder(dimensions + categories, input_shape) if decoder is None else decoder
+        super().__init__(input_shape, dimensions=dimensions, decoder=decoder, **options)  # type: ignore[arg-type]
+        self.categories, self.temperature = categories, temperature
+        self.beta, self.category_beta = beta, category_beta
+        self.category_logits = nn.Linear(self.mean.in_features, categories)
+
+    @property
+    @override
+    def code_dimensions(self) -> int:
+        return self.dimensions + self.categories
+
+    @override
+    def code_of(self, features: Tensor) -> JointCode:
+        code = super().code_of(features)
+        return JointCode(code.mean, code.std, log_categories=self.category_logits(features).log_softmax(-1))
+
+    @override
+    def encode(self, x: Tensor) -> JointCode:
+        return self.code_of(self.encoder(x))
+
+    @override
+    def mean_code(self, x: Tensor, length: int | None = None) -> Tensor:
+        """Return mean numbers, zero behind a length, and the most probable category."""
+        code = self.encode(x)
+        return self.cut(torch.cat([code.mean, one_hot(code.log_categories)], -1), length)
+
+    @override
+    def cut(self, h: Tensor, length: int | None) -> Tensor:
+        """Return codes whose numbers are zero behind a length; categories stay."""
+        return torch.cat([super().cut(h[..., : self.dimensions], length), h[..., self.dimensions :]], -1)
+
+    @override
+    def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
+        generator = generator_of(seed)
+        numbers = torch.randn(count, self.dimensions, generator=generator)
+        category = F.one_hot(torch.randint(self.categories, (count,), generator=generator), self.categories)
+        return self.cut(torch.cat([numbers, category], -1).to(self.device), length)
+
+    @override
+    def bound(self, x: Tensor) -> Bound:
+        code = self.encode(x)
+        reconstruction = -self.log_likelihood(x, code.rsample(self.temperature))
+        numbers, category = code.kl(standard(code.mean)), code.category_kl
+        loss = reconstruction + self.beta * numbers + self.category_beta * category
+        return Bound(loss, reconstruction, numbers + category)
+
+
+def one_hot(scores: Tensor) -> Tensor:
+    """Return ones at the largest of the last axis, zeros elsewhere."""
+    return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
