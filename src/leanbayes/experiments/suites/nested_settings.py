@@ -78,7 +78,7 @@ def _common(setting: Setting, data: str, name: str) -> dict[str, Any]:
     common: dict[str, Any] = {"lr": 0.05, "posterior_lr": 0.05 * POSTERIOR_RATE, "weight_decay": 5e-4}
     recipe = {
         "digits": Recipe(epochs=30, batch_size=50, **common),
-        "fashion-mnist": Recipe(epochs=15, batch_size=100, **common),
+        "fashion-mnist": Recipe(epochs=8, batch_size=100, **common),
         "cifar10": Recipe(epochs=40, batch_size=128, augment="crop_flip", **common),
     }[data]
     if setting.budget == "full":

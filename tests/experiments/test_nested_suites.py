@@ -1,0 +1,87 @@
+"""The suites of nested dropout: what is trained, judged alike, and tiny runs on the digits."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.convert import stochastic_layers
+from leanbayes.experiments.suites import SUITES
+from leanbayes.experiments.suites.runner import run
+from leanbayes.experiments.suites.suite import Setting
+from leanbayes.experiments.suites.trained import loaded
+
+pytest.importorskip("matplotlib")
+
+settings = importlib.import_module("leanbayes.experiments.suites.nested_settings")
+SUITE_NAMES = ("nested-widths", "nested-limited", "nested-student")
+BY_CHANCE = 0.5  # points of accuracy that a width may lose to the next smaller one
+
+
+@pytest.fixture
+def two_epochs(monkeypatch):
+    """Train for two epochs; the studies look at numbers, not at what they say."""
+    monkeypatch.setattr(Setting, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
+
+
+def test_nested_networks_are_the_papers():
+    setting = Setting(budget="full")
+    bn3 = settings.trainee(setting, "cifar10", "bn3", settings.ours("cifar10"))
+    assert (bn3.net, bn3.recipe.epochs, bn3.recipe.lr, bn3.recipe.milestones) == ("vgg11-bn", 600, 0.1, (150, 300, 450))
+    assert (bn3.method.groups, bn3.method.always_on, bn3.method.tail) == (32, 2, "learned")
+    fixed = settings.fixed("cifar10")
+    assert (fixed.tail, fixed.weight_noise) == ("categorical", False)
+
+
+def test_an_individual_network_is_narrow_noisy_and_has_no_order():
+    setting = Setting(data=("digits",))
+    individual = settings.individual(setting, "digits", 0.5)
+    model = individual.make(loaded(individual.source), 0)
+    convolutions = [m for m in lb.mean(model).modules() if isinstance(m, nn.Conv2d)]
+    assert [conv.out_channels for conv in convolutions] == [16, 16, 16]
+    assert not any(layer.ordered for _, layer in stochastic_layers(model))
+    assert lb.kl(model) > 0
+
+
+def test_sizes_are_those_of_the_mean_network():
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    found = settings.size_of(lb.convert(net, lb.NestedDropout(groups=4)), torch.zeros(1, 6))
+    assert found == {"parameters": 6 * 8 + 8 + 8 * 3 + 3, "multiply_adds": 6 * 8 + 8 * 3}
+
+
+@pytest.mark.parametrize("name", SUITE_NAMES)
+def test_a_tiny_run_leaves_numbers_and_figures(name, two_epochs, tmp_path):
+    setting = Setting(device="cpu", data=("digits",))
+    outcome = run(name, SUITES[name](setting), setting, tmp_path)
+    assert not outcome.remarks
+    for study in outcome.suite.studies:
+        assert outcome.says[study.name]
+        assert (tmp_path / "studies" / f"{study.name}.json").is_file()
+        assert (tmp_path / "studies" / f"{study.name}.svg").read_text().lstrip().startswith("<?xml")
+    trained = sorted((tmp_path / "trained").glob("*/seed0/checkpoint/*"))
+    again = run(name, SUITES[name](setting), setting, tmp_path)
+    assert again.says == outcome.says
+    assert trained == sorted((tmp_path / "trained").glob("*/seed0/checkpoint/*"))
+
+
+@pytest.mark.slow
+def test_widths_on_fashion_mnist_rise_with_width(tmp_path):
+    """Half an hour on two cores: the claims of nested-widths that a small network can show."""
+    setting = Setting(budget="short", device="cpu", data=("fashion-mnist",))
+    if not setting.has("fashion-mnist"):
+        pytest.skip("needs the data folder (LEANBAYES_DATA)")
+    suite = SUITES["nested-widths"](setting)
+    outcome = run("nested-widths", suite, setting, tmp_path)
+    assert not outcome.remarks
+    numbers = json.loads((tmp_path / "studies" / "widths-fashion-mnist.json").read_text())
+    rows = numbers["numbers"]["methods"]
+    accuracies = [row["accuracy"] for row in rows["BN3"].values()]
+    assert all(wide >= narrow - BY_CHANCE for narrow, wide in pairwise(accuracies))
+    assert accuracies[-1] >= rows["plain"]["1"]["accuracy"] - 1.0
