@@ -1,0 +1,112 @@
+"""How codes of every length are shown: sentences, curves over the length, and the table as the paper prints it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from leanbayes.experiments.suites.overview import Overview
+from leanbayes.experiments.suites.study import new_figure, Numbers, save_figure
+
+HEADS = {"frechet": "Fréchet", "inception": "inception", "reconstruction": "reconstruction"}
+STYLES = {"VND-AE": "o-", "VAE": "s-", "VAE, cut": "s:", "BetaVAE": "^", "JointVAE": "v", "SWAE": "D"}
+
+PRINTED = {
+    ("BetaVAE", "100"): (215.04, 2.19, 1.286),
+    ("JointVAE", "100"): (154.57, 3.01, 0.774),
+    ("SWAE", "100"): (119.52, 3.00, 3.820),
+    ("VAE", "25"): (175.17, 2.71, 0.947),
+    ("VAE", "50"): (140.70, 3.26, 0.752),
+    ("VAE", "75"): (144.35, 3.19, 0.740),
+    ("VAE", "100"): (147.35, 3.10, 0.743),
+    ("VND-AE", "25"): (174.83, 2.83, 1.094),
+    ("VND-AE", "50"): (134.95, 3.36, 0.865),
+    ("VND-AE", "75"): (117.24, 3.40, 0.810),
+    ("VND-AE", "100"): (114.12, 3.36, 0.805),
+}
+"""Tables 4, 5 and 6 on CIFAR-10: FID, inception score, reconstruction error."""
+
+
+def say(numbers: Numbers) -> list[str]:
+    """Tell every model at every length, the order of dimensions, and what the trainings cost."""
+    real, seconds = numbers["real"], numbers["seconds"]
+    lines = [
+        f"Features of {numbers['network']} (accuracy {numbers['accuracy']:.1f} %), {numbers['images']:,} images each; "
+        f"training images have Fréchet distance {real['frechet']:.3g}, inception score {real['inception']:.2f} and "
+        f"diversity {real['diversity']:.3g}."
+    ]
+    for name, row in numbers["methods"].items():
+        told = "; ".join(f"{percent} %: {_figures(runs)}" for percent, runs in row.items())
+        lines.append(f"{name}: {told}")
+    lines += [f"{name}: {_ordered(errors)}" for name, errors in numbers["order"].items()]
+    return [
+        *lines,
+        f"Training took {seconds['VND-AE']:.0f} s for VND-AE, {seconds['VAE']:.0f} s for the four VAEs together.",
+    ]
+
+
+def overview(studies: Mapping[str, Numbers]) -> Overview:
+    """Put all data sets into one table, with the paper's numbers of CIFAR-10."""
+    found = [numbers for numbers in studies.values() if "methods" in numbers]
+    heads = ["", "model", "code, %", *(f"{head}{of}" for head in HEADS.values() for of in ("", ", paper")), "diversity"]
+    lines = []
+    for numbers in found:
+        for name, row in numbers["methods"].items():
+            for percent, runs in row.items():
+                paper = PRINTED.get((name, percent)) if numbers["data"] == "cifar10" else None
+                cells = [(told(runs, key), f"{paper[k]:g}" if paper else "") for k, key in enumerate(HEADS)]
+                both = (cell for pair in cells for cell in pair)
+                lines.append([numbers["data"], name, percent, *both, told(runs, "diversity")])
+    seeds = max(
+        (len(runs) for numbers in found for row in numbers["methods"].values() for runs in row.values()), default=0
+    )
+    says = [
+        f"{seeds} seed{'s' if seeds > 1 else ''}. Reconstruction: mean squared error of a pixel between 0 and 1; the "
+        "paper does not say what its error is of."
+    ]
+    return Overview(title="Nested paper, Tables 4, 5 and 6", heads=heads, rows=lines, says=says)
+
+
+def told(runs: Sequence[Mapping[str, float]], key: str) -> str:
+    """Return the mean of a figure over seeds, with their standard deviation where there are several."""
+    values = [run[key] for run in runs]
+    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.4g}{spread}"
+
+
+def draw(numbers: Numbers, path: Path) -> None:
+    """Draw both errors and the inception score over the length, and the reconstruction error dimension by dimension."""
+    figure = new_figure(14, 3.3)
+    axes = figure.subplots(1, 4)
+    for axis, (key, head) in zip(axes, HEADS.items(), strict=False):
+        for name, style in STYLES.items():
+            row = numbers["methods"][name]
+            means = [statistics.fmean(run[key] for run in runs) for runs in row.values()]
+            axis.plot([int(percent) for percent in row], means, style, ms=4, label=name)
+        axis.set(xlabel="code length, %", ylabel=head, xticks=[25, 50, 75, 100])
+    axes[0].legend(fontsize=7)
+    for name, errors in numbers["order"].items():
+        axes[3].plot(
+            range(1, len(errors) + 1), errors, STYLES[f"{name}, cut" if name == "VAE" else name], ms=2, label=name
+        )
+    axes[3].set(xlabel="dimensions in use", ylabel="reconstruction")
+    save_figure(figure, path)
+
+
+def _figures(runs: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(f"{head} {told(runs, key)}" for key, head in HEADS.items())
+
+
+def _ordered(errors: Sequence[float]) -> str:
+    """Say whether the reconstruction error falls with every dimension more, and from which on nothing is gained."""
+    gained = errors[0] - errors[-1]
+    worst = max(later - earlier for earlier, later in pairwise(errors))
+    enough = next(k for k, error in enumerate(errors, 1) if error <= errors[-1] + 0.01 * abs(gained))
+    falls = "falls with every dimension" if worst <= 0 else f"rises by {worst / abs(gained):.2%} of the fall at most"
+    return (
+        f"reconstruction error of 1 to {len(errors)} dimensions: {errors[0]:.4g} to {errors[-1]:.4g}; it {falls}, and "
+        f"{enough} dimensions have 99 % of the gain"
+    )
