@@ -9,6 +9,7 @@ from leanbayes.experiments.suites.implicit_cifar import implicit_cifar
 from leanbayes.experiments.suites.implicit_complexity import implicit_complexity
 from leanbayes.experiments.suites.implicit_noise import implicit_noise
 from leanbayes.experiments.suites.nested_generation import nested_generation
+from leanbayes.experiments.suites.nested_annotators import nested_annotators
 from leanbayes.experiments.suites.nested_limited import nested_limited
 from leanbayes.experiments.suites.nested_student import nested_student
 from leanbayes.experiments.suites.nested_widths import nested_widths
@@ -40,6 +41,7 @@ SUITES: dict[str, SuiteOf] = {
     "nested-widths": nested_widths,
     "nested-limited": nested_limited,
     "nested-student": nested_student,
+    "nested-annotators": nested_annotators,
     "nested-generation": nested_generation,
 }
 """Suites by name: functions of a `Setting`; the first line of their docstrings says what they repeat."""

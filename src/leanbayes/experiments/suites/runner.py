@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from leanbayes.data.annotated_sets import annotated_name
 from leanbayes.experiments.compare import run_all
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Callback
@@ -105,14 +106,18 @@ def present(suite: Suite, setting: Setting) -> tuple[Suite, list[str]]:
         replace(table, rows=tuple(row for row in table.rows if row.job.source.name in there)) for table in suite.tables
     ]
     studies = tuple(study for study in suite.studies if study.needs <= there)
-    remarks = [
-        f"{name} is not here, so what needs it is left out; `leanbayes data prepare {name}` fetches it."
-        for name in missing
-    ]
+    remarks = [f"{name} is not here, so what needs it is left out; {_remedy(name)}." for name in missing]
     kept = tuple(table for table in tables if table.rows)
     if not kept and not studies:
         raise ValueError(f"nothing to run: {' '.join(remarks)}")
     return replace(suite, tables=kept, studies=studies), remarks
+
+
+def _remedy(name: str) -> str:
+    """Say how a data set is got; those with several annotators need files that their loader names."""
+    if annotated_name(name):
+        return f"`leanbayes.data.load_annotated({name!r})` says where to get it"
+    return f"`leanbayes data prepare {name}` fetches it"
 
 
 def _jobs(suite: Suite, setting: Setting) -> list[Job]:

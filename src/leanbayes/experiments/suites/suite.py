@@ -124,7 +124,8 @@ class Setting:
 
     def has(self, name: str, *, foreign: bool = False) -> bool:
         """Tell whether a data set is here, to train on or as a foreign set; other names are the user's own files."""
-        where = {row.name: row.where for row in data.describe(self.root)}.get(name, "")
+        known = {row.name: row.where for row in data.describe(self.root)}
+        where = (known | {row.name: row.where for row in data.describe_annotated(self.root)}).get(name, "")
         return "not here" not in where and (foreign or "foreign set only" not in where)
 
 

@@ -1,0 +1,146 @@
+"""Segmentation where annotators disagree: Figure 14 of the nested paper, and a made-up set whose law is known."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from leanbayes.experiments.suites.mask_pictures import draw_pictures, pictures
+from leanbayes.experiments.suites.nested_settings import average, PAPER
+from leanbayes.experiments.suites.opinions import code_use, judge, SAMPLES, truth, variants
+from leanbayes.experiments.suites.segmenters import images_of, KINDS, Scale, Segmenter, train
+from leanbayes.experiments.suites.study import Case, new_figure, Numbers, save_figure, Study
+from leanbayes.experiments.suites.suite import Setting, Suite
+from leanbayes.generative import ProbabilisticUNet
+from leanbayes.training import Recipe
+
+DATA = {"quick": ("ambiguous",), "short": ("ambiguous", "bsds500"), "full": ("bsds500",)}
+USUAL = (32, 64, 128, 192)
+SCALES = {
+    ("quick", "ambiguous"): Scale(widths=(8, 8, 16), epochs=16, batch_size=10, lr=4e-3, members=2, images=(200, 100)),
+    ("short", "ambiguous"): Scale(widths=(16, 32, 64), epochs=60, batch_size=32, lr=1e-3, members=4),
+    ("short", "bsds500"): Scale(widths=USUAL, epochs=100, batch_size=10, lr=5e-4, members=4),
+    ("full", "bsds500"): Scale(widths=USUAL, epochs=400, batch_size=10, lr=5e-4, members=4),
+}
+STYLES = {"BN3": "s--", "VND-PUNet": "o-", "P-UNet": "^-"}
+
+
+def nested_annotators(setting: Setting) -> Suite:
+    """Energy distance to several annotators: U-Nets, P-UNet, VND-PUNet and BN3 at every width (Figure 14)."""
+    studies = [one for data in DATA[setting.budget] for one in studies_of(setting, data, SCALES[setting.budget, data])]
+    return Suite(paper=PAPER, tables=(), studies=tuple(studies))
+
+
+def studies_of(setting: Setting, data: str, scale: Scale) -> tuple[Study, Study]:
+    """Return both studies of one set."""
+    table = Study(
+        name=f"annotators-{data}",
+        title=f"Nested paper, Figure 14: energy distance to the annotators of {data}",
+        claim="VND-PUNet is better than P-UNet and BN3, with a third of its code or all of it; BN3 is better than "
+        "dropout, ensemble and, with few samples, P-UNet, and stays the same above a third of its width (paper: "
+        "LIDC-IDRI, which is not here; it prints no numbers).",
+        data=(data,),
+        measure=partial(measure, setting=setting, data=data, scale=scale),
+        draw=draw,
+        say=say,
+    )
+    seen = Study(
+        name=f"masks-{data}",
+        title=f"Masks of annotators of {data}, and of every model",
+        claim="The samples of a model should differ as the annotators do.",
+        data=(data,),
+        measure=partial(look, setting=setting, data=data, scale=scale),
+        draw=draw_pictures,
+        say=lambda numbers: [f"{len(numbers['images'])} test images, the first samples of each model, first seed."],
+    )
+    return table, seen
+
+
+def plans(setting: Setting, data: str, scale: Scale) -> dict[str, Segmenter]:
+    """Return the networks of a study by kind."""
+    adam = setting.recipe(Recipe(optimizer="adam", lr=1e-3, weight_decay=0.0))
+    return {kind: Segmenter(kind=kind, data=data, scale=scale, recipe=adam, root=setting.root) for kind in KINDS}
+
+
+def measure(case: Case, *, setting: Setting, data: str, scale: Scale) -> Numbers:
+    """Train every kind of network and judge its opinions."""
+    images = images_of(data, scale.images, setting.root)
+    rows: dict[str, list[dict[str, float]]] = {}
+    codes: dict[str, Any] = {}
+    for seed in case.seeds:
+        for kind, plan in plans(setting, data, scale).items():
+            model = train(plan, case, seed)
+            for name, opinions in variants(kind, model, images):
+                rows.setdefault(name, []).append(judge(opinions, images))
+            if isinstance(model, ProbabilisticUNet):
+                codes[kind] = code_use(model, images)
+    return {"truth": truth(images), "models": {name: average(runs) for name, runs in rows.items()}, "codes": codes}
+
+
+def look(case: Case, *, setting: Setting, data: str, scale: Scale) -> Numbers:
+    """Read the networks of the first seed and keep some of their samples."""
+    images, seed = images_of(data, scale.images, setting.root), case.seeds[0]
+    trained = ((kind, train(plan, case, seed)) for kind, plan in plans(setting, data, scale).items())
+    opinions = {name: found for kind, model in trained for name, found in variants(kind, model, images)}
+    return pictures(images, {name: found.masks for name, found in opinions.items()})
+
+
+def say(numbers: Numbers) -> list[str]:
+    """Tell distances, overlap and calibration of every model; where the law is known, how often modes are sampled."""
+    best, counts = numbers["truth"], ", ".join(map(str, SAMPLES))
+    lines = [f"{best['images']} test images. Energy distance (squared, less is better) with {counts} samples:"]
+    if "ged 1" in best:
+        lines.append(f"optimum: {_distances(best)}")
+    lines += [
+        f"{name}: {_distances(row)}; matched IoU {row['matched iou']:.3f}, pixels' ECE {row['ece']:.3f}, vote error "
+        f"{row['vote error']:.3f}, marked {100 * row['marked']:.1f} % ({100 * best['marked']:.1f} % by annotators); "
+        f"{row['parameters']:,.0f} parameters"
+        for name, row in numbers["models"].items()
+    ]
+    if "mode 0" in best:
+        lines.append(
+            f"Modes (whole, half, nothing) in percent; truth: {_modes(best)}. Points off at most, also by thirds:"
+        )
+        lines += [f"{name}: {_modes(row)}; {_off(row)}" for name, row in numbers["models"].items()]
+    for name, code in numbers["codes"].items():
+        told = ", ".join(
+            f"{nats:.2f} ({100 * used:.0f} %)" for nats, used in zip(code["nats"], code["used"], strict=True)
+        )
+        lines.append(f"Code of {name}, nats told by each dimension (how often it is used): {told}")
+    return lines
+
+
+def draw(numbers: Numbers, path: Path) -> None:
+    """Draw the distance over samples, and that of 16 samples for each model."""
+    figure = new_figure(10, 3.6)
+    lines, bars = figure.subplots(1, 2)
+    for name, row in numbers["models"].items():
+        style = STYLES.get(name.split(" ")[0], ".:")
+        lines.plot(SAMPLES, [row[f"ged {count}"] for count in SAMPLES], style, ms=4, label=name)
+    if "ged 1" in numbers["truth"]:
+        best = [numbers["truth"][f"ged {count}"] for count in SAMPLES]
+        lines.plot(SAMPLES, best, color="black", lw=1, label="optimum")
+    lines.set(xlabel="samples", ylabel="squared energy distance", xscale="log", xticks=SAMPLES, xticklabels=SAMPLES)
+    lines.minorticks_off()
+    lines.legend(fontsize=6)
+    most = max(SAMPLES)
+    names = list(numbers["models"])
+    bars.barh(names, [numbers["models"][name][f"ged {most}"] for name in names])
+    if f"ged {most}" in numbers["truth"]:
+        bars.axvline(numbers["truth"][f"ged {most}"], color="black", lw=1)
+    bars.invert_yaxis()
+    bars.set(xlabel=f"squared energy distance, {most} samples")
+    save_figure(figure, path)
+
+
+def _distances(row: Numbers) -> str:
+    return " ".join(f"{row[f'ged {count}']:.3f}" for count in SAMPLES)
+
+
+def _modes(row: Numbers) -> str:
+    return " ".join(f"{100 * value:.1f}" for name, value in row.items() if name.startswith("mode "))
+
+
+def _off(row: Numbers) -> str:
+    return ", ".join(f"{name.removeprefix('points off, ')} {v:.1f}" for name, v in row.items() if "points off" in name)

@@ -1,0 +1,147 @@
+"""The segmentation networks of `nested-annotators`, trained on one random annotator an image and epoch.
+
+A training that was killed goes on where it was, and a finished one is only read: `OUT/trained/NAME-DIGEST/seedK`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanbayes import data
+from leanbayes.convert import convert
+from leanbayes.data import AnnotatedImages, OneAnnotator
+from leanbayes.experiments.run import device_of
+from leanbayes.experiments.suites.study import Case
+from leanbayes.experiments.suites.trained import FOLDER
+from leanbayes.generative import fit as fit_generative
+from leanbayes.generative import ProbabilisticUNet
+from leanbayes.likelihoods import Categorical
+from leanbayes.methods.ensemble import Ensemble
+from leanbayes.methods.mc_dropout import MCDropout
+from leanbayes.methods.nested import NestedDropout
+from leanbayes.models import UNet
+from leanbayes.training import fit, Recipe
+
+KINDS = ("deterministic", "dropout", "ensemble", "P-UNet", "VND-PUNet", "BN3")
+DIMENSIONS = 6
+"""Of the codes, as Kohl et al. (2018) have it."""
+
+DROPOUT = 0.5
+"""Share of channels that the dropout U-Net drops behind every level but the finest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale:
+    """How large everything is.
+
+    Attributes:
+        widths: of the levels of all U-Nets and of the code networks.
+        epochs: of the training, the same for all kinds.
+        batch_size: of the training.
+        lr: of Adam.
+        members: of the ensemble.
+        images: training and test images of the made-up set; None takes its usual ones.
+    """
+
+    widths: tuple[int, ...]
+    epochs: int
+    batch_size: int
+    lr: float
+    members: int
+    images: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segmenter:
+    """A segmentation network and how it is trained.
+
+    Attributes:
+        kind: one of `KINDS`.
+        data: a name of `leanbayes.data.load_annotated`.
+        scale: sizes and epochs.
+        recipe: optimiser, device and precision; the scale and the kind say the rest.
+        root: folder of the data.
+    """
+
+    kind: str
+    data: str
+    scale: Scale
+    recipe: Recipe
+    root: str | None = None
+
+    def images(self) -> AnnotatedImages:
+        """Return its data, all splits."""
+        return images_of(self.data, self.scale.images, self.root)
+
+    def make(self, seed: int) -> nn.Module:
+        """Return the untrained model."""
+        images = self.images()
+        size: dict[str, Any] = {"input_shape": tuple(images.images.shape[1:]), "widths": self.scale.widths}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return _build(self.kind, len(images.classes), size, self.scale)
+
+    def plan(self, seed: int) -> Recipe:
+        """Return the whole recipe; the bound of BN3 counts every pixel as a target."""
+        scale = self.scale
+        whole = replace(self.recipe, epochs=scale.epochs, batch_size=scale.batch_size, lr=scale.lr, seed=seed)
+        if self.kind == "BN3":
+            pixels = self.images().images[0, 0].numel()
+            return replace(whole, beta=1 / pixels, posterior_lr=min(0.05, scale.lr * NestedDropout.posterior_rate))
+        return whole
+
+    def folder(self, out: Path, seed: int) -> Path:
+        """Return where its training is kept; other settings have another folder."""
+        digest = hashlib.sha256(repr(replace(self, root=None)).encode()).hexdigest()[:12]
+        return out / FOLDER / f"{self.data}-{self.kind.lower()}-{digest}" / f"seed{seed}"
+
+
+def train(plan: Segmenter, case: Case, seed: int) -> nn.Module:
+    """Train a network, go on with its training, or read it if it is finished; in eval mode, on the case's device."""
+    model = plan.make(seed)
+    rows = OneAnnotator(plan.images().split("train"), seed=seed)
+    options: dict[str, Any] = {
+        "folder": plan.folder(case.out, seed),
+        "resume": not case.fresh,
+        "progress": case.budget != "quick",
+    }
+    if isinstance(model, ProbabilisticUNet):
+        fit_generative(model, rows, plan.plan(seed), **options)
+    else:
+        fit(model, rows, plan.plan(seed), likelihood=Categorical(), **options)
+    return model.to(device_of(case.device)).eval()
+
+
+@lru_cache(maxsize=1)
+def images_of(name: str, images: tuple[int, int] | None, root: str | None) -> AnnotatedImages:
+    """Return a set; the last one is kept, since all networks share it."""
+    if images is None:
+        return data.load_annotated(name, root)
+    return data.ambiguous_images(train=images[0], val=1, test=images[1])
+
+
+def _build(kind: str, classes: int, size: dict[str, Any], scale: Scale) -> nn.Module:
+    if kind in ("P-UNet", "VND-PUNet"):
+        return ProbabilisticUNet(classes, dimensions=DIMENSIONS, ordered=kind == "VND-PUNet", **size)
+    if kind == "ensemble":
+        return Ensemble([UNet(classes, **size) for _ in range(scale.members)])
+    net = UNet(classes, **size)
+    if kind == "dropout":
+        return convert(_with_dropout(net), MCDropout(), likelihood=Categorical())
+    if kind == "BN3":
+        return convert(net, NestedDropout(groups=min(32, *scale.widths)), likelihood=Categorical())
+    return net
+
+
+def _with_dropout(net: UNet) -> UNet:
+    """Drop channels behind every level but the finest of encoder and decoder."""
+    for level in (*net.encoder[1:], *net.decoder[:-1]):
+        level.append(nn.Dropout2d(DROPOUT))
+    return net
