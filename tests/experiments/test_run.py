@@ -183,3 +183,13 @@ def test_named_layers_alone_are_converted(workshop, tmp_path):
     assert result["settings"]["where"] == ["features.3", "head"]
     assert one.id != replace(one, where=()).id
     assert "where" not in replace(one, method=None).settings()
+
+
+def test_a_nested_network_is_judged_at_its_full_width(workshop, tmp_path):
+    one = job(lb.NestedDropout(groups=4), epochs=3)
+    result = perform(one, workshop, tmp_path, progress=False)
+    model = lb.load(one.folder(tmp_path) / MODEL, workshop.plain(0))
+    x, _ = workshop.data.prepared(workshop.data.train)
+    _, test, y = workshop.test
+    full = lb.evaluate(lb.slim.narrow(model, 1.0, data=x[:1024]), (test, y), samples=4)
+    assert result["metrics"]["test"]["nll"] == pytest.approx(full.metrics["test"]["nll"], rel=1e-4)

@@ -25,11 +25,14 @@ from leanbayes.files import untied, write_tensors, write_text
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.processes import is_first
+from leanbayes.slim import narrow
 from leanbayes.summary import summary
 from leanbayes.training import fit, History
 
 MODEL = "model.safetensors"
 CLAIM = "job.json"
+NORM_ROWS = 1024
+"""Training rows over which the norms of a nested network collect the statistics of its full width."""
 Stage = Literal["train", "evaluate", "compare"]
 Callback = Callable[[Any], object]
 
@@ -136,7 +139,7 @@ def _perform(
     if stage == "train":
         return header | {"status": "done", "history": list(history)}
     with _precision(job, device):
-        result = _evaluate(job, workshop, model, likelihood)
+        result = _evaluate(job, workshop, _at_full_width(model, workshop), likelihood)
     return header | _outcome(workshop, model, result, history) | {"status": "done"}
 
 
@@ -179,6 +182,14 @@ def _evaluate(job: Job, workshop: Workshop, model: nn.Module, likelihood: Likeli
         units=workshop.units,
         compile=job.recipe.compile,
     )
+
+
+def _at_full_width(model: nn.Module, workshop: Workshop) -> nn.Module:
+    """Return what is judged: of a network whose channels are ordered the full width, not a mixture of all widths."""
+    if not any(layer.ordered for _, layer in stochastic_layers(model)):
+        return model
+    x, _ = workshop.data.prepared(workshop.data.train)
+    return narrow(model, 1.0, data=x[:NORM_ROWS].to(next(model.parameters()).device))
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
