@@ -145,6 +145,15 @@ def test_another_recipe_training_set_conversion_or_network_is_refused(tmp_path):
         resume(nn.Sequential(nn.Flatten(), nn.Linear(16, 5)))
 
 
+def test_a_training_goes_on_under_another_name_of_the_device(tmp_path):
+    unbroken, broken, fresh = rank1(), rank1(), rank1()
+    fit(unbroken, images(90), short(epochs=3, accelerator="cpu"))
+    with pytest.raises(Stop):
+        fit(broken, images(90), short(epochs=3, accelerator="cpu"), folder=tmp_path, callbacks=[stop_after(1)])
+    fit(fresh, images(90), short(epochs=3, accelerator="auto"), folder=tmp_path, resume=True)
+    assert same(fresh, unbroken) or torch.cuda.is_available()
+
+
 def test_a_damaged_state_is_refused_and_left_alone(tmp_path):
     fit(rank1(), images(), short(), folder=tmp_path)
     content = file_of(tmp_path).read_bytes()

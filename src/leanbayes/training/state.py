@@ -26,6 +26,9 @@ FORMAT = 1
 HEADER = "leanbayes.training"
 MODEL, OPTIMIZER, RANDOM = "model/", "optimizer/", "random/"
 NETWORK = "network."  # where a phase keeps the user's model
+ANYWHERE = {"accelerator"}
+"""Fields of a recipe that may change: a training may go on elsewhere, with other random numbers there."""
+
 KEYS = ("format", "epoch", "history", "recipe", "rows", "layers", "tied")
 ANEW = "to begin anew: resume=False, on the command line --fresh"
 
@@ -120,7 +123,7 @@ class Checkpoint:
             "conversion": header["layers"],
         }
         for kind, mine in here.items():
-            for name in mine | there[kind]:
+            for name in (mine | there[kind]).keys() - ANYWHERE:
                 old, new = there[kind].get(name, "nothing"), mine.get(name, "nothing")
                 if old != new:
                     raise ValueError(
