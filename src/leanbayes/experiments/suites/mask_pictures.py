@@ -18,8 +18,11 @@ Tile = npt.NDArray[np.uint8]
 IMAGES = 3
 MASKS = 4
 ANNOTATORS = "annotators"
-GAP, PAPER, MARKED = 2, 255, 40
-"""Pixels between tiles; grey levels of the ground and of what is marked."""
+STRIP = 2.6
+"""Inches of an image and its masks."""
+
+GAP, PAPER, MARKED, UNMARKED = 2, 255, 40, 235
+"""Pixels between tiles; grey levels of the ground, of what is marked and of what is not."""
 
 
 def pictures(images: AnnotatedImages, masks: Mapping[str, Tensor]) -> Numbers:
@@ -48,8 +51,8 @@ def draw_pictures(numbers: Numbers, path: Path) -> None:
     """Draw a column for each image, and a row for the annotators and each model."""
     channels, height, width = numbers["shape"]
     rows, columns = numbers["masks"], len(numbers["images"])
-    tall = 2.6 * height / width * columns / (MASKS + 1) * len(rows) + 0.4
-    figure = new_figure(2.6 * columns + 1.2, tall)
+    tile = STRIP / (MASKS + 1)
+    figure = new_figure(STRIP * columns + 1.2, (tile * height / width + 0.1) * len(rows))
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for row, (name, groups) in zip(axes, rows.items(), strict=True):
         for axis, packed, image in zip(row, groups, numbers["images"], strict=True):
@@ -68,7 +71,7 @@ def _packed(mask: Tensor) -> str:
 def _unpacked(text: str, height: int, width: int) -> Tile:
     """Return a mask as a tile (H, W, 3): dark where it is marked."""
     bits = np.unpackbits(np.frombuffer(bytes.fromhex(text), np.uint8), count=height * width)
-    grey = np.where(bits.reshape(height, width, 1) > 0, MARKED, 235).astype(np.uint8)
+    grey = np.where(bits.reshape(height, width, 1) > 0, MARKED, UNMARKED).astype(np.uint8)
     return np.repeat(grey, 3, axis=2)
 
 

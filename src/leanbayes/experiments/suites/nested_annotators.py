@@ -20,8 +20,8 @@ USUAL = (32, 64, 128, 192)
 SCALES = {
     ("quick", "ambiguous"): Scale(widths=(8, 8, 16), epochs=16, batch_size=10, lr=4e-3, members=2, images=(200, 100)),
     ("short", "ambiguous"): Scale(widths=(16, 32, 64), epochs=60, batch_size=32, lr=1e-3, members=4),
-    ("short", "bsds500"): Scale(widths=USUAL, epochs=100, batch_size=10, lr=5e-4, members=4),
-    ("full", "bsds500"): Scale(widths=USUAL, epochs=400, batch_size=10, lr=5e-4, members=4),
+    ("short", "bsds500"): Scale(widths=USUAL, epochs=100, batch_size=10, lr=5e-4, members=4, flip=True),
+    ("full", "bsds500"): Scale(widths=USUAL, epochs=400, batch_size=10, lr=5e-4, members=4, flip=True),
 }
 STYLES = {"BN3": "s--", "VND-PUNet": "o-", "P-UNet": "^-"}
 
@@ -83,59 +83,64 @@ def look(case: Case, *, setting: Setting, data: str, scale: Scale) -> Numbers:
     images, seed = images_of(data, scale.images, setting.root), case.seeds[0]
     trained = ((kind, train(plan, case, seed)) for kind, plan in plans(setting, data, scale).items())
     opinions = {name: found for kind, model in trained for name, found in variants(kind, model, images)}
-    return pictures(images, {name: found.masks for name, found in opinions.items()})
+    return pictures(images, {name: found.balanced for name, found in opinions.items()})
 
 
 def say(numbers: Numbers) -> list[str]:
     """Tell distances, overlap and calibration of every model; where the law is known, how often modes are sampled."""
-    best, counts = numbers["truth"], ", ".join(map(str, SAMPLES))
-    lines = [f"{best['images']} test images. Energy distance (squared, less is better) with {counts} samples:"]
-    if "ged 1" in best:
-        lines.append(f"optimum: {_distances(best)}")
-    lines += [
-        f"{name}: {_distances(row)}; matched IoU {row['matched iou']:.3f}, pixels' ECE {row['ece']:.3f}, vote error "
-        f"{row['vote error']:.3f}, marked {100 * row['marked']:.1f} % ({100 * best['marked']:.1f} % by annotators); "
-        f"{row['parameters']:,.0f} parameters"
-        for name, row in numbers["models"].items()
+    best, models = numbers["truth"], numbers["models"]
+    counts = ", ".join(map(str, SAMPLES))
+    lines = [
+        f"{best['images']} test images, {100 * best['marked']:.1f} % of whose pixels annotators mark. Energy distance "
+        f"(squared, less is better) with {counts} samples:"
     ]
+    if "ged 1" in best:
+        lines.append(f"optimum: {_distances(best, 'ged')}")
+    lines += [f"{name}: {_distances(row, 'ged')}; {_rest(row)}" for name, row in models.items()]
     if "mode 0" in best:
         lines.append(
             f"Modes (whole, half, nothing) in percent; truth: {_modes(best)}. Points off at most, also by thirds:"
         )
-        lines += [f"{name}: {_modes(row)}; {_off(row)}" for name, row in numbers["models"].items()]
-    for name, code in numbers["codes"].items():
-        told = ", ".join(
-            f"{nats:.2f} ({100 * used:.0f} %)" for nats, used in zip(code["nats"], code["used"], strict=True)
-        )
-        lines.append(f"Code of {name}, nats told by each dimension (how often it is used): {told}")
-    return lines
+        lines += [f"{name}: {_modes(row)}; {_off(row)}" for name, row in models.items()]
+    else:
+        lines.append("The same with balanced masks, of which as many pixels are marked as annotators mark:")
+        lines += [f"{name}: {_distances(row, 'balanced ged')}" for name, row in models.items()]
+    return lines + [
+        f"Code of {name}, nats told by each dimension (how often it is used): {_code(code)}"
+        for name, code in numbers["codes"].items()
+    ]
 
 
 def draw(numbers: Numbers, path: Path) -> None:
-    """Draw the distance over samples, and that of 16 samples for each model."""
-    figure = new_figure(10, 3.6)
+    """Draw the distance over samples, and that of the most samples for each model; of balanced masks if there are."""
+    best, models, most = numbers["truth"], numbers["models"], max(SAMPLES)
+    name = "ged" if "ged 1" in best else "balanced ged"
+    figure = new_figure(11, 3.6)
     lines, bars = figure.subplots(1, 2)
-    for name, row in numbers["models"].items():
-        style = STYLES.get(name.split(" ")[0], ".:")
-        lines.plot(SAMPLES, [row[f"ged {count}"] for count in SAMPLES], style, ms=4, label=name)
-    if "ged 1" in numbers["truth"]:
-        best = [numbers["truth"][f"ged {count}"] for count in SAMPLES]
-        lines.plot(SAMPLES, best, color="black", lw=1, label="optimum")
+    for model, row in models.items():
+        style = STYLES.get(model.split(" ")[0], ".:")
+        lines.plot(SAMPLES, [row[f"{name} {count}"] for count in SAMPLES], style, ms=4, label=model)
+    bars.barh(list(models), [row[f"{name} {most}"] for row in models.values()])
+    if "ged 1" in best:
+        lines.plot(SAMPLES, [best[f"ged {count}"] for count in SAMPLES], color="black", lw=1, label="optimum")
+        bars.axvline(best[f"ged {most}"], color="black", lw=1)
     lines.set(xlabel="samples", ylabel="squared energy distance", xscale="log", xticks=SAMPLES, xticklabels=SAMPLES)
     lines.minorticks_off()
-    lines.legend(fontsize=6)
-    most = max(SAMPLES)
-    names = list(numbers["models"])
-    bars.barh(names, [numbers["models"][name][f"ged {most}"] for name in names])
-    if f"ged {most}" in numbers["truth"]:
-        bars.axvline(numbers["truth"][f"ged {most}"], color="black", lw=1)
     bars.invert_yaxis()
     bars.set(xlabel=f"squared energy distance, {most} samples")
+    figure.legend(fontsize=7, loc="outside right upper")
     save_figure(figure, path)
 
 
-def _distances(row: Numbers) -> str:
-    return " ".join(f"{row[f'ged {count}']:.3f}" for count in SAMPLES)
+def _distances(row: Numbers, name: str) -> str:
+    return " ".join(f"{row[f'{name} {count}']:.3f}" for count in SAMPLES)
+
+
+def _rest(row: Numbers) -> str:
+    return (
+        f"matched IoU {row['matched iou']:.3f}, pixels' ECE {row['ece']:.3f}, vote error {row['vote error']:.3f}, "
+        f"marked {100 * row['marked']:.1f} %, {row['parameters']:,.0f} parameters"
+    )
 
 
 def _modes(row: Numbers) -> str:
@@ -144,3 +149,7 @@ def _modes(row: Numbers) -> str:
 
 def _off(row: Numbers) -> str:
     return ", ".join(f"{name.removeprefix('points off, ')} {v:.1f}" for name, v in row.items() if "points off" in name)
+
+
+def _code(code: Numbers) -> str:
+    return ", ".join(f"{nats:.2f} ({100 * used:.0f} %)" for nats, used in zip(code["nats"], code["used"], strict=True))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -32,6 +33,9 @@ LENGTHS = {"1/3": DIMENSIONS // 3, "full": DIMENSIONS, "as drawn": None}
 NORM_ROWS = 256
 """Training images over which the norms of BN3 collect their statistics at every width."""
 
+THRESHOLD_SAMPLES = 4
+"""Draws of which a threshold is taken."""
+
 THIRDS = ("faint", "middle", "bright")
 
 
@@ -39,60 +43,67 @@ class Opinions(NamedTuple):
     """What a model says of all test images.
 
     Attributes:
-        prediction: of every pixel, over the largest number of samples.
+        prediction: of every pixel, over the largest number of samples, which are kept.
         parameters: of what predicts, at the width it has.
+        threshold: probability from which on as many pixels are marked as annotators mark, on validation images; None
+            where the law of the masks is known, and one half is right.
     """
 
     prediction: Prediction
     parameters: int
+    threshold: float | None = None
 
     @property
     def masks(self) -> Tensor:
         """Masks (S, B, H, W): the likeliest class of every pixel, draw by draw."""
-        samples = self.prediction.samples
-        if samples is None:
-            raise ValueError("expected a prediction with its samples, got one without; keep them")
-        return samples.argmax(2)
+        return _marked(self.prediction) > 0.5
+
+    @property
+    def balanced(self) -> Tensor:
+        """Masks with as many marked pixels as the annotators', draw by draw."""
+        return _marked(self.prediction) > (0.5 if self.threshold is None else self.threshold)
 
 
 def variants(kind: str, model: nn.Module, images: AnnotatedImages) -> Iterator[tuple[str, Opinions]]:
     """Yield the opinions of a trained model on the test images, at every code length or width it is judged at."""
-    x = images.split("test").prepared().to(next(model.parameters()).device)
+    device = next(model.parameters()).device
     if isinstance(model, ProbabilisticUNet):
-        lengths = LENGTHS if model.ordered else {"": None}
-        for name, length in lengths.items():
-            prediction = model.predict(x, samples=max(SAMPLES), length=length)
-            yield f"{kind} {name}".strip(), Opinions(prediction.to("cpu"), _count(model))
+        for name, length in (LENGTHS if model.ordered else {"": None}).items():
+            ask = partial(model.predict, samples=max(SAMPLES), length=length)
+            yield f"{kind} {name}".strip(), _hear(ask, images, model)
     elif kind == "BN3":
-        seen = images.split("train").prepared()[:NORM_ROWS].to(x.device)
+        seen = images.split("train").prepared()[:NORM_ROWS].to(device)
         for width in WIDTHS:
-            small = narrow(model, width).to(x.device).eval()
+            small = narrow(model, width).to(device).eval()
             update_norm(small, seen)
-            yield f"BN3 {width:g}", Opinions(_predict(small, x), _count(mean(small)))
+            yield f"BN3 {width:g}", _hear(partial(predict, small, samples=max(SAMPLES)), images, mean(small))
     else:
         plain = model if isinstance(model, Ensemble) else mean(model)
-        yield kind, Opinions(_predict(model, x), _count(plain))
+        yield kind, _hear(partial(predict, model, samples=max(SAMPLES)), images, plain)
 
 
 def judge(opinions: Opinions, images: AnnotatedImages) -> dict[str, float]:
     """Return the figures of a model: energy distances by samples, matched overlap, calibration of pixels, size.
 
     Where the law of the annotators is known, also how often each of its modes was sampled, and by how many points that
-    differs from the truth at most, over all images and over thirds of them by their brightness.
+    differs from the truth at most, over all images and over thirds of them by their brightness. Where it is not, also
+    the distances of balanced masks.
     """
     test = images.split("test")
-    masks, annotations, counts = opinions.masks.bool(), test.annotations.transpose(0, 1).bool(), test.annotators
-    pixels = pixel_calibration(opinions.prediction.mean, annotations, annotators=counts)
-    found = {
-        f"ged {count}": float(energy_distance(masks[:count], annotations, annotators=counts).mean())
-        for count in SAMPLES
-    }
-    found["matched iou"] = float(matched_iou(masks, annotations, annotators=counts).mean())
-    found |= {"ece": float(pixels.ece), "vote error": float(pixels.vote_error)}
-    found["marked"] = float(masks.double().mean())
+    masks, annotations, counts = opinions.masks, test.annotations.transpose(0, 1).bool(), test.annotators
+    found = _distances(masks, test, "ged")
     if isinstance(test, AmbiguousImages):
         found |= _modes(mode_frequencies(masks, test.modes), test.probabilities)
-    return found | {"parameters": opinions.parameters}
+    else:
+        found |= _distances(opinions.balanced, test, "balanced ged")
+    pixels = pixel_calibration(opinions.prediction.mean, annotations, annotators=counts)
+    return found | {
+        "matched iou": float(matched_iou(opinions.balanced, annotations, annotators=counts).mean()),
+        "ece": float(pixels.ece),
+        "vote error": float(pixels.vote_error),
+        "marked": float(masks.double().mean()),
+        "parameters": opinions.parameters,
+    }
 
 
 @torch.no_grad()
@@ -110,8 +121,7 @@ def code_use(model: ProbabilisticUNet, images: AnnotatedImages) -> Numbers:
 def truth(images: AnnotatedImages) -> Numbers:
     """Return what a perfect network would have: where no law is known, only the share of marked pixels."""
     test = images.split("test")
-    exist = torch.arange(test.annotations.shape[1]) < test.annotators[:, None]
-    found: Numbers = {"marked": float(test.annotations[exist].double().mean()), "images": len(test)}
+    found: Numbers = {"marked": _share(test), "images": len(test)}
     if isinstance(test, AmbiguousImages):
         people = int(test.annotators[0])
         for count in SAMPLES:
@@ -130,9 +140,32 @@ def _modes(frequencies: Tensor, probabilities: Tensor) -> dict[str, float]:
     return found | {"points off": float(apart.mean(0).abs().max())} | by_third
 
 
-def _predict(model: nn.Module, x: Tensor) -> Prediction:
-    return predict(model, x, samples=max(SAMPLES)).to("cpu")
+def _hear(ask: Callable[[Tensor], Prediction], images: AnnotatedImages, counted: nn.Module) -> Opinions:
+    """Ask a model about the test images, and where no law is known, about the validation images for a threshold."""
+    prediction = ask(images.split("test").prepared()).to("cpu")
+    parameters = sum(parameter.numel() for parameter in counted.parameters())
+    if isinstance(images, AmbiguousImages):
+        return Opinions(prediction, parameters)
+    held_out = images.split("val")
+    marked = _marked(ask(held_out.prepared()).to("cpu"))[:THRESHOLD_SAMPLES].flatten().sort().values
+    return Opinions(prediction, parameters, float(marked[int((1 - _share(held_out)) * (len(marked) - 1))]))
 
 
-def _count(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _marked(prediction: Prediction) -> Tensor:
+    """Return the probabilities of the second of two classes, draw by draw (S, B, H, W)."""
+    if prediction.samples is None or prediction.samples.shape[2] != 2:
+        raise ValueError("expected a prediction of two classes with its samples, got another; keep the samples")
+    return prediction.samples[:, :, 1]
+
+
+def _share(images: AnnotatedImages) -> float:
+    """Return the share of pixels that annotators mark."""
+    exist = torch.arange(images.annotations.shape[1]) < images.annotators[:, None]
+    return float(images.annotations[exist].double().mean())
+
+
+def _distances(masks: Tensor, images: AnnotatedImages, name: str) -> dict[str, float]:
+    """Return the mean energy distance of the first few samples, for each number of them."""
+    annotations = images.annotations.transpose(0, 1).bool()
+    distances = {n: energy_distance(masks[:n], annotations, annotators=images.annotators) for n in SAMPLES}
+    return {f"{name} {count}": float(distance.mean()) for count, distance in distances.items()}

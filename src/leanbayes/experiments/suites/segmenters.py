@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, Tensor
+from torch.utils.data import Dataset
 
 from leanbayes import data
 from leanbayes.convert import convert
@@ -28,6 +29,7 @@ from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.nested import NestedDropout
 from leanbayes.models import UNet
 from leanbayes.training import fit, Recipe
+from leanbayes.training.batches import seeded
 
 KINDS = ("deterministic", "dropout", "ensemble", "P-UNet", "VND-PUNet", "BN3")
 DIMENSIONS = 6
@@ -48,6 +50,7 @@ class Scale:
         lr: of Adam.
         members: of the ensemble.
         images: training and test images of the made-up set; None takes its usual ones.
+        flip: mirror half of the training images, left to right, together with their masks; others in every epoch.
     """
 
     widths: tuple[int, ...]
@@ -56,6 +59,7 @@ class Scale:
     lr: float
     members: int
     images: tuple[int, int] | None = None
+    flip: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,10 +107,35 @@ class Segmenter:
         return out / FOLDER / f"{self.data}-{self.kind.lower()}-{digest}" / f"seed{seed}"
 
 
+class Mirrored(Dataset[tuple[Tensor, Tensor]]):
+    """Pairs of which half are mirrored, image and mask together; which depends on seed, epoch and image alone."""
+
+    def __init__(self, pairs: OneAnnotator) -> None:
+        """Begin with the first epoch."""
+        self.pairs = pairs
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Draw the annotators of an epoch, and who is mirrored in it."""
+        self.pairs.set_epoch(epoch)
+        coins = seeded(torch.device("cpu"), self.pairs.seed, "mirror", epoch)
+        self.chosen = torch.rand(len(self.pairs), generator=coins) < 0.5
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return a network input and the classes of its pixels, both mirrored or neither."""
+        x, y = self.pairs[index]
+        return (x.flip(-1), y.flip(-1)) if self.chosen[index] else (x, y)
+
+
 def train(plan: Segmenter, case: Case, seed: int) -> nn.Module:
     """Train a network, go on with its training, or read it if it is finished; in eval mode, on the case's device."""
     model = plan.make(seed)
-    rows = OneAnnotator(plan.images().split("train"), seed=seed)
+    pairs = OneAnnotator(plan.images().split("train"), seed=seed)
+    rows = Mirrored(pairs) if plan.scale.flip else pairs
     options: dict[str, Any] = {
         "folder": plan.folder(case.out, seed),
         "resume": not case.fresh,

@@ -1,0 +1,243 @@
+"""The suite of disagreeing annotators: judged by oracles, trained as it says, and a tiny run that is kept."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from leanbayes.data import ambiguous_images, AnnotatedImages, describe_annotated, load_annotated, OneAnnotator
+from leanbayes.experiments.suites import mask_pictures
+from leanbayes.experiments.suites.opinions import code_use, judge, Opinions, SAMPLES, truth, variants
+from leanbayes.experiments.suites.runner import present, run
+from leanbayes.experiments.suites.segmenters import KINDS, Mirrored, Scale, Segmenter, train
+from leanbayes.experiments.suites.study import Case
+from leanbayes.experiments.suites.suite import Setting, Suite
+from leanbayes.generative.probabilistic_unet import opinions
+from leanbayes.methods.mc_dropout import DropoutLayer
+from leanbayes.training import Recipe
+
+pytest.importorskip("matplotlib")
+
+suite = importlib.import_module("leanbayes.experiments.suites.nested_annotators")
+
+TINY = Scale(widths=(4, 4), epochs=1, batch_size=4, lr=1e-3, members=2, images=(10, 6))
+RECIPE = Recipe(optimizer="adam", lr=1e-3, weight_decay=0.0, accelerator="cpu")
+
+
+def said(masks: torch.Tensor) -> Opinions:
+    """Make opinions of masks (S, B, H, W) that are certain of every pixel."""
+    return Opinions(opinions(torch.stack([1.0 - masks.float(), masks.float()], 2)), 7)
+
+
+def case_of(tmp_path: Path) -> Case:
+    return Case((), tmp_path, (0,), "quick", "cpu")
+
+
+def plan(kind: str, **fields) -> Segmenter:
+    return Segmenter(kind=kind, data="ambiguous", scale=replace(TINY, **fields), recipe=RECIPE)
+
+
+# ------------------------------------------------------------------------------------ judging
+
+
+def test_the_annotators_themselves_are_perfect():
+    images = ambiguous_images(train=4, val=1, test=5)
+    found = judge(said(images.split("test").annotations.transpose(0, 1)), images)
+    assert found["ged 4"] == pytest.approx(0, abs=1e-12)
+    assert found["matched iou"] == pytest.approx(1)
+    assert found["ece"] == pytest.approx(0, abs=1e-6)
+    assert found["vote error"] == pytest.approx(0, abs=1e-6)
+    assert found["marked"] == pytest.approx(truth(images)["marked"])
+    assert found["parameters"] == 7
+
+
+def test_samples_of_the_law_reach_the_optimum():
+    images = ambiguous_images(train=4, val=1, test=400, size=16)
+    test = images.split("test")
+    drawn = torch.multinomial(test.probabilities, 16, replacement=True, generator=torch.Generator().manual_seed(0))
+    found = judge(said(test.modes[torch.arange(400)[:, None], drawn].transpose(0, 1)), images)
+    best = truth(images)
+    for count in SAMPLES:  # single distances are between 0 and 2
+        assert found[f"ged {count}"] == pytest.approx(best[f"ged {count}"], abs=4 / math.sqrt(400) / 2)
+    spread = 100 * 0.5 / math.sqrt(16 * 133)
+    assert all(value < 4 * spread for name, value in found.items() if name.startswith("points off"))
+    assert sum(found[f"mode {k}"] for k in range(3)) == pytest.approx(1)
+
+
+def test_points_off_by_hand():
+    """Nothing is ever marked: every mode is off by its own probability, by the missing part of the last."""
+    images = ambiguous_images(train=4, val=1, test=9)
+    p = images.split("test").probabilities.double()
+    found = judge(said(torch.zeros(16, 9, 32, 32)), images)
+    assert found["mode 2"] == 1
+    assert found["points off"] == pytest.approx(100 * (1 - p[:, 2].mean()).item(), rel=1e-5)
+    bright = p[:, 0].argsort()[6:]
+    assert found["points off, bright"] == pytest.approx(100 * (1 - p[bright, 2].mean()).item(), rel=1e-5)
+    assert truth(images)["points off"] == 0
+
+
+# ------------------------------------------------------------------------------------ networks
+
+
+def test_mirrored_pairs_stay_together_and_repeat_by_epoch():
+    pairs = OneAnnotator(ambiguous_images(train=200, val=1, test=1, size=16).split("train"), seed=3)
+    rows, mirrored = Mirrored(pairs), []
+    for epoch in (0, 1, 0):
+        rows.set_epoch(epoch)
+        for index in range(0, 200, 7):
+            x, y = pairs[index]
+            turned = bool(rows.chosen[index])
+            assert torch.equal(rows[index][0], x.flip(2) if turned else x)
+            assert torch.equal(rows[index][1], y.flip(1) if turned else y)
+        mirrored.append(rows.chosen.clone())
+    assert torch.equal(mirrored[0], mirrored[2])
+    assert not torch.equal(mirrored[0], mirrored[1])
+    assert mirrored[0].double().mean().item() == pytest.approx(0.5, abs=4 * 0.5 / math.sqrt(200))
+
+
+def test_networks_are_what_they_are_called():
+    drop = plan("dropout", widths=(4, 4, 4)).make(0)
+    assert sum(isinstance(layer, DropoutLayer) for layer in drop.modules()) == 3  # two of the encoder, one behind
+    assert len(plan("ensemble").make(0).members) == 2
+    assert plan("VND-PUNet").make(0).ordered
+    assert not plan("P-UNet").make(0).ordered
+    assert plan("BN3").plan(0).beta == 1 / 32**2
+    assert plan("BN3").plan(5).seed == 5
+    folders = {plan(kind).folder(Path(), 0) for kind in KINDS} | {plan("BN3", epochs=2).folder(Path(), 0)}
+    assert len(folders) == len(KINDS) + 1
+
+
+def test_variants_of_every_kind(tmp_path):
+    found = {}
+    for kind in KINDS:
+        model = train(plan(kind), case_of(tmp_path), 0)
+        found |= dict(variants(kind, model, plan(kind).images()))
+    assert list(found) == [
+        *("deterministic", "dropout", "ensemble", "P-UNet"),
+        *("VND-PUNet 1/3", "VND-PUNet full", "VND-PUNet as drawn", "BN3 0.25", "BN3 0.5", "BN3 1"),
+    ]
+    assert all(each.masks.shape == (16, 6, 32, 32) for each in found.values())
+    same = found["deterministic"].masks
+    assert (same == same[:1]).all()
+    pairs = found["ensemble"].prediction.samples
+    assert torch.equal(pairs[0], pairs[2])
+    assert not torch.equal(pairs[0], pairs[1])
+    sizes = [found[f"BN3 {width}"].parameters for width in ("0.25", "0.5", "1")]
+    assert sizes[0] < sizes[1] < sizes[2] == found["deterministic"].parameters
+    use = code_use(model=train(plan("VND-PUNet"), case_of(tmp_path), 0), images=plan("P-UNet").images())
+    assert len(use["nats"]) == 6
+    assert use["used"][0] == 1
+    assert use["used"] == sorted(use["used"], reverse=True)
+
+
+def test_a_threshold_marks_as_many_pixels_as_annotators():
+    """Annotators mark a tenth; a network that ranks pixels rightly, but is sure of none, marks them when balanced."""
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.rand(30, 1, 16, 16, generator=generator)
+    images = AnnotatedImages(
+        name="made up",
+        images=ranks,
+        annotations=(ranks > 0.9).byte().expand(-1, 2, -1, -1).contiguous(),
+        annotators=torch.full((30,), 2),
+        classes=("no", "yes"),
+        splits={"train": 10, "val": 10, "test": 10},
+    )
+
+    class Unsure(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bias = torch.nn.Parameter(torch.tensor(-9.0))
+
+        def forward(self, x):
+            return torch.cat([torch.zeros_like(x), x + self.bias], 1)
+
+    (_, found), *_ = variants("deterministic", Unsure(), images)
+    assert not found.masks.any()
+    wanted = images.split("test").annotations[:, 0].bool()
+    assert (found.balanced[0] == wanted).double().mean() > 0.99
+    row = judge(found, images)
+    assert row["ged 16"] > 0.9 > 0.1 > row["balanced ged 16"]
+
+
+# ------------------------------------------------------------------------------------ pictures
+
+
+def test_masks_survive_json_and_are_drawn(tmp_path):
+    images = ambiguous_images(train=3, val=1, test=7)
+    masks = torch.randint(2, (16, 7, 32, 32), generator=torch.Generator().manual_seed(0))
+    numbers = json.loads(json.dumps(mask_pictures.pictures(images, {"model": masks})))
+    first = mask_pictures._unpacked(numbers["masks"]["model"][1][2], 32, 32)
+    assert np.array_equal(first[..., 0] == mask_pictures.MARKED, masks[2, 2].numpy() == 1)  # images 0, 2 and 4
+    shown = mask_pictures._image(numbers["images"][1], (1, 32, 32))
+    assert np.array_equal(shown[..., 2], images.split("test").images[2, 0].numpy())
+    mask_pictures.draw_pictures(numbers, tmp_path / "masks.svg")
+    assert "<svg" in (tmp_path / "masks.svg").read_text(encoding="utf-8")
+
+
+# ------------------------------------------------------------------------------------ runs
+
+
+def test_a_tiny_run_is_kept(tmp_path):
+    setting = Setting(device="cpu")
+    small = Suite(paper="", tables=(), studies=suite.studies_of(setting, "ambiguous", TINY))
+    first = run("nested-annotators", small, setting, tmp_path)
+    assert not first.remarks
+    path = tmp_path / "studies" / "annotators-ambiguous.json"
+    numbers = json.loads(path.read_text(encoding="utf-8"))["numbers"]
+    for row in numbers["models"].values():
+        assert all(math.isfinite(value) for value in row.values())
+        assert all(0 <= row[f"ged {count}"] <= 2 for count in SAMPLES)
+    assert any(line.startswith("optimum") for line in first.says["annotators-ambiguous"])
+    states = sorted((tmp_path / "trained").rglob("*.safetensors"))
+    before = [(state, state.stat().st_mtime_ns) for state in states]
+    assert len(states) == len(KINDS) + 1  # the ensemble has two members
+    path.unlink()
+    again = run("nested-annotators", small, setting, tmp_path)
+    assert again.says == first.says
+    assert [(state, state.stat().st_mtime_ns) for state in states] == before
+
+
+def test_what_is_not_here_is_left_out(tmp_path):
+    setting = Setting(budget="short", root=str(tmp_path))
+    kept, remarks = present(suite.nested_annotators(setting), setting)
+    assert {name for study in kept.studies for name in study.data} == {"ambiguous"}
+    assert len(remarks) == 1
+    assert "bsds500 is not here" in remarks[0]
+    assert "load_annotated" in remarks[0]
+    setting = replace(setting, budget="full")
+    with pytest.raises(ValueError, match="nothing to run: bsds500 is not here"):
+        present(suite.nested_annotators(setting), setting)
+
+
+@pytest.mark.skipif("LEANBAYES_DATA" not in os.environ, reason="needs LEANBAYES_DATA with BSDS500")
+def test_photographs_with_different_numbers_of_annotators(tmp_path):
+    if describe_annotated()[0].where == "not here":
+        pytest.skip("BSDS500 is not in LEANBAYES_DATA")
+    images = load_annotated("bsds500")
+    test = images.split("test")
+    found = judge(said(test.annotations[:, :4].transpose(0, 1)), images)
+    assert 0 < found["ged 4"] < found["ged 1"]
+    assert "points off" not in found
+    assert found["balanced ged 4"] == found["ged 4"]  # these masks are certain
+    numbers = mask_pictures.pictures(images, {"model": test.annotations[:, :4].transpose(0, 1)})
+    mask_pictures.draw_pictures(numbers, tmp_path / "masks.svg")
+
+
+@pytest.mark.slow
+def test_a_probabilistic_unet_is_nearer_to_annotators_than_one_mask(tmp_path):
+    scale, case = suite.SCALES["quick", "ambiguous"], case_of(tmp_path)
+    found = {}
+    for kind in ("deterministic", "P-UNet", "VND-PUNet"):
+        own = Segmenter(kind=kind, data="ambiguous", scale=scale, recipe=RECIPE)
+        for name, each in variants(kind, train(own, case, 0), own.images()):
+            found[name] = judge(each, own.images())["ged 16"]
+    best = found.pop("deterministic") / 2
+    assert all(value < best for value in found.values()), found
