@@ -8,8 +8,8 @@ from typing import Any
 from leanbayes.experiments.suites.implicit_cifar import implicit_cifar
 from leanbayes.experiments.suites.implicit_complexity import implicit_complexity
 from leanbayes.experiments.suites.implicit_noise import implicit_noise
-from leanbayes.experiments.suites.nested_generation import nested_generation
 from leanbayes.experiments.suites.nested_annotators import nested_annotators
+from leanbayes.experiments.suites.nested_generation import nested_generation
 from leanbayes.experiments.suites.nested_limited import nested_limited
 from leanbayes.experiments.suites.nested_student import nested_student
 from leanbayes.experiments.suites.nested_widths import nested_widths

@@ -64,7 +64,7 @@ def plans(setting: Setting, data: str, scale: Scale) -> dict[str, Segmenter]:
 
 
 def measure(case: Case, *, setting: Setting, data: str, scale: Scale) -> Numbers:
-    """Train every kind of network and judge its opinions."""
+    """Train every kind of network and judge its opinions; what codes tell is that of the first seed."""
     images = images_of(data, scale.images, setting.root)
     rows: dict[str, list[dict[str, float]]] = {}
     codes: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def measure(case: Case, *, setting: Setting, data: str, scale: Scale) -> Numbers
             model = train(plan, case, seed)
             for name, opinions in variants(kind, model, images):
                 rows.setdefault(name, []).append(judge(opinions, images))
-            if isinstance(model, ProbabilisticUNet):
+            if isinstance(model, ProbabilisticUNet) and kind not in codes:
                 codes[kind] = code_use(model, images)
     return {"truth": truth(images), "models": {name: average(runs) for name, runs in rows.items()}, "codes": codes}
 
