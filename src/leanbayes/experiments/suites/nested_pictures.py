@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.experiments.suites.nested_coders import coder, dimensions, ORDERED, pixels, taught
@@ -49,9 +50,9 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
     again = [model.reconstruct(x.to(model.device), length=length).cpu() for length in growing]
     return {
         "lengths": growing,
-        "new": packed(rows(model.progressive(SHOWN, growing).cpu())),
-        "again": packed(rows([x, *again])),
-        "tree": packed(tree([level.cpu() for level in model.tree(DEPTH, spread=SPREAD)])),
+        "new": packed(rows([framed(row) for row in model.progressive(SHOWN, growing).cpu()])),
+        "again": packed(rows([framed(row) for row in (x, *again)])),
+        "tree": packed(tree([framed(level.cpu()) for level in model.tree(DEPTH, spread=SPREAD)])),
     }
 
 
@@ -60,7 +61,12 @@ def doubled(whole: int) -> list[int]:
     return [*(2**k for k in range(whole.bit_length()) if 2**k < whole), whole]
 
 
-def rows(images: Sequence[Tensor] | Tensor) -> Tensor:
+def framed(images: Tensor) -> Tensor:
+    """Put a white line around images, so that they stand apart."""
+    return F.pad(images, (1, 1, 1, 1), value=1.0)
+
+
+def rows(images: Sequence[Tensor]) -> Tensor:
     """Put rows of images (N, C, H, W) below each other, as one picture (H', W', C)."""
     return torch.cat([torch.cat(list(row), 2) for row in images], 1).movedim(0, 2)
 
