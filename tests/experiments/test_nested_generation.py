@@ -150,7 +150,10 @@ def test_seeds_are_averaged_and_the_papers_numbers_stand_beside_cifar():
     page = overview({**studies, "pictures": {}})
     assert page.rows[0] == ["cifar10", "VAE", "25", "2 ± 1.4", "175.17", "2 ± 0", "2.71", "0.5 ± 0", "0.947", "4 ± 0"]
     assert page.rows[1][3:6] == ["2 ± 1.4", "", "2 ± 0"]
-    assert "2 seeds" in page.says[0]
+    assert "Seeds: 2." in page.says[0]
+    alone = overview({"mnist": studies["mnist"]})
+    assert alone.heads == ["", "model", "code, %", "Fréchet", "inception", "error", "diversity"]
+    assert alone.rows == [["mnist", "VAE", "25", "2 ± 1.4", "2 ± 0", "0.5 ± 0", "4 ± 0"]]
 
 
 def test_an_order_that_is_broken_is_told():

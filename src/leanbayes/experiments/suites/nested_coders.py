@@ -110,7 +110,7 @@ def coder(setting: Setting, data: str, model: str, length: int) -> Coder:
     """Return an autoencoder of the suite."""
     widths = {"digits": (32, 64), "cifar10": (32, 64, 128, 256, 512)}.get(data, (16, 32, 64, 128, 256))
     epochs = {"digits": 30, "cifar10": setting.pick(quick=30, short=30, full=100)}.get(data, 8)
-    batch, rate = (50, 5e-3) if data == "digits" else (128, 2e-3)
+    batch, rate = {"digits": (50, 5e-3), "cifar10": (256, 2e-3)}.get(data, (128, 2e-3))
     recipe = Recipe(epochs=epochs, batch_size=batch, optimizer="adam", lr=rate, weight_decay=0.0)
     options = {ORDERED: (("prior_keep", PRIOR_KEEP[data]),), "BetaVAE": (("beta", 4.0),)}
     return Coder(

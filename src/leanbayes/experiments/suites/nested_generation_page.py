@@ -11,7 +11,7 @@ from typing import Any
 from leanbayes.experiments.suites.overview import Overview
 from leanbayes.experiments.suites.study import new_figure, Numbers, save_figure
 
-HEADS = {"frechet": "Fréchet", "inception": "inception", "reconstruction": "reconstruction"}
+HEADS = {"frechet": "Fréchet", "inception": "inception", "reconstruction": "error"}
 STYLES = {"VND-AE": "o-", "VAE": "s-", "VAE, cut": "s:", "BetaVAE": "^", "JointVAE": "v", "SWAE": "D"}
 
 PRINTED = {
@@ -49,25 +49,34 @@ def say(numbers: Numbers) -> list[str]:
 
 
 def overview(studies: Mapping[str, Numbers]) -> Overview:
-    """Put all data sets into one table, with the paper's numbers of CIFAR-10."""
+    """Put all data sets into one table, with the paper's numbers where CIFAR-10 is among them."""
     found = [numbers for numbers in studies.values() if "methods" in numbers]
-    heads = ["", "model", "code, %", *(f"{head}{of}" for head in HEADS.values() for of in ("", ", paper")), "diversity"]
-    lines = []
-    for numbers in found:
-        for name, row in numbers["methods"].items():
-            for percent, runs in row.items():
-                paper = PRINTED.get((name, percent)) if numbers["data"] == "cifar10" else None
-                cells = [(told(runs, key), f"{paper[k]:g}" if paper else "") for k, key in enumerate(HEADS)]
-                both = (cell for pair in cells for cell in pair)
-                lines.append([numbers["data"], name, percent, *both, told(runs, "diversity")])
-    seeds = max(
-        (len(runs) for numbers in found for row in numbers["methods"].values() for runs in row.values()), default=0
-    )
-    says = [
-        f"{seeds} seed{'s' if seeds > 1 else ''}. Reconstruction: mean squared error of a pixel between 0 and 1; the "
-        "paper does not say what its error is of."
+    beside = any(numbers["data"] == "cifar10" for numbers in found)
+    lines = [
+        [numbers["data"], name, percent, *_cells(numbers["data"], name, percent, runs, beside=beside)]
+        for numbers in found
+        for name, row in numbers["methods"].items()
+        for percent, runs in row.items()
     ]
+    seeds = {len(runs) for numbers in found for row in numbers["methods"].values() for runs in row.values()}
+    says = [
+        f"Seeds: {', '.join(map(str, sorted(seeds)))}. Error: mean square of a pixel between 0 and 1, less its "
+        "reconstruction; the paper does not say what its error is of."
+    ]
+    columns = [f"{head}{of}" for head in HEADS.values() for of in (("", ", paper") if beside else ("",))]
+    heads = ["", "model", "code, %", *columns, "diversity"]
     return Overview(title="Nested paper, Tables 4, 5 and 6", heads=heads, rows=lines, says=says)
+
+
+def _cells(data: str, name: str, percent: str, runs: Sequence[Mapping[str, float]], *, beside: bool) -> list[str]:
+    """Return the figures of a model at a length, the paper's beside them or an empty cell where it has none."""
+    paper = PRINTED.get((name, percent)) if data == "cifar10" else None
+    cells: list[str] = []
+    for k, key in enumerate(HEADS):
+        cells.append(told(runs, key))
+        if beside:
+            cells.append(f"{paper[k]:g}" if paper else "")
+    return [*cells, told(runs, "diversity")]
 
 
 def told(runs: Sequence[Mapping[str, float]], key: str) -> str:
@@ -92,7 +101,7 @@ def draw(numbers: Numbers, path: Path) -> None:
         axes[3].plot(
             range(1, len(errors) + 1), errors, STYLES[f"{name}, cut" if name == "VAE" else name], ms=2, label=name
         )
-    axes[3].set(xlabel="dimensions in use", ylabel="reconstruction")
+    axes[3].set(xlabel="dimensions in use", ylabel="error")
     save_figure(figure, path)
 
 
