@@ -158,7 +158,8 @@ def test_seeds_are_averaged_and_the_papers_numbers_stand_beside_cifar():
 
 def test_an_order_that_is_broken_is_told():
     ordered = nested_generation_page._ordered([1.0, 0.5, 0.2, 0.199])
-    assert "falls with every dimension, and 3 dimensions" in ordered
+    assert "never rises, and 3 dimensions" in ordered
+    assert "never rises" in nested_generation_page._ordered([1.0, 1.0])  # a code that holds nothing
     assert "rises by 10.00% of the fall at most" in nested_generation_page._ordered([1.0, 0.0, 0.1, 0.0])
 
 

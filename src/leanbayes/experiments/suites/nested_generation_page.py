@@ -60,8 +60,8 @@ def overview(studies: Mapping[str, Numbers]) -> Overview:
     ]
     seeds = {len(runs) for numbers in found for row in numbers["methods"].values() for runs in row.values()}
     says = [
-        f"Seeds: {', '.join(map(str, sorted(seeds)))}. Error: mean square of a pixel between 0 and 1, less its "
-        "reconstruction; the paper does not say what its error is of."
+        f"Seeds: {', '.join(map(str, sorted(seeds)))}. Error: mean squared difference of pixels between 0 and 1; "
+        "the paper does not say what its error is of."
     ]
     columns = [f"{head}{of}" for head in HEADS.values() for of in (("", ", paper") if beside else ("",))]
     heads = ["", "model", "code, %", *columns, "diversity"]
@@ -111,11 +111,11 @@ def _figures(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def _ordered(errors: Sequence[float]) -> str:
     """Say whether the reconstruction error falls with every dimension more, and from which on nothing is gained."""
-    gained = errors[0] - errors[-1]
+    fall = max(errors) - min(errors)
     worst = max(later - earlier for earlier, later in pairwise(errors))
-    enough = next(k for k, error in enumerate(errors, 1) if error <= errors[-1] + 0.01 * abs(gained))
-    falls = "falls with every dimension" if worst <= 0 else f"rises by {worst / abs(gained):.2%} of the fall at most"
+    enough = next(k for k, error in enumerate(errors, 1) if error <= errors[-1] + 0.01 * fall)
+    rises = "never rises" if worst <= 0 else f"rises by {worst / fall:.2%} of the fall at most"
     return (
-        f"reconstruction error of 1 to {len(errors)} dimensions: {errors[0]:.4g} to {errors[-1]:.4g}; it {falls}, and "
+        f"reconstruction error of 1 to {len(errors)} dimensions: {errors[0]:.4g} to {errors[-1]:.4g}; it {rises}, and "
         f"{enough} dimensions have 99 % of the gain"
     )
