@@ -11,6 +11,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.inputs import call, to_device
+from leanbayes.layers.modes import in_eval_mode
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -41,17 +42,14 @@ def update_norm(
 @contextmanager
 def _collecting(model: nn.Module, norms: list[Any]) -> Iterator[None]:
     """Let norms alone collect statistics, as plain averages over batches; restore modes and momenta."""
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
-    model.eval()
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None
-        norm.train()
-    try:
-        yield
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        for module, training in modes:
-            module.training = training
+    with in_eval_mode(model):
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum

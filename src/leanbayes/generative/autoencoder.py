@@ -17,7 +17,8 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.generative.codes import Code, standard, truncated
-from leanbayes.generative.networks import ConvDecoder, ConvEncoder, in_eval_mode
+from leanbayes.generative.networks import ConvDecoder, ConvEncoder
+from leanbayes.layers.modes import in_eval_mode
 
 Pixels = Literal["gaussian", "bernoulli"]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 
 from torch import nn, Tensor
@@ -52,15 +50,3 @@ class ConvDecoder(nn.Module):
         y: Tensor = self.layers(self.first(h).view(-1, *self.start))
         top, left = (y.shape[-2] - self.height) // 2, (y.shape[-1] - self.width) // 2
         return y[..., top : top + self.height, left : left + self.width]
-
-
-@contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Let norms use their running statistics for a while, so that no image depends on those beside it."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 from leanbayes.generative.codes import Code
-from leanbayes.generative.networks import in_eval_mode
+from leanbayes.layers.modes import in_eval_mode
 from leanbayes.likelihoods import Categorical, entropy
 from leanbayes.models import UNet
 from leanbayes.prediction import Prediction

@@ -19,19 +19,8 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
-from leanbayes.layers.family import family_of, LINEAR_MAPS, NORMS
+from leanbayes.layers.family import CHANNEL_NORMS, family_of, LINEAR_MAPS, NORMS
 from leanbayes.layers.words import ELEMENTWISE, OVER_PIXELS, PRODUCTS, QUOTIENTS, SUMS, word
-
-CHANNEL_NORMS = (
-    nn.BatchNorm1d,
-    nn.BatchNorm2d,
-    nn.BatchNorm3d,
-    nn.SyncBatchNorm,
-    nn.InstanceNorm1d,
-    nn.InstanceNorm2d,
-    nn.InstanceNorm3d,
-)
-"""Norms that treat every channel by itself, so that the others may leave."""
 
 UNKNOWN_REPEAT = 0
 

@@ -198,7 +198,7 @@ _LINEAR = Family(
     pool=lambda layer, x: x.sum(-1, keepdim=True),
 )
 
-_BATCH_LIKE = (
+CHANNEL_NORMS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
     nn.BatchNorm3d,
@@ -207,6 +207,7 @@ _BATCH_LIKE = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
+"""Norms that treat every channel by itself, so that the others may leave."""
 
 _FAMILIES = (
     _LINEAR,
@@ -216,7 +217,7 @@ _FAMILIES = (
     _transposed(nn.ConvTranspose1d, 1, F.conv_transpose1d),
     _transposed(nn.ConvTranspose2d, 2, F.conv_transpose2d),
     _transposed(nn.ConvTranspose3d, 3, F.conv_transpose3d),
-    *(_norm(kind, lambda layer: layer.num_features, 1) for kind in _BATCH_LIKE),
+    *(_norm(kind, lambda layer: layer.num_features, 1) for kind in CHANNEL_NORMS),
     _norm(nn.GroupNorm, lambda layer: layer.num_channels, 1),
     *(_norm(kind, lambda layer: math.prod(layer.normalized_shape), -1) for kind in (nn.LayerNorm, nn.RMSNorm)),
     _dropout(nn.Dropout, -1),

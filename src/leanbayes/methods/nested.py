@@ -29,8 +29,8 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import NO_LOSS, peaked_log_uniform_kl
-from leanbayes.layers.channels import CHANNEL_NORMS, Channels, follow
-from leanbayes.layers.family import LINEAR_MAPS, spread
+from leanbayes.layers.channels import Channels, follow
+from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, spread
 from leanbayes.methods.base import copy_hooks, Method, plain_copy, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_positive
 from leanbayes.methods.gaussian import GaussianLayer

@@ -16,7 +16,6 @@ they are not smooth: use softplus behind the layer (`lb.layers.activate`), as th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import nn, Tensor
@@ -24,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from leanbayes.convert import own_likelihood, stochastic_layers
 from leanbayes.inputs import call, Inputs, leading_rows, Output, slice_rows, to_device
+from leanbayes.layers.modes import in_eval_mode
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.gaussian import GaussianLayer
 from leanbayes.sampling import draws
@@ -75,7 +75,7 @@ def curvature(
     layer = model.get_submodule(path)
     assert isinstance(layer, GaussianLayer)
     total = torch.zeros_like(layer.base.weight, dtype=torch.promote_types(layer.base.weight.dtype, torch.float32))
-    with _quiet(model):
+    with in_eval_mode(model):
         for x, y in _batches(data, batch_size, layer.device):
             if isinstance(layer.base, nn.Linear):
                 total += _of_linear(model, layer, x, y, likelihood, output)
@@ -152,18 +152,6 @@ def _loss(model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood, output
     """Return the summed negative log-likelihood of the network of means."""
     with draws(model, mean=True), torch.enable_grad():
         return -likelihood.log_prob(call(model, x, output), y).sum()
-
-
-@contextmanager
-def _quiet(model: nn.Module) -> Iterator[None]:
-    """Put the whole model into eval mode for a while."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _batches(

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.layers.channels import CHANNEL_NORMS
+from leanbayes.layers.family import CHANNEL_NORMS
 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
