@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from torch import nn, Tensor
 
 from leanbayes.models._checks import check_image, check_positive, choose_scale, Scale
-from leanbayes.models._conv import conv_norm, init_convolutions
+from leanbayes.models._conv import bottleneck as three_convolutions
+from leanbayes.models._conv import conv_norm, init_convolutions, Residual
 
 _EXPANSION = 4
 
 
-class ResidualBlock(nn.Module):
+class ResidualBlock(Residual):
     """One residual step, basic (3x3, 3x3) or bottleneck (1x1, 3x3, 1x1 to four times the width).
 
     The stride is taken by the first 3x3 convolution. The shortcut is the identity, or a
@@ -27,26 +28,13 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, width: int, *, stride: int, bottleneck: bool) -> None:
         """Build the layers."""
-        super().__init__()
         outputs = _EXPANSION * width if bottleneck else width
-        if bottleneck:
-            self.body = nn.Sequential(
-                *conv_norm(channels, width, 1),
-                nn.ReLU(),
-                *conv_norm(width, width, 3, stride),
-                nn.ReLU(),
-                *conv_norm(width, outputs, 1),
-            )
-        else:
-            self.body = nn.Sequential(*conv_norm(channels, width, 3, stride), nn.ReLU(), *conv_norm(width, outputs))
-        same = stride == 1 and channels == outputs
-        self.shortcut = nn.Identity() if same else conv_norm(channels, outputs, 1, stride)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``relu(body(x) + shortcut(x))``."""
-        output: Tensor = self.relu(self.body(x) + self.shortcut(x))
-        return output
+        body = (
+            three_convolutions(channels, width, outputs, stride)
+            if bottleneck
+            else nn.Sequential(*conv_norm(channels, width, 3, stride), nn.ReLU(), *conv_norm(width, outputs))
+        )
+        super().__init__(body, channels, outputs, stride)
 
 
 class ResNet(nn.Module):

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import nn, Tensor
 
 from leanbayes.models._checks import check_image, check_positive
-from leanbayes.models._conv import conv_norm, init_convolutions
+from leanbayes.models._conv import bottleneck, conv_norm, init_convolutions, Residual
 
 _STEM = 64
 _OUTPUTS = 256
 _STAGES = 3
 
 
-class GroupedBottleneck(nn.Module):
+class GroupedBottleneck(Residual):
     """One step ``relu(body(x) + shortcut(x))`` with a body of 1x1, grouped 3x3 and 1x1 convolutions.
 
     The stride is taken by the 3x3 convolution. The shortcut is the identity, or a normalised 1x1 projection where the
@@ -28,22 +28,7 @@ class GroupedBottleneck(nn.Module):
 
     def __init__(self, channels: int, inner: int, outputs: int, *, groups: int, stride: int) -> None:
         """Build the layers."""
-        super().__init__()
-        self.body = nn.Sequential(
-            *conv_norm(channels, inner, 1),
-            nn.ReLU(),
-            *conv_norm(inner, inner, 3, stride, groups=groups),
-            nn.ReLU(),
-            *conv_norm(inner, outputs, 1),
-        )
-        same = stride == 1 and channels == outputs
-        self.shortcut = nn.Identity() if same else conv_norm(channels, outputs, 1, stride)
-        self.relu = nn.ReLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the residual step."""
-        output: Tensor = self.relu(self.body(x) + self.shortcut(x))
-        return output
+        super().__init__(bottleneck(channels, inner, outputs, stride, groups=groups), channels, outputs, stride)
 
 
 class ResNeXt(nn.Module):
