@@ -54,7 +54,7 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
     rows: dict[str, list[Numbers]] = {name: [] for name in PRINTED}
     for seed in case.seeds:
         wide, pruned = train(bn3, case, seed), prune(train(sparse, case, seed).model)
-        judge = Judge(wide, data)
+        judge = Judge(wide, data, setting.root)
         method = ours(data)
         smallest = judge.narrowed(wide.model, method.always_on / method.groups)
         shares = [100 * usage(wide.model, seed=seed, index=k) for k in range(DRAWS)]

@@ -91,11 +91,11 @@ def _common(setting: Setting, data: str, name: str) -> dict[str, Any]:
 class Judge:
     """Judges networks of one data set alike: accuracy, likelihood, calibration, foreign inputs, size."""
 
-    def __init__(self, trained: Trained, data: str) -> None:
+    def __init__(self, trained: Trained, data: str, root: str | None) -> None:
         """Prepare test data, foreign inputs, and the rows on which norms collect their statistics."""
         self.device = next(trained.model.parameters()).device
         self.test = trained.test()
-        raw = sets.foreign(FOREIGN[data], trained.data, None)
+        raw = sets.foreign(FOREIGN[data], trained.data, root)
         self.foreign: dict[str, Any] = {FOREIGN[data]: (trained.data.inputs(raw), None)}
         self.norm_rows = trained.train(NORM_ROWS)[0].to(self.device)
 

@@ -73,7 +73,7 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
     rows: dict[str, list[Numbers]] = {name: [] for name in PRINTED}
     for seed in case.seeds:
         teacher = teacher_of(setting, data, case, seed)
-        judge = Judge(teacher, data)
+        judge = Judge(teacher, data, setting.root)
         small = taught(teacher, setting, data, case, seed)
         rows["teacher"].append(judge(judge.narrowed(teacher.model, 1.0)))
         for share in SHARES:

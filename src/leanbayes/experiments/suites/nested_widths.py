@@ -67,7 +67,7 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
         trained = {name: train(one, case, seed) for name, one in (("BN3", bn3), ("FN3", fn3), ("plain", plain))}
         for name, found in trained.items():
             seconds.setdefault(name, []).append(found.seconds)
-        judge = Judge(trained["BN3"], data)
+        judge = Judge(trained["BN3"], data, setting.root)
         rows.setdefault("plain", []).append({"1": judge(trained["plain"].model)})
         models = {name: trained[name].model for name in ("BN3", "FN3")}
         for name, curve in curves(models, judge).items():
