@@ -123,7 +123,7 @@ class Checkpoint:
             "conversion": header["layers"],
         }
         for kind, mine in here.items():
-            for name in (mine | there[kind]).keys() - ANYWHERE:
+            for name in (name for name in mine | there[kind] if name not in ANYWHERE):
                 old, new = there[kind].get(name, "nothing"), mine.get(name, "nothing")
                 if old != new:
                     raise ValueError(
