@@ -1,0 +1,278 @@
+"""`BayesianClassifier` and `BayesianRegressor`: any network and any method behind scikit-learn's interface."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from numbers import Integral
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin  # type: ignore[import-untyped]
+from sklearn.preprocessing import StandardScaler  # type: ignore[import-untyped]
+from sklearn.utils import check_random_state  # type: ignore[import-untyped]
+from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
+from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[import-untyped]
+from torch import Tensor
+
+from leanbayes.convert import convert
+from leanbayes.experiments.config import recipe_for
+from leanbayes.integrations.tables import chosen_method, default_recipe, Net, network
+from leanbayes.likelihoods import Categorical, Gaussian, Likelihood
+from leanbayes.methods.base import Method
+from leanbayes.predict import predict
+from leanbayes.prediction import Prediction
+from leanbayes.training import fit, Recipe
+
+TALKATIVE = ("lightning_fabric.utilities.rank_zero", "lightning.fabric.utilities.rank_zero")
+"""Loggers by which Fabric gives advice on the machine; an estimator is silent."""
+
+FLOATS = (np.float64, np.float32)
+"""Types of numbers that are taken as they are; others become the first."""
+
+FIRST_NOISE = 0.5
+"""Standard deviation from which the noise is learned, in units of the targets' own."""
+
+
+class _Bayesian(BaseEstimator):  # type: ignore[misc]
+    """What both estimators share: parameters, training, prediction."""
+
+    def __init__(
+        self,
+        *,
+        net: Net = None,
+        method: Method | str | None = None,
+        recipe: Recipe | None = None,
+        samples: int = 16,
+        standardize: bool = True,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+    ) -> None:
+        """Keep the parameters as they are; `fit` checks them."""
+        self.net = net
+        self.method = method
+        self.recipe = recipe
+        self.samples = samples
+        self.standardize = standardize
+        self.random_state = random_state
+        self.device = device
+
+    def uncertainty(self, X: ArrayLike) -> Prediction:
+        """Return what the draws say of each row, with the uncertainty split into aleatoric and epistemic."""
+        return self._predict(X, keep_samples=True)
+
+    def _train(self, X: NDArray[Any], y: Tensor, likelihood: Likelihood, num_outputs: int) -> None:
+        """Make the network, convert it and train it; torch's generators are left as they were."""
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        method = chosen_method(self.method)
+        recipe = replace(self._recipe(method, len(X)), seed=seed)
+        scaler = StandardScaler(with_mean=self.standardize, with_std=self.standardize).fit(X)
+        with _own_randomness(recipe), _silence():
+            torch.manual_seed(seed)
+            model = network(self.net, num_outputs=num_outputs, features=X.shape[1])
+            if method is not None:
+                model = convert(model, method, likelihood=likelihood, copy=False)
+            inputs = _scaled(scaler, X).float()
+            history = fit(model, (inputs, y), recipe, likelihood=likelihood, progress=False)
+        self.model_, self.history_, self.scaler_ = model, history, scaler
+        self.likelihood_, self.seed_ = likelihood, seed
+
+    def _recipe(self, method: Method | None, rows: int) -> Recipe:
+        if self.recipe is None:
+            recipe = recipe_for(method, default_recipe(rows))
+        elif isinstance(self.recipe, Recipe):
+            recipe = self.recipe
+        else:
+            raise TypeError(f"expected recipe to be one such as lb.Recipe(epochs=30), or None, got {self.recipe!r}")
+        return recipe if self.device == "auto" else replace(recipe, accelerator=self.device)
+
+    def _predict(self, X: ArrayLike, *, keep_samples: bool) -> Prediction:
+        """Predict in float64, where what a network says of a row does not depend on the rows beside it."""
+        check_is_fitted(self)
+        inputs = _scaled(self.scaler_, validate_data(self, X, dtype=FLOATS, reset=False))
+        # numpy's integers come out of searches over parameters.
+        samples = int(self.samples) if isinstance(self.samples, Integral) else self.samples
+        exact = copy.deepcopy(self.model_).double()
+        return predict(exact, inputs, self.likelihood_, samples=samples, seed=self.seed_, keep_samples=keep_samples)
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Say whether there is a trained model: a `fit` that failed leaves none."""
+        return "model_" in vars(self)
+
+
+class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
+    """A classifier that says how sure it is: a network whose weights have a posterior, for tables of numbers.
+
+    Args:
+        net: None, an MLP with one hidden layer; a function of `num_outputs` and `input_shape` that makes a network; a
+            network, of which every `fit` trains a copy; or a name of `lb.models`. It takes rows (B, features); one for
+            images begins with `nn.Unflatten`.
+        method: None, `lb.Rank1(components=4)`; any method or its name, such as "mean_field"; "plain" is the network
+            as it is.
+        recipe: how to train; its seed is replaced by one from `random_state`. None chooses by the number of rows and
+            the method: about a second on one core up to a thousand rows.
+        samples: draws of a prediction.
+        standardize: bring every column to mean zero and standard deviation one first.
+        random_state: of weights, noise, batches and draws; an integer makes `fit` repeatable. torch's own generators
+            are left alone.
+        device: where to train: "auto", "cpu", "cuda", ...; "auto" leaves it to the recipe. Predictions are made on the
+            CPU, so that a trained estimator can be kept and used anywhere.
+
+    Attributes:
+        classes_: the labels, in the order of the columns of `predict_proba`.
+        model_: the trained model, for every function of leanbayes; its inputs are `scaler_.transform(X)`.
+        history_: what happened in each epoch.
+
+    Example:
+        >>> classifier = BayesianClassifier(method="rank1", random_state=0).fit(X, y)
+        >>> classifier.predict_proba(X_test), classifier.uncertainty(X_test).epistemic
+    """
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train on rows (n, features) with labels (n,) of any kind."""
+        rows, labels = validate_data(self, X, y, dtype=FLOATS, ensure_min_samples=2)
+        check_classification_targets(labels)
+        classes, codes = np.unique(labels, return_inverse=True)
+        if len(classes) < 2:
+            raise ValueError(f"expected labels of at least two classes, got one class only: {classes[0]}")
+        self._train(rows, torch.from_numpy(codes.astype(np.int64)), Categorical(), len(classes))
+        self.classes_ = classes
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Return the most probable label of each row."""
+        labels: NDArray[Any] = self.predict_proba(X).argmax(1)
+        return self.classes_[labels]  # type: ignore[no-any-return]
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the probability of each class, averaged over the draws: (n, classes)."""
+        probabilities = self._predict(X, keep_samples=False).mean.double()
+        return (probabilities / probabilities.sum(1, keepdim=True)).numpy()
+
+    def predict_log_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return the logarithms of `predict_proba`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+
+class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
+    """A regression that says how sure it is: a network whose weights have a posterior, and noise that is learned.
+
+    Args:
+        net: as for `BayesianClassifier`; with `heteroscedastic` it has two outputs for each target.
+        method: as for `BayesianClassifier`.
+        recipe: as for `BayesianClassifier`.
+        samples: draws of a prediction.
+        standardize: bring every column to mean zero and standard deviation one first; targets always are.
+        random_state: as for `BayesianClassifier`.
+        device: as for `BayesianClassifier`.
+        heteroscedastic: let the network say for each row how large the noise is, instead of learning one number.
+
+    Attributes:
+        model_: the trained model; its inputs are `scaler_.transform(X)`, its targets `target_scaler_.transform(y)`.
+        history_: what happened in each epoch.
+
+    Example:
+        >>> regressor = BayesianRegressor(random_state=0).fit(X, y)
+        >>> mean, std = regressor.predict(X_test, return_std=True)
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        net: Net = None,
+        method: Method | str | None = None,
+        recipe: Recipe | None = None,
+        samples: int = 16,
+        standardize: bool = True,
+        random_state: int | np.random.RandomState | None = None,
+        device: str = "auto",
+        heteroscedastic: bool = False,
+    ) -> None:
+        """Keep the parameters as they are; `fit` checks them."""
+        super().__init__(
+            net=net,
+            method=method,
+            recipe=recipe,
+            samples=samples,
+            standardize=standardize,
+            random_state=random_state,
+            device=device,
+        )
+        self.heteroscedastic = heteroscedastic
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Train on rows (n, features) with targets (n,) or (n, targets)."""
+        rows, values = validate_data(self, X, y, dtype=FLOATS, ensure_min_samples=2, multi_output=True, y_numeric=True)
+        columns = values.reshape(len(rows), -1)
+        scaler = StandardScaler().fit(columns.astype(np.float64))
+        targets = _scaled(scaler, columns).float()
+        if self.heteroscedastic:
+            self._train(rows, targets, Gaussian(heteroscedastic=True), 2 * targets.shape[1])
+        else:
+            self._train(rows, targets, Gaussian(std=FIRST_NOISE, learn=True), targets.shape[1])
+        self.target_scaler_, self._one_target = scaler, values.ndim == 1
+        return self
+
+    def predict(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return the mean of each target, and on request the standard deviation of the prediction.
+
+        Its square is the total variance, aleatoric + epistemic: the noise of the targets, and what the draws disagree
+        on.
+        """
+        prediction = self._predict(X, keep_samples=False)
+        mean, std = (values[:, 0] if self._one_target else values for values in (prediction.mean, prediction.std))
+        return (mean.numpy(), std.numpy()) if return_std else mean.numpy()
+
+    def _predict(self, X: ArrayLike, *, keep_samples: bool) -> Prediction:
+        """Predict in the units of the targets."""
+        p = super()._predict(X, keep_samples=keep_samples)
+        shift, scale = (torch.from_numpy(values) for values in (self.target_scaler_.mean_, self.target_scaler_.scale_))
+        variance = scale.square()
+        return replace(
+            p,
+            mean=shift + scale * p.mean,
+            total=variance * p.total,
+            aleatoric=variance * p.aleatoric,
+            epistemic=variance * p.epistemic,
+            samples=None if p.samples is None else shift + scale * p.samples,
+            noise=None if p.noise is None else variance * p.noise,
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        """Say that y may have several columns."""
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+
+def _scaled(scaler: Any, values: NDArray[Any]) -> Tensor:
+    """Return columns as a network sees them; means are subtracted before anything is rounded to float32."""
+    return torch.from_numpy(scaler.transform(values.astype(np.float64)))
+
+
+def _own_randomness(recipe: Recipe) -> AbstractContextManager[None]:
+    """Return a context that leaves torch's generators as they were, without waking a GPU that nobody uses."""
+    used = recipe.accelerator != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if used else ())
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Keep Fabric's advice to itself while a model is trained."""
+    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
