@@ -1,0 +1,400 @@
+"""A whole predictive in one ONNX file: all draws, their mean and the uncertainties, without leanbayes or torch.
+
+The network is traced once, as a function of its inputs and of one draw's random variables, and this graph is repeated
+for every draw. What draws have in common is there once: the shared weights, every tensor with the same numbers, and
+every node whose inputs are those of an earlier draw (what runs before the first stochastic layer; whole draws of the
+same member). Rank-1 factors of 16 draws cost kilobytes; methods with a variable for every weight cost S weights.
+
+Needs torch 2.6 or later, whose exporter starts from `torch.export`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+from torch.func import functional_call
+from torch.torch_version import TorchVersion
+
+from leanbayes.checkpoint import PathLike
+from leanbayes.convert import own_likelihood, stochastic_layers, substitute, unwrap
+from leanbayes.inputs import call, Inputs, leading_rows, Output, repeat_rows, to_device
+from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.methods.base import one_draw, StochasticLayer
+from leanbayes.methods.ensemble import Ensemble
+from leanbayes.sampling import draws, many_draws
+from leanbayes.uncertainty import decompose, Decomposition
+
+KEY = "leanbayes"
+"""Where the file's metadata say, in JSON, what was exported."""
+
+OUTPUTS = Decomposition._fields
+"""The names of the graph's outputs: mean, total, aleatoric, epistemic."""
+
+ROWS = "rows"
+"""What the graph calls the size of the batch."""
+
+OLDEST_TORCH = "2.6"
+
+LARGEST_FILE = 2**31 - 2**26
+"""Bytes of tensors in one file: protobuf ends at 2 GiB. More go into a second file, `<name>.data`."""
+
+
+def export(  # noqa: PLR0913
+    model: nn.Module,
+    example: Inputs,
+    path: PathLike,
+    *,
+    samples: int = 16,
+    seed: int = 0,
+    likelihood: Likelihood | None = None,
+    output: Output | None = None,
+    dynamic_rows: bool = True,
+    opset: int | None = None,
+) -> Path:
+    """Write `lb.predict(model, x, samples=samples, seed=seed)` as one ONNX graph.
+
+    Its outputs are `mean`, `total`, `aleatoric` and `epistemic` of a `Prediction`. Its inputs are `input`; `input_0`,
+    `input_1`, ... of a tuple; or the names of a mapping. Values that are no tensors stay as in the example. The file
+    appears at once; tensors beyond 2 GB lie beside it in `<name>.data`.
+
+    Args:
+        model: a converted model, an ensemble, or a plain network.
+        example: inputs, as `predict` takes them; their numbers do not matter, their shapes do.
+        path: the `.onnx` file; its folder is made if needed.
+        samples: S, the number of draws in the graph.
+        seed: names the draws.
+        likelihood: how to read outputs; default the model's own, else `Categorical`.
+        output: picks the tensor out of what the model returns.
+        dynamic_rows: let the number of rows vary; False fixes that of the example.
+        opset: version of the ONNX operators; default what torch recommends.
+
+    Raises:
+        ImportError: if onnx and onnxscript are not installed.
+        ValueError: in one sentence, if torch cannot export the network.
+
+    Example:
+        >>> lb.integrations.onnx.export(bnn, x[:2], "model.onnx", samples=16)
+        >>> session = onnxruntime.InferenceSession("model.onnx")
+        >>> mean, total, aleatoric, epistemic = session.run(None, {"input": x.numpy()})
+    """
+    _check(samples)
+    likelihood = likelihood or own_likelihood(model) or Categorical()
+    model = unwrap(model)
+    weight = next((*model.parameters(), *model.buffers()).__iter__(), torch.empty(0))
+    tracer = Tracer(to_device(example, weight.device), output, dynamic_rows, opset)
+    with torch.no_grad(), _quiet():
+        whole = Assembly(tracer.inputs())
+        outputs = _outputs(model, tracer, whole, samples, seed)
+        summary = tracer.trace_summary(likelihood, samples)
+        finished = whole.model(whole.repeat(summary, outputs), summary)
+    finished.metadata_props[KEY] = json.dumps({**_about(model, likelihood), "samples": samples, "seed": seed})
+    return _save(finished, Path(path))
+
+
+class Function(nn.Module):
+    """A model as a function of its inputs and of one draw's random variables.
+
+    Attributes:
+        variables: those of every draw, in the order in which `forward` takes them.
+    """
+
+    def __init__(self, model: nn.Module, example: Inputs, output: Output | None, seed: int, samples: int) -> None:
+        """Build the plain twin that a draw is folded into, and sample all draws, as `predict` does."""
+        super().__init__()
+        found = dict(stochastic_layers(model))
+        with draws(model, mean=True):
+            plain: dict[int, nn.Module] = {id(layer): layer.freeze() for layer in found.values()}
+        with many_draws(model, seed, range(samples)):
+            sampled = [layer.sample(1) for layer in found.values()]
+        self.example = example
+        self.called = Called(substitute(model, plain).eval(), output)
+        self.layers = nn.ModuleList(found.values())
+        self.paths = list(found)
+        self.names = [list(variables) for variables in sampled]
+        self.variables = [
+            [tensor for variables in sampled for tensor in one_draw(variables, row).values()] for row in range(samples)
+        ]
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        """Return the outputs of the network; the tensors are those of the inputs, then the variables."""
+        given = iter(tensors)
+        inputs = _filled(self.example, given)
+        folded: dict[str, Tensor] = {}
+        layers: Any = self.layers
+        for path, layer, names in zip(self.paths, layers, self.names, strict=True):
+            where = f"network.{path}" if path else "network"
+            plain = layer.fold({name: next(given) for name in names})
+            folded |= {f"{where}.{name}": tensor for name, tensor in plain.items()}
+        # A layer that is used twice is one module under two names: torch would tie them, and restore only one.
+        result: Tensor = functional_call(self.called, folded, (inputs,), tie_weights=False)
+        return result
+
+
+class Called(nn.Module):
+    """A network that takes its inputs as one object, whatever they are."""
+
+    def __init__(self, network: nn.Module, output: Output | None) -> None:
+        """Take the network, and what picks its output."""
+        super().__init__()
+        self.network, self.output = network, output
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        """Call the network."""
+        return call(self.network, inputs, self.output)
+
+
+class Summary(nn.Module):
+    """The mean and the uncertainties of the outputs of S draws."""
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        """Take how to read outputs."""
+        super().__init__()
+        self.likelihood = likelihood
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Read the draws as further rows of one batch, and average over them."""
+        read = self.likelihood.predictive(torch.cat(tensors))
+        means, own = (part.reshape(len(tensors), -1, *part.shape[1:]) for part in read)
+        mean, aleatoric = means.mean(0), own.mean(0)
+        if self.likelihood.measure == "variance":
+            epistemic = (means - mean).square().mean(0)
+            return mean, aleatoric + epistemic, aleatoric, epistemic
+        return tuple(decompose(mean[None], aleatoric[None], self.likelihood.measure))
+
+
+class Tracer:
+    """Turns modules into ONNX models, all for the same inputs and operators."""
+
+    def __init__(self, example: Inputs, output: Output | None, dynamic_rows: bool, opset: int | None) -> None:
+        """Take what the traces have in common; they need two rows, since they take a single one for a constant."""
+        rows = leading_rows(example)
+        if not rows:
+            raise ValueError("expected an example with rows on the first axis of its first tensor, got none")
+        self.varies = [dynamic_rows and t.dim() > 0 and len(t) == rows for _, t in _tensors(example)]
+        self.example: Inputs = repeat_rows(example, rows, 2) if dynamic_rows and rows == 1 else example
+        self.named = dict(_tensors(self.example))
+        self.output, self.dynamic_rows, self.opset = output, dynamic_rows, opset
+        self.result = torch.empty(0)
+
+    def inputs(self) -> list[Any]:
+        """Return the inputs of the whole graph."""
+        from onnxscript import ir
+
+        values = []
+        for (name, tensor), varies in zip(self.named.items(), self.varies, strict=True):
+            shape = ir.Shape([ROWS, *tensor.shape[1:]] if varies else tensor.shape)
+            values.append(ir.Value(name=name, shape=shape, type=ir.TensorType(ir.tensor(tensor).dtype)))
+        return values
+
+    def trace_draw(self, function: Function) -> Any:
+        """Return one draw, with its variables as the last inputs."""
+        tensors = (*self.named.values(), *function.variables[0])
+        self.result = function(*tensors)
+        return self._trace(function, tensors, self.varies + [False] * len(function.variables[0]))
+
+    def trace_summary(self, likelihood: Likelihood, samples: int) -> Any:
+        """Return what leads from the outputs of all draws to the mean and the uncertainties."""
+        outputs = tuple(self.result.clone() for _ in range(samples))
+        return self._trace(Summary(likelihood), outputs, [self.dynamic_rows] * samples)
+
+    def _trace(self, module: nn.Module, tensors: tuple[Tensor, ...], varies: Sequence[bool]) -> Any:
+        from onnxscript import optimizer
+
+        shapes = {"tensors": tuple({0: torch.export.Dim(ROWS)} if axis else None for axis in varies)}
+        try:
+            program = torch.export.export(module, tensors, dynamic_shapes=shapes, strict=False)
+            onnx = torch.onnx.export(program, dynamo=True, verbose=False, optimize=False, opset_version=self.opset)
+        except Exception as error:  # of many kinds, as the exporters choose
+            reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+            raise ValueError(
+                f"torch cannot export this network ({reason}); see what torch.export.export says of lb.draw(model), or "
+                "fix the number of rows with dynamic_rows=False"
+            ) from error
+        assert onnx is not None, "without a file name, the program is returned"
+        traced = onnx.model
+        optimizer.optimize_ir(traced)
+        return traced
+
+
+class Assembly:
+    """A graph that grows by repeating traced ones on other inputs; nothing is in it twice."""
+
+    def __init__(self, inputs: Sequence[Any]) -> None:
+        """Begin with the inputs alone."""
+        self.inputs = list(inputs)
+        self.nodes: list[Any] = []
+        self.done: dict[tuple[Any, ...], Any] = {}
+        self.weights: dict[Any, Any] = {}
+        self.constants: dict[tuple[Any, ...], Any] = {}
+
+    def constant(self, tensor: Tensor) -> Any:
+        """Return a tensor as a value of the graph, the same one for the same numbers."""
+        from onnxscript import ir
+
+        tensor = tensor.detach().cpu().contiguous()
+        numbers = hashlib.blake2b(tensor.flatten().view(torch.uint8).numpy().data).digest()
+        key = (tensor.dtype, tensor.shape, numbers)
+        if key not in self.constants:
+            self.constants[key] = _initialiser(f"variable/{len(self.constants)}", ir.tensor(tensor))
+        return self.constants[key]
+
+    def repeat(self, traced: Any, inputs: Sequence[Any]) -> list[Any]:
+        """Add a traced model on other inputs, less the nodes that are there already, and return its outputs."""
+        known: dict[Any, Any] = dict(zip(traced.graph.inputs, inputs, strict=True))
+        known[None] = None  # an optional input that is not given
+        for value in traced.graph.initializers.values():
+            if value not in self.weights:
+                self.weights[value] = _initialiser(f"weight_{len(self.weights)}/{value.name}", value.const_value)
+            known[value] = self.weights[value]
+        for node in traced.graph:
+            key = (node, *(known[value] for value in node.inputs))
+            if key not in self.done:
+                self.done[key] = self._copy(node, key[1:])
+            known.update(zip(node.outputs, self.done[key].outputs, strict=True))
+        return [known[value] for value in traced.graph.outputs]
+
+    def model(self, results: Sequence[Any], like: Any) -> Any:
+        """Return the finished model, whose outputs are the results under their names."""
+        from onnxscript import ir
+
+        for name, value, traced in zip(OUTPUTS, results, like.graph.outputs, strict=True):
+            shape = ir.Shape([size if isinstance(size, int) else ROWS for size in traced.shape])
+            named = ir.Value(name=name, type=traced.type, shape=shape)
+            self.nodes.append(ir.Node("", "Identity", [value], outputs=[named], name=f"Identity/{name}"))
+        used = {value for node in self.nodes for value in node.inputs}
+        graph = ir.Graph(
+            self.inputs,
+            [node.outputs[0] for node in self.nodes[-len(OUTPUTS) :]],
+            nodes=self.nodes,
+            initializers=[v for v in (*self.weights.values(), *self.constants.values()) if v in used],
+            opset_imports={"": like.graph.opset_imports[""]},
+            name=KEY,
+        )
+        return ir.Model(graph, ir_version=like.ir_version, producer_name=KEY, producer_version=_version())
+
+    def _copy(self, node: Any, inputs: Sequence[Any]) -> Any:
+        from onnxscript import ir
+
+        kinds = {attribute.type for attribute in node.attributes.values()}
+        if node.domain or kinds & {ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS}:
+            raise ValueError(
+                f"expected a network of plain ONNX operators, got {node.domain or 'control flow'} ({node.op_type}); "
+                "rewrite that part of the network"
+            )
+        name = f"{node.op_type}_{len(self.nodes)}"
+        outputs = [ir.Value(name=f"{name}/{value.name}" if value.name else "") for value in node.outputs]
+        self.nodes.append(ir.Node("", node.op_type, inputs, node.attributes.values(), outputs=outputs, name=name))
+        return self.nodes[-1]
+
+
+def _outputs(model: nn.Module, tracer: Tracer, whole: Assembly, samples: int, seed: int) -> list[Any]:
+    """Add all draws to the graph and return their outputs; draw i of K members is draw i // K of member i mod K."""
+    if isinstance(model, Ensemble):
+        count = model.components
+        shares = [len(range(k, samples, count)) for k in range(count)]
+        each = [_outputs(m, tracer, whole, n, seed) for m, n in zip(model.members, shares, strict=True)]
+        return [each[index % count][index // count] for index in range(samples)]
+    if not samples:
+        return []
+    function = Function(model, tracer.example, tracer.output, seed, samples)
+    traced = tracer.trace_draw(function)
+    each_draw = ([*whole.inputs, *map(whole.constant, variables)] for variables in function.variables)
+    return [whole.repeat(traced, inputs)[0] for inputs in each_draw]
+
+
+def _tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in nested inputs by name: `input`, `input_0`, or the keys of a mapping."""
+    if isinstance(inputs, Tensor):
+        yield name or "input", inputs
+    elif isinstance(inputs, Mapping):
+        for key, item in inputs.items():
+            yield from _tensors(item, f"{name}_{key}" if name else str(key))
+    elif isinstance(inputs, (tuple, list)):
+        for position, item in enumerate(inputs):
+            yield from _tensors(item, f"{name or 'input'}_{position}")
+
+
+def _filled(inputs: Any, tensors: Iterator[Tensor]) -> Any:
+    """Put other tensors into nested inputs, in the order of `_tensors`."""
+    if isinstance(inputs, Tensor):
+        return next(tensors)
+    if isinstance(inputs, Mapping):
+        return {key: _filled(item, tensors) for key, item in inputs.items()}
+    if isinstance(inputs, (tuple, list)):
+        return type(inputs)(_filled(item, tensors) for item in inputs)
+    return inputs
+
+
+def _initialiser(name: str, tensor: Any) -> Any:
+    from onnxscript import ir
+
+    return ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
+
+
+def _about(model: nn.Module, likelihood: Likelihood) -> dict[str, Any]:
+    """Say what was exported: methods with their fields, how outputs are read, and versions."""
+    methods = [layer.method for layer in model.modules() if isinstance(layer, (StochasticLayer, Ensemble))]
+    told = [{"method": method.name, "fields": method.fields()} for method in dict.fromkeys(methods)]
+    return {
+        "methods": told,
+        "likelihood": {"name": type(likelihood).__name__, "options": likelihood.options},
+        "uncertainty": "entropy in nats" if likelihood.measure == "entropy" else "variance",
+        "versions": {"leanbayes": _version(), "torch": str(torch.__version__)},
+    }
+
+
+def _version() -> str:
+    try:
+        return version("leanbayes")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _save(model: Any, path: Path) -> Path:
+    """Write the model into a temporary folder beside `path`, and move what came of it; the data go first."""
+    from onnxscript import ir
+
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values())
+    data = f"{path.name}.data" if size > LARGEST_FILE else None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        ir.save(model, Path(folder) / path.name, format="protobuf", external_data=data)
+        for name in filter(None, (data, path.name)):
+            (Path(folder) / name).replace(path.with_name(name))
+    return path
+
+
+def _check(samples: int) -> None:
+    if not (isinstance(samples, int) and samples >= 1):
+        raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"ONNX export needs {' and '.join(missing)}: pip install leanbayes[onnx]")
+    if TorchVersion(torch.__version__) < OLDEST_TORCH:
+        raise ImportError(f"ONNX export needs torch {OLDEST_TORCH} or later, got {torch.__version__}: update it")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporters' remarks about themselves from the user; their errors still come."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
