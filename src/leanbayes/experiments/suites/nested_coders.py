@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -94,13 +93,6 @@ class Coder:
         return out / FOLDER / f"{self.source.name}-{self.model.lower()}-{self.dimensions}-{digest}" / f"seed{seed}"
 
 
-class Coded(NamedTuple):
-    """A trained autoencoder in eval mode, on the device of the case, and how long its training took."""
-
-    model: Autoencoder
-    seconds: float
-
-
 def dimensions(setting: Setting, data: str) -> int:
     """Return the full length of a code."""
     return {"digits": 8, "cifar10": setting.pick(quick=64, short=64, full=128)}.get(data, 32)
@@ -123,11 +115,11 @@ def coder(setting: Setting, data: str, model: str, length: int) -> Coder:
     )
 
 
-def taught(plan: Coder, case: Case, seed: int) -> Coded:
+def taught(plan: Coder, case: Case, seed: int) -> Autoencoder:
     """Train an autoencoder, go on with its training, or read it if it is finished."""
     data = loaded(plan.source)
     model = plan.make(data.input_shape, seed)
-    history = fit(
+    fit(
         model,
         pixels(data.train),
         replace(plan.recipe, seed=seed),
@@ -135,8 +127,7 @@ def taught(plan: Coder, case: Case, seed: int) -> Coded:
         resume=not case.fresh,
         progress=case.budget != "quick",
     )
-    model.to(device_of(case.device)).eval()
-    return Coded(model, history.seconds)
+    return model.to(device_of(case.device)).eval()
 
 
 def classifier(setting: Setting, data: str) -> Trainee:

@@ -56,12 +56,10 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
     yardstick = Yardstick(setting, data, case)
     whole = dimensions(setting, data)
     methods: dict[str, dict[str, list[Numbers]]] = {}
-    seconds: dict[str, list[float]] = {}
     orders: dict[str, list[list[float]]] = {}
     for seed in case.seeds:
         for name, length in trainings(whole):
-            model, took = taught(coder(setting, data, name, length), case, seed)
-            seconds.setdefault(name, []).append(took)
+            model = taught(coder(setting, data, name, length), case, seed)
             for row, percent, cut in judged(name, length, whole):
                 methods.setdefault(row, {}).setdefault(percent, []).append(yardstick(model, cut))
             if name in (ORDERED, "VAE") and length == whole:
@@ -77,7 +75,6 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
         "order": {
             name: [sum(column) / len(rows) for column in zip(*rows, strict=True)] for name, rows in orders.items()
         },
-        "seconds": {name: sum(values) / len(case.seeds) for name, values in seconds.items()},
     }
 
 

@@ -31,8 +31,8 @@ PRINTED = {
 
 
 def say(numbers: Numbers) -> list[str]:
-    """Tell every model at every length, the order of dimensions, and what the trainings cost."""
-    real, seconds = numbers["real"], numbers["seconds"]
+    """Tell every model at every length, and the order of dimensions."""
+    real = numbers["real"]
     lines = [
         f"Features of {numbers['network']} (accuracy {numbers['accuracy']:.1f} %), {numbers['images']:,} images each; "
         f"training images have Fréchet distance {real['frechet']:.3g}, inception score {real['inception']:.2f} and "
@@ -41,11 +41,7 @@ def say(numbers: Numbers) -> list[str]:
     for name, row in numbers["methods"].items():
         told = "; ".join(f"{percent} %: {_figures(runs)}" for percent, runs in row.items())
         lines.append(f"{name}: {told}")
-    lines += [f"{name}: {_ordered(errors)}" for name, errors in numbers["order"].items()]
-    return [
-        *lines,
-        f"Training took {seconds['VND-AE']:.0f} s for VND-AE, {seconds['VAE']:.0f} s for the four VAEs together.",
-    ]
+    return lines + [f"{name}: {_ordered(errors)}" for name, errors in numbers["order"].items()]
 
 
 def overview(studies: Mapping[str, Numbers]) -> Overview:

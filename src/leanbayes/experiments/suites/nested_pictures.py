@@ -41,7 +41,7 @@ def pictures(setting: Setting, data: str) -> Study:
 def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
     """Generate, reconstruct and branch with the VND-AE of the first seed."""
     plan = coder(setting, data, ORDERED, dimensions(setting, data))
-    model = taught(plan, case, case.seeds[0]).model
+    model = taught(plan, case, case.seeds[0])
     if not isinstance(model, VNDAutoencoder):
         raise ValueError(f"expected {ORDERED} to have ordered codes, got {type(model).__name__}")
     test = loaded(plan.source).test

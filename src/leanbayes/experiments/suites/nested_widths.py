@@ -25,6 +25,7 @@ from leanbayes.experiments.suites.nested_settings import (
     trainee,
     WIDTHS,
 )
+from leanbayes.experiments.suites.nested_times import times
 from leanbayes.experiments.suites.study import Case, new_figure, Numbers, save_figure, Study
 from leanbayes.experiments.suites.suite import Setting, Suite
 from leanbayes.experiments.suites.trained import train
@@ -38,7 +39,8 @@ STYLES = {"BN3": "o-", "DT-BN3": "o--", "FN3": "s-", "FN3-TS": "s--", "IBNN": "^
 
 def nested_widths(setting: Setting) -> Suite:
     """Accuracy, calibration and foreign inputs at every width: BN3, FN3, with temperatures, and IBNN (Figure 10)."""
-    return Suite(paper=PAPER, tables=(), studies=tuple(study(setting, data) for data in DATA[setting.budget]))
+    studies = [one(setting, data) for data in DATA[setting.budget] for one in (study, times)]
+    return Suite(paper=PAPER, tables=(), studies=tuple(studies))
 
 
 def study(setting: Setting, data: str) -> Study:
@@ -62,11 +64,8 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
     fn3 = trainee(setting, data, f"{data}-fn3", fixed(data))
     plain = trainee(setting, data, f"{data}-plain", None)
     rows: dict[str, list[Any]] = {}
-    seconds: dict[str, list[float]] = {}
     for seed in case.seeds:
         trained = {name: train(one, case, seed) for name, one in (("BN3", bn3), ("FN3", fn3), ("plain", plain))}
-        for name, found in trained.items():
-            seconds.setdefault(name, []).append(found.seconds)
         judge = Judge(trained["BN3"], data, setting.root)
         rows.setdefault("plain", []).append({"1": judge(trained["plain"].model)})
         models = {name: trained[name].model for name in ("BN3", "FN3")}
@@ -80,7 +79,6 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
     return {
         "foreign": FOREIGN[data],
         "methods": {name: {w: average([run[w] for run in runs]) for w in runs[0]} for name, runs in rows.items()},
-        "seconds": {name: sum(values) / len(values) for name, values in seconds.items()},
         "importance": importance,
     }
 
@@ -135,11 +133,9 @@ def say(numbers: Numbers) -> list[str]:
     for name, row in numbers["methods"].items():
         told = "; ".join(f"{w}: {f['accuracy']:.1f} %, {f['ece']:.3f}, {f['aupr']:.3f}" for w, f in row.items())
         lines.append(f"{name}: {told}")
-    plain = numbers["seconds"]["plain"]
-    ratios = ", ".join(f"{name} {value / plain:.2f}" for name, value in numbers["seconds"].items() if name != "plain")
     sizes = numbers["methods"]["BN3"]
     told = ", ".join(f"{w}: {f['parameters']:,} and {f['multiply_adds']:,}" for w, f in sizes.items())
-    return [*lines, f"Training time to the plain network's: {ratios}.", f"Weights and multiply-adds of BN3: {told}."]
+    return [*lines, f"Weights and multiply-adds of BN3: {told}."]
 
 
 def draw(numbers: Numbers, path: Path) -> None:

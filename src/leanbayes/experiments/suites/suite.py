@@ -12,6 +12,7 @@ from typing import TypeVar
 from leanbayes import data
 from leanbayes.experiments.budgets import Budget
 from leanbayes.experiments.config import Job, Source
+from leanbayes.experiments.run import device_of
 from leanbayes.experiments.suites.overview import Overview
 from leanbayes.experiments.suites.study import Numbers, Study
 from leanbayes.training import Recipe
@@ -119,8 +120,9 @@ class Setting:
         return Source(name=name, root=self.root, train_rows=self.pick(quick=quick_rows, short=0, full=0))
 
     def recipe(self, recipe: Recipe) -> Recipe:
-        """Put a recipe on the device and in the precision that were asked for."""
-        return replace(recipe, accelerator=self.device, precision=self.precision)
+        """Put a recipe on the device and in the precision that were asked for; half precision likes channels last."""
+        channels_last = self.precision != "32-true" and device_of(self.device).type == "cuda"
+        return replace(recipe, accelerator=self.device, precision=self.precision, channels_last=channels_last)
 
     def has(self, name: str, *, foreign: bool = False) -> bool:
         """Tell whether a data set is here, to train on or as a foreign set; other names are the user's own files."""

@@ -39,13 +39,11 @@ class Trained(NamedTuple):
         model: in eval mode, on the device of the case.
         data: what it learned from.
         rows: what was seen after each epoch, where somebody looked.
-        seconds: how long its training took.
     """
 
     model: nn.Module
     data: DataSet
     rows: list[dict[str, Any]]
-    seconds: float = 0.0
 
     def train(self, rows: int = 0) -> Data:
         """Return training inputs and targets: all, or so many evenly spaced ones."""
@@ -91,7 +89,7 @@ def train(trainee: Trainee, case: Case, seed: int, *, callbacks: Sequence[Callba
     """Train a network, go on with its training, or read it if it is finished."""
     data = loaded(trainee.source)
     model = trainee.make(data, seed)
-    history = fit(
+    fit(
         model,
         data.prepared(data.train),
         replace(trainee.recipe, seed=seed),
@@ -102,7 +100,7 @@ def train(trainee: Trainee, case: Case, seed: int, *, callbacks: Sequence[Callba
         progress=case.budget != "quick",
     )
     model.to(device_of(case.device)).eval()
-    return Trained(model, data, [], history.seconds)
+    return Trained(model, data, [])
 
 
 @lru_cache(maxsize=1)
