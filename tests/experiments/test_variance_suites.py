@@ -35,6 +35,7 @@ pytest.importorskip("matplotlib")
 variance_attack = importlib.import_module("leanbayes.experiments.suites.variance_adversarial")
 criterion = importlib.import_module("leanbayes.experiments.suites.variance_criterion")
 parameterizations = importlib.import_module("leanbayes.experiments.suites.variance_parameterizations")
+table1 = importlib.import_module("leanbayes.experiments.suites.variance_table1")
 
 
 def images(*shape: int) -> DataSet:
@@ -288,9 +289,89 @@ def test_the_papers_table_1():
     assert VERSIONS["Weight"].paper == {"elbo": -6.4e4, "deterministic": 81.3, "ensemble": 99.2}
 
 
-def test_the_published_page_says_what_its_files_say():
-    docs = Path(__file__).parents[2] / "docs" / "results"
-    page = (docs / "variance.md").read_text()
-    for name, say in (("parameterizations", parameterizations.say), ("sparse", criterion.say_sweep)):
-        numbers = json.loads((docs / "variance" / f"{name}.json").read_text())["numbers"]
-        assert [line for line in say(numbers) if f"* {line}\n" not in page] == []
+# ------------------------------------------------------------------------------------ the published page
+
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "variance.md"
+PUBLISHED = {
+    "table1-mnist": table1.say,
+    "table1-cifar10": table1.say,
+    "transition-cifar10": criterion.say_epochs,
+    "adversarial": variance_attack.say,
+    "parameterizations": parameterizations.say,
+    "criterion-short": criterion.say_epochs,
+    "sparse-short": criterion.say_sweep,
+    "sparse": criterion.say_sweep,
+}
+
+
+def published(name: str) -> dict:
+    return json.loads((PAGE.parent / "variance" / f"{name}.json").read_text())["numbers"]
+
+
+def missing(rows: list[list[str]]) -> list[str]:
+    """Return the rows of a table that the page does not have."""
+    page = PAGE.read_text()
+    return [line for line in (f"| {' | '.join(cells)} |\n" for cells in rows) if line not in page]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_page_says_what_its_files_say(name):
+    page = PAGE.read_text()
+    assert [line for line in PUBLISHED[name](published(name)) if f"* {line}\n" not in page] == []
+    assert f"(variance/{name}.svg)" in page
+
+
+def test_every_published_file_is_on_the_page():
+    """The rows of the transition on MNIST are those of a training, not of a study."""
+    assert {path.stem for path in (PAGE.parent / "variance").glob("*.json")} == {*PUBLISHED, "transition-mnist"}
+    assert {path.stem for path in (PAGE.parent / "variance").glob("*.svg")} == {*PUBLISHED, "transition-mnist"}
+
+
+@pytest.mark.parametrize(("name", "title"), [("mnist", "MNIST"), ("cifar10", "CIFAR-10")])
+def test_the_published_table_1_is_that_of_its_files(name, title):
+    rows = []
+    for network, found in published(f"table1-{name}").items():
+        pairs = [(table1.average(found, kind), found["paper"][kind]) for kind in table1.PROCEDURES]
+        rows.append([title, network, *(f"{value:.1f}" for pair in pairs for value in pair)])
+    assert missing(rows) == []
+
+
+def test_the_published_table_of_attacks_is_that_of_its_file():
+    rows = []
+    for name, found in published("adversarial")["curves"].items():
+        success, entropy, right = (found[curve] for curve in ("success", "entropy", "accuracy"))
+        entropies = (entropy[0], max(entropy), entropy[-1])
+        shares = [f"{100 * value:.1f}" for value in (success[15], success[30], right[0], right[15], right[30])]
+        rows.append([name, *shares[:2], *(f"{value:.3f}" for value in entropies), *shares[2:]])
+    assert missing(rows) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "epochs"),
+    [
+        ("transition-cifar10", ("features.48", "head.1"), (1, 5, 9, 13, 16, 20, 25, 30)),
+        ("transition-mnist", ("head.0",), (1, 33, 65, 81, 97, 113, 129, 200)),
+    ],
+)
+def test_the_published_transitions_are_those_of_their_files(name, layers, epochs):
+    found = json.loads((PAGE.parent / "variance" / f"{name}.json").read_text())
+    seen = {row["epoch"]: row for row in (found if isinstance(found, list) else found["numbers"]["epochs"])}
+    rows = []
+    for row in (seen[epoch] for epoch in epochs):
+        alphas = (f"{row['log_alpha'][layer]:.1f}" for layer in layers)
+        rows.append(
+            [str(row["epoch"]), *alphas, *(f"{100 * row[kind]:.1f} %" for kind in ("deterministic", "ensemble"))]
+        )
+    assert missing(rows) == []
+
+
+def test_the_published_table_of_sparse_ensembles_is_that_of_its_files():
+    sweeps = [published(name) for name in ("sparse-short", "sparse")]
+    rows = []
+    for share in (0.9, 0.95, 0.98, 0.99):
+        cells = []
+        for sweep in sweeps:
+            (row,) = (row for row in sweep["thresholds"] if row["share"] == share)
+            cells += [f"{row[kind]:.2f} ({sweep['ensemble'] - row[kind]:.2f})" for kind in ("zero", "mean")]
+        rows.append([f"{100 * share:.0f} %", *cells])
+    assert missing(rows) == []
