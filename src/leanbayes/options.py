@@ -20,7 +20,7 @@ from leanbayes.training import Recipe
 
 Options = TypeVar("Options")
 
-NET_OF_KIND = {"image": "lenet", "table": "mlp"}
+NET_OF_KIND = {"image": "lenet", "table": "mlp", "series": "lstm-ehr"}
 SMALLEST_LENET = 28
 """Images below so many pixels are too small for LeNet's kernels; the small network takes them."""
 
@@ -42,7 +42,7 @@ class Common:
         data: a known name (leanbayes list data), or a file or folder of your own: .npz with x_train, y_train, x_test,
             y_test; .csv; a folder train/CLASS/*.png, test/CLASS/*.png.
         net: a known name (leanbayes list nets), or your own as package.module:function; default lenet for images, small
-            for images below 28 pixels, mlp for tables.
+            for images below 28 pixels, mlp for tables, lstm-ehr for series.
         methods: which methods, separated by commas; "all" for every one, "plain" is the network as it is. One method in
             several versions: "patch,patch[crossed=true]".
         where: which layers are converted, globs on dotted paths separated by commas; default as each method chooses.
@@ -181,7 +181,8 @@ def _understood(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     """Say what was read out of the data and the flags: a mistake should be seen before hours of work."""
     shape = "x".join(map(str, loaded.input_shape))
     what = f"{len(loaded.classes)} classes" if loaded.task == "classification" else f"{loaded.num_outputs} real targets"
-    kind = f"images {shape}" if loaded.kind == "image" else f"{shape} columns"
+    rows = {"image": f"images {shape}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}
+    kind = rows.get(loaded.kind, f"{shape} columns")
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
     epochs = jobs[0].recipe.epochs
     return (
@@ -214,7 +215,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def _foreign(text: str, loaded: data.DataSet) -> tuple[str, ...]:
-    if text == "none" or (not text and loaded.kind == "table"):
+    if text == "none" or (not text and loaded.kind != "image"):
         return ()
     if text:
         return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -226,6 +227,11 @@ def _foreign(text: str, loaded: data.DataSet) -> tuple[str, ...]:
 def _net_for(loaded: data.DataSet) -> str:
     if loaded.kind == "image" and min(loaded.input_shape[1:]) < SMALLEST_LENET:
         return "small"
+    if loaded.kind not in NET_OF_KIND:
+        raise ValueError(
+            f"{loaded.name} is {loaded.kind}, for which there is no network of ours; pass your own: --net "
+            "package.module:function"
+        )
     return NET_OF_KIND[loaded.kind]
 
 

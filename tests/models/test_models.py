@@ -17,18 +17,28 @@ LIGHT += ["vgg11-bn-w0.25", "mobilenetv2-w0.25", "resnext-11-2x4d"]
 NEED_32_PIXELS = {"lenet", "lenet5", "vgg11", "vgg16"}
 
 
-def image_shape(name: str) -> tuple[int, int, int]:
+def shape_of(name: str) -> tuple[int, ...]:
+    """Return the shape of a row: steps and variables of a series, or a small image."""
+    if name == "lstm-ehr":
+        return (4, 3)
     side = 32 if name in NEED_32_PIXELS or name.startswith(("vgg-like", "vgg11-bn", "lenet5-bn")) else 8
     return (3, side, side)
 
 
 def make(name: str, num_outputs: int = 10) -> nn.Module:
     torch.manual_seed(0)
-    return models.build(name, num_outputs=num_outputs, input_shape=image_shape(name))
+    return models.build(name, num_outputs=num_outputs, input_shape=shape_of(name))
 
 
 def images(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def rows_of(name: str, count: int) -> torch.Tensor:
+    """Return rows that a network takes: bins of a series, or images."""
+    if name == "lstm-ehr":
+        return torch.randint(11, (count, *shape_of(name)), generator=torch.Generator().manual_seed(1))
+    return images(count, *shape_of(name))
 
 
 def count_parameters(network: nn.Module) -> int:
@@ -115,7 +125,7 @@ def test_mlp_parameters(inputs, outputs, options, parameters):
 @pytest.mark.parametrize("name", models.names())
 def test_build_trains_every_parameter(name):
     network = make(name, num_outputs=7)
-    output = network(images(4, *image_shape(name)))
+    output = network(rows_of(name, 4))
     assert output.shape == (4, 7)
     output.square().sum().backward()
     for path, parameter in network.named_parameters():
@@ -217,7 +227,7 @@ def test_preactivation_block_without_body_is_its_shortcut(width, stride):
 @pytest.mark.parametrize("name", LIGHT)
 def test_evaluation_is_deterministic_and_state_round_trips(name):
     network, other = make(name).eval(), make(name).eval()
-    x = images(2, *image_shape(name))
+    x = images(2, *shape_of(name))
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.zero_()
@@ -231,7 +241,7 @@ def test_evaluation_is_deterministic_and_state_round_trips(name):
 @pytest.mark.parametrize("name", ["mlp", "small", "lenet", "lenet5", "wrn-16-2"])
 def test_pickle_round_trip(name):
     network = make(name).eval()
-    x = images(2, *image_shape(name))
+    x = images(2, *shape_of(name))
     assert torch.equal(pickle.loads(pickle.dumps(network))(x), network(x))
 
 
@@ -310,7 +320,7 @@ def test_names_are_unique_and_complete():
     assert set(models.names()) == {
         *("mlp", "small", "lenet", "lenet5", "vgg11", "vgg16", "resnet18", "resnet50"),
         *("wrn-16-2", "wrn-16-4", "wrn-28-10", "pyramidnet-110-270", "mlp-100-100", "regression"),
-        *("lenet5-bn", "vgg-like", "vgg11-bn", "mobilenetv2", "resnext-29-2x64d"),
+        *("lenet5-bn", "vgg-like", "vgg11-bn", "mobilenetv2", "resnext-29-2x64d", "lstm-ehr"),
     }
 
 
@@ -357,9 +367,7 @@ def test_names_that_almost_fit_are_refused(name):
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(
-        ValueError, match=r"expected a network among regression, mlp, small, .*pyramidnet-110-270, got 'vgg12'"
-    ):
+    with pytest.raises(ValueError, match=r"expected a network among regression, mlp, small, .*lstm-ehr, got 'vgg12'"):
         models.build("vgg12", num_outputs=10, input_shape=(3, 32, 32))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from leanbayes.data import sentences
 from leanbayes.data.checks import Array
 from leanbayes.data.formats import read_cifar, read_idx, read_svhn, read_tar, read_uci
 
@@ -24,6 +25,7 @@ UCI_SETS = {  # name in the cache: folder upstream
     "wine_red": "wine-quality-red",
     "yacht": "yacht",
 }
+POLARITIES = ("rt-polarity.neg", "rt-polarity.pos")
 _CIFAR10_PARTS = (17_000, 34_000)  # where the three training files of the cache end
 
 
@@ -84,6 +86,14 @@ def uci(folder: Path) -> Files:
         texts = {path.partition(here)[2]: text for path, text in contents.items() if here in path}
         arrays |= {f"{name}_{array}": values for array, values in read_uci(texts).items()}
     return {"uci_regression.npz": arrays}
+
+
+def rt_polarity(folder: Path) -> Files:
+    """Convert the negative and the positive sentences, a line each, without the spaces around them."""
+    texts = [(folder / name).read_bytes().decode("utf-8").strip("\n").split("\n") for name in POLARITIES]
+    joined = "\n".join(line.strip() for lines in texts for line in lines)
+    y = np.repeat(np.arange(len(texts), dtype=np.uint8), [len(lines) for lines in texts])
+    return {sentences.FILE: {"text_utf8": np.frombuffer(joined.encode("utf-8"), np.uint8), "y": y}}
 
 
 def _idx(folder: Path, split: str) -> dict[str, Array]:

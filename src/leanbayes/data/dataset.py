@@ -1,7 +1,8 @@
-"""`DataSet`: raw images or features with their targets, and how a network sees them."""
+"""`DataSet`: raw images, features or tokens with their targets, and how a network sees them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -9,9 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# N rows, C channels, H height, W width, d columns, D targets
+# N rows, C channels, H height, W width, d columns, T steps or tokens, V variables, D targets
 
 Task = Literal["classification", "regression"]
+Kind = Literal["image", "table", "series", "text"]
 _CHUNK = 1 << 18  # numbers that are float64 at a time: few enough for the processor's cache
 
 
@@ -20,7 +22,8 @@ class Split:
     """Raw inputs and their targets.
 
     Attributes:
-        x: images (N, C, H, W), uint8 or float32 in [0, 1], or float32 features (N, d).
+        x: images (N, C, H, W), uint8 or float32 in [0, 1]; float32 features (N, d); or int64 tokens, of a series
+            (N, T, V) or of a text (N, T), 0 where there is none.
         y: int64 labels (N,), or float32 targets (N, D) in their own units.
     """
 
@@ -37,7 +40,8 @@ class DataSet:
     """Two splits, and the normalisation that the training split defines.
 
     Networks see ``inputs(x) = (x - mean) / std`` with the moments of each channel (pixels in [0, 1]) or column of the
-    training split; a constant channel or column is only centred. Real targets are standardised alike.
+    training split; a constant channel or column is only centred. Tokens stay as they are. Real targets are
+    standardised alike.
 
     Attributes:
         name: what the set is called in results and folders.
@@ -47,6 +51,8 @@ class DataSet:
         classes: names of the classes, empty for regression.
         sha256: digest of the files that were read, or of the arrays where there is no file.
         augment: the augmentation that is usual for this set, see ``leanbayes.data.augment``.
+        vocabulary: the word of every token of a text, empty for other sets.
+        further: splits beside the two by name, such as a validation split or a second test split.
     """
 
     name: str
@@ -56,15 +62,19 @@ class DataSet:
     classes: tuple[str, ...]
     sha256: str
     augment: str = "none"
+    vocabulary: tuple[str, ...] = field(default=(), repr=False)
+    further: Mapping[str, Split] = field(default_factory=dict, repr=False)
 
     @property
-    def kind(self) -> Literal["image", "table"]:
-        """Tell whether rows are images or features."""
+    def kind(self) -> Kind:
+        """Tell whether rows are images, features, or tokens of a series or a text."""
+        if self.train.x.dtype == torch.int64:
+            return "series" if self.train.x.dim() == 3 else "text"
         return "image" if self.train.x.dim() == 4 else "table"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Return the shape of one row: (C, H, W) or (d,)."""
+        """Return the shape of one row: (C, H, W), (d,), (T, V) or (T,)."""
         return tuple(self.train.x.shape[1:])
 
     @property
@@ -93,12 +103,14 @@ class DataSet:
         return self._target_moments[1]
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Turn raw images or features into normalised float32 network inputs, on the device of `x`."""
+        """Turn raw images or features into normalised float32 network inputs, on the device of `x`; keep tokens."""
         if tuple(x.shape[1:]) != self.input_shape:
             raise ValueError(
                 f"{self.name} expected rows of shape {self.input_shape}, got {tuple(x.shape[1:])}. "
                 "Resize the images, or pick the same features."
             )
+        if self.kind in ("series", "text"):
+            return x
         scale = 255.0 if x.dtype == torch.uint8 else 1.0
         as_row = (-1, *(1 for _ in self.input_shape[1:]))
         mean, std = (moment.to(x.device).view(as_row) for moment in self._input_moments)
@@ -117,6 +129,8 @@ class DataSet:
 
     @cached_property
     def _input_moments(self) -> tuple[Tensor, Tensor]:
+        if self.kind in ("series", "text"):
+            raise ValueError(f"{self.name} has tokens; only images and features have a mean and a std.")
         return _moments(self.train.x)
 
     @cached_property

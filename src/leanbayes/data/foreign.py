@@ -36,6 +36,11 @@ def foreign(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
         like: The set whose shape is wanted.
         root: The cache, as in ``load``.
     """
+    if like.kind not in ("image", "table"):
+        raise ValueError(
+            f"{like.name} is a {like.kind} of tokens; foreign inputs are for images and features. Leave them out "
+            "(--ood none)."
+        )
     if name in MADE_UP:
         return _made_up(name, like)
     known = resolve(name)

@@ -21,6 +21,9 @@ def load_known(source: Source, root: Path, split: int = 0) -> DataSet:
     """Read a known set; `split` is the number of its train/test split, where there are several."""
     if split and source.mask is None and source.origin is not None:
         raise ValueError(f"{source.name} has one split, its own; got split={split}. Leave it at 0.")
+    if source.read is not None:
+        _check_here(source, root)
+        return source.read(root)
     if source.origin is None:
         raw = _digits(split)
         sha256 = sha256_of_arrays([raw.x_train, raw.y_train, raw.x_test, raw.y_test])
@@ -40,6 +43,11 @@ def load_known(source: Source, root: Path, split: int = 0) -> DataSet:
 
 def test_inputs(source: Source, root: Path) -> Array:
     """Read the raw test inputs of a known set, and nothing else."""
+    if source.read is not None:
+        raise ValueError(
+            f"{source.name} has tokens, neither images nor features, and cannot stand for either. Pick another foreign "
+            "set."
+        )
     if source.origin is None:
         return _digits(0).x_test
     if source.mask is not None:

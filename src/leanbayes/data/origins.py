@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from leanbayes.data import converters
+from leanbayes.data import converters, records
 from leanbayes.data.converters import Files
 
 
@@ -108,6 +108,23 @@ SVHN = Origin(
         )
     ),
     converters.svhn,
+)
+_CHALLENGE = "https://physionet.org/files/challenge-2012/1.0.0"
+PHYSIONET2012 = Origin(
+    "physionet2012",
+    tuple(
+        Upstream(name, (f"{_CHALLENGE}/{name}",), unpacked=unpacked)
+        for letter in "abc"
+        for name, unpacked in ((f"set-{letter}.tar.gz", f"set-{letter}"), (f"Outcomes-{letter}.txt", None))
+    ),
+    records.physionet2012,
+)
+_POLARITY = "https://raw.githubusercontent.com/dennybritz/cnn-text-classification-tf/master/data/rt-polaritydata"
+RT_POLARITY = Origin(
+    "rt-polarity",
+    tuple(Upstream(name, (f"{_POLARITY}/{name}",)) for name in converters.POLARITIES),
+    converters.rt_polarity,
+    {"": "3c54e30f6f34a536c14df2ae4fb82043e7c0e6393c16d2b9792c3ca58b8a30a8"},
 )
 UCI = Origin(
     "uci",

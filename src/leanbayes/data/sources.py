@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
-from leanbayes.data import origins
-from leanbayes.data.dataset import Task
+from leanbayes.data import icu, origins, sentences
+from leanbayes.data.dataset import DataSet, Task
 from leanbayes.data.origins import Origin
 
 
@@ -25,7 +27,7 @@ class Source:
 
     Attributes:
         name: what users call it.
-        shape: of one row, (C, H, W) or (d,).
+        shape: of one row: (C, H, W), (d,), or of tokens (T, V) or (T,).
         rows: of the training and of the test split.
         note: origin and licence, in a few words.
         origin: None where a library brings the set along.
@@ -35,6 +37,7 @@ class Source:
         classes: names of the classes.
         names: file and array with better names, which only the cache knows.
         augment: the usual augmentation.
+        read: reads the set from the root where rows are tokens, which arrays alone do not tell.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Source:
     classes: tuple[str, ...] = ()
     names: tuple[str, str] | None = None
     augment: str = "none"
+    read: Callable[[Path], DataSet] | None = None
 
     @property
     def task(self) -> Task:
@@ -163,6 +167,28 @@ _TABLE = (
         test=(Piece("svhn.npz", "x_test", "y_test"),),
         test_only=(Piece("svhn_test_6k.npz", "x_test", "y_test"),),
         classes=_DIGITS,
+    ),
+    Source(
+        name="physionet2012",
+        shape=icu.SHAPE,
+        rows=(4000, 4000),
+        note="in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b to test, c besides",
+        origin=origins.PHYSIONET2012,
+        train=(Piece(icu.FILE),),
+        test=(Piece(icu.FILE),),
+        classes=icu.CLASSES,
+        read=icu.load_physionet2012,
+    ),
+    Source(
+        name="rt-polarity",
+        shape=(sentences.LENGTH,),
+        rows=(8530, 1066),
+        note="sentences of film reviews, Pang & Lee 2005; no licence stated",
+        origin=origins.RT_POLARITY,
+        train=(Piece(sentences.FILE),),
+        test=(Piece(sentences.FILE),),
+        classes=sentences.CLASSES,
+        read=sentences.load_rt_polarity,
     ),
     _uci("boston", (455, 51), 13),
     _uci("concrete", (927, 103), 8),

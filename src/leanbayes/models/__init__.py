@@ -10,6 +10,7 @@ from typing import Protocol
 from torch import nn
 
 from leanbayes.models.dropout import dropout_before_norms
+from leanbayes.models.ehr import EHRNet
 from leanbayes.models.lenet import LeNet, LeNet5, NormLeNet5
 from leanbayes.models.mlp import deep_mlp, MLP
 from leanbayes.models.mobilenet import MobileNetV2
@@ -26,6 +27,7 @@ from leanbayes.models.wide_resnet import WideResNet
 __all__ = [
     "MLP",
     "VGG",
+    "EHRNet",
     "LeNet",
     "LeNet5",
     "MobileNetV2",
@@ -86,6 +88,7 @@ _MAKERS: tuple[tuple[str, _Maker], ...] = (
     ("wrn-16-4", partial(WideResNet, 16, 4)),
     ("wrn-28-10", partial(WideResNet, 28, 10)),
     ("pyramidnet-110-270", partial(PyramidNet, 110, 270)),
+    ("lstm-ehr", EHRNet),
 )
 
 _LENET_DROPOUT = 0.5

@@ -1,0 +1,81 @@
+"""An LSTM over health records: what was measured in an hour is looked up, averaged, and read hour by hour."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.models._checks import check_positive
+
+# B stays, T steps, V variables, E embedding, H hidden units
+
+START = 0.1
+"""Deviation of the vectors at the start: with torch's own, 1, bins are learned by heart one by one."""
+
+
+class EHRNet(nn.Module):
+    r"""LSTM over hourly measurements, each looked up by variable and bin.
+
+    Every bin of every variable has a vector. With :math:`x_{tv}` the bin of variable v in step t, 0 where it was not
+    measured,
+
+    .. math:: e_t = \frac{1}{n_t} \sum_{v : x_{tv} > 0} E_{v, x_{tv}}, \qquad n_t = |\{v : x_{tv} > 0\}|
+
+    (zero in a step without measurements); an LSTM reads :math:`e_1, ..., e_T`, and a linear layer its last state.
+    This is the network of Dusenberry et al. (2019) for health records, in its plainest form: one table, one layer.
+
+    Example:
+        >>> EHRNet(2, (48, 42))(torch.zeros(3, 48, 42, dtype=torch.int64)).shape
+        torch.Size([3, 2])
+
+    Args:
+        num_outputs: Number of classes.
+        input_shape: Steps and variables (T, V) of one stay.
+        bins: Most bins of a variable.
+        embedding: Length of a vector.
+        hidden: Units of the LSTM.
+        dropout: Rate at which the averages and the last state are dropped in training.
+    """
+
+    offsets: Tensor
+
+    def __init__(
+        self,
+        num_outputs: int,
+        input_shape: tuple[int, ...],
+        *,
+        bins: int = 10,
+        embedding: int = 32,
+        hidden: int = 64,
+        dropout: float = 0.0,
+    ) -> None:
+        """Build the layers."""
+        super().__init__()
+        if len(input_shape) != 2:
+            raise ValueError(
+                f"EHRNet expected input_shape (steps, variables), got {input_shape}. Give it a series of bins, such as "
+                "physionet2012."
+            )
+        steps, variables = input_shape
+        check_positive("EHRNet", num_outputs=num_outputs, steps=steps, variables=variables)
+        check_positive("EHRNet", bins=bins, embedding=embedding, hidden=hidden)
+        self.register_buffer("offsets", bins * torch.arange(variables), persistent=False)
+        self.embedding = nn.Embedding(1 + bins * variables, embedding, padding_idx=0)
+        with torch.no_grad():
+            self.embedding.weight.mul_(START)
+        self.dropout = nn.Dropout(dropout)
+        self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, num_outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map bins ``(B, T, V)``, whole numbers, to ``(B, num_outputs)``."""
+        if x.is_floating_point():
+            raise ValueError(f"EHRNet expected whole numbers, the bins of values, got {x.dtype}. Give it a series.")
+        measured = x > 0
+        vectors = self.embedding((x + self.offsets) * measured)
+        # Weights of zero, not the zeros of the padding row alone: a method may give that row another value.
+        share = measured / measured.sum(-1, keepdim=True).clamp(min=1)
+        average = (share.to(vectors.dtype)[..., None, :] @ vectors).squeeze(-2)
+        states, _ = self.lstm(self.dropout(average))
+        logits: Tensor = self.head(self.dropout(states[:, -1]))
+        return logits
