@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import attach_likelihood, convert, own_likelihood, stochastic_layers, unwrap, walk
+from leanbayes.convert import attach_likelihood, convert, own_likelihood, places, stochastic_layers, unwrap
 from leanbayes.files import read_tensors, tied, untied, write_tensors
 from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
@@ -155,7 +155,7 @@ def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], pa
     if not (isinstance(paths, list) and all(isinstance(p, str) for p in paths)):
         raise ValueError(f"the header of '{path}' is damaged (no paths)")
     wanted = set(paths)
-    missing = wanted - {name for name, layer in walk(model) if isinstance(layer, method.targets)}
+    missing = wanted - {name for name, layer in places(model) if isinstance(layer, method.targets)}
     if missing or (method.targets and not wanted):
         name = min(missing, default="")
         raise ValueError(f"'{path}' has a layer '{name}' that this network does not have; is it another one?")

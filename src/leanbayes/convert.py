@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanbayes.layers.family import OPAQUE, refusal
+from leanbayes.layers.family import DROPOUTS, refusal
+from leanbayes.layers.hooks import copy_hooks
+from leanbayes.layers.lowering import aliases, lower, opaque, raise_back, RowsFirst
+from leanbayes.layers.recurrent import Recurrent
 from leanbayes.layers.select import choose, Where
 from leanbayes.likelihoods import Likelihood
-from leanbayes.methods.base import copy_hooks, Method, StochasticLayer
+from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.sampling import Draws, draws, draws_of
 
@@ -53,23 +56,34 @@ def convert(
     whole = method.whole(model) if where is None else None
     if whole is not None:
         return whole
-    candidates = [(path, layer) for path, layer in walk(model) if isinstance(layer, method.targets)]
+    candidates = [(path, layer) for path, layer in places(model) if isinstance(layer, method.targets)]
     refused = {path: reason for path, layer in candidates if (reason := refusal(layer)) is not None}
-    chosen = method.choose(candidates) if where is None else choose(candidates, where)
+    chosen = method.choose(candidates) if where is None else choose(candidates, where, aliases(_taken_apart(model)))
     _complain(refused, chosen, explicit=where is not None)
     chosen -= set(refused)
     if not chosen:
         raise ValueError(_nothing_found(model, method, candidates))
-    if copy:
-        model = _copied(model)
-    layers = {id(layer): (path, layer) for path, layer in walk(model) if path in chosen}
-    wrapped = _wrap_all(model, method, layers)
-    if not wrapped:
-        raise ValueError(f"{type(method).__name__} could do nothing with {', '.join(sorted(chosen))} alone")
-    root = _replace(model, wrapped)
+    root = lower(_copied(model) if copy else model)
+    try:
+        root = _wrap_chosen(root, method, chosen)
+    except Exception:
+        copy_hooks(raise_back(root), model)  # somebody's own model, where it was to be changed in place
+        raise
+    root = raise_back(root, spare=lambda unit: any(True for _ in stochastic_layers(unit)))
     if likelihood is not None:
         attach_likelihood(root, likelihood)
     return root
+
+
+def places(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return what `convert` chooses from: the modules of a model, and what its composites would be taken apart into."""
+    own = dict(walk(model))
+    return [(path, own.get(path, module)) for path, module in walk(_taken_apart(model))]
+
+
+def _taken_apart(model: nn.Module) -> nn.Module:
+    """Return a twin of a model, of the same tensors, whose composites are taken apart."""
+    return lower(substitute(model, {}))
 
 
 def stochastic_layers(model: nn.Module) -> Iterator[tuple[str, StochasticLayer]]:
@@ -92,7 +106,7 @@ def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(id(module))
         yield path, module
-        if not isinstance(module, OPAQUE):
+        if not opaque(module):
             children = [(f"{path}.{n}" if path else n, m) for n, m in module._modules.items() if m is not None]
             stack.extend(reversed(children))
 
@@ -137,7 +151,7 @@ def draw(
         member, own = model.member_of(index, component)
         return draw(member, seed=seed, index=own, width=width)
     with draws(model, seed=seed, index=index, component=component, width=width):
-        return _copied(frozen(model))
+        return _copied(raise_back(frozen(model)))
 
 
 def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
@@ -152,12 +166,12 @@ def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
             raise ValueError("the members of an ensemble have no mean network; name one with component=k")
         return mean(model.member_of(0, component)[0])
     with draws(model, mean=True, component=component):
-        return _copied(frozen(model))
+        return _copied(raise_back(frozen(model)))
 
 
 def strip(model: nn.Module) -> nn.Module:
     """Return the plain network of the shared weights, without any factor: what was converted, as trained since."""
-    return _copied(plain_view(model))
+    return _copied(raise_back(plain_view(model)))
 
 
 def plain_view(model: nn.Module) -> nn.Module:
@@ -207,6 +221,15 @@ def _copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
+def _wrap_chosen(model: nn.Module, method: Method, chosen: set[str]) -> nn.Module:
+    """Wrap the layers of these paths, in place, and return the root."""
+    layers = {id(layer): (path, layer) for path, layer in walk(model) if path in chosen}
+    wrapped = _wrap_all(model, method, layers)
+    if not wrapped:
+        raise ValueError(f"{type(method).__name__} could do nothing with {', '.join(sorted(chosen))} alone")
+    return _replace(model, wrapped)
+
+
 def _wrap_all(model: nn.Module, method: Method, layers: dict[int, tuple[str, nn.Module]]) -> dict[int, StochasticLayer]:
     """Wrap every chosen layer once and give all the model's `Draws`, the existing one where there is one."""
     existing = draws_of(model)
@@ -227,9 +250,25 @@ def _replace(model: nn.Module, wrapped: dict[int, StochasticLayer]) -> nn.Module
         for name, child in module._modules.items():
             if id(child) in wrapped and not isinstance(module, StochasticLayer):
                 module._modules[name] = wrapped[id(child)]
+    draws = next(iter(wrapped.values())).draws
     if not already:
-        next(iter(wrapped.values())).draws.attach(root)
+        draws.attach(root)
+    _attach_sequences(root, draws)
     return root
+
+
+def _attach_sequences(model: nn.Module, draws: Draws) -> None:
+    """Tell layers that they serve the steps of a sequence, and begin a pass where a recurrent module is called alone.
+
+    Of a transformer layer that was turned, only dropouts need to know: entry by entry, their masks would be others in
+    the layer that is turned back.
+    """
+    for part in model.modules():
+        inside = [layer for _, layer in stochastic_layers(part)] if isinstance(part, (Recurrent, RowsFirst)) else []
+        if isinstance(part, Recurrent) and inside and not any(layer.sequential for layer in inside):
+            draws.attach_part(part)
+        for layer in inside:
+            layer.sequential = layer.sequential or isinstance(part, Recurrent) or isinstance(layer.base, DROPOUTS)
 
 
 def _unhook(module: nn.Module) -> None:
@@ -255,7 +294,7 @@ def _nothing_found(model: nn.Module, method: Method, candidates: list[Any]) -> s
     if candidates:
         return f"{type(method).__name__}: `where` chose none of {', '.join(path for path, _ in candidates)}"
     seen = [module for _, module in walk(model)]
-    leaves = [m for m in seen if isinstance(m, OPAQUE) or not any(True for _ in m.children())]
+    leaves = [m for m in seen if opaque(m) or not any(True for _ in m.children())]
     there = sorted({type(m).__name__ for m in leaves})
     stochastic = sum(1 for _ in stochastic_layers(model))
     also = f" and {stochastic} layers that are stochastic already" if stochastic else ""

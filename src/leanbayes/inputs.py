@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn, Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """Called as model(x), model(*x) or model(**x)."""
@@ -19,7 +20,7 @@ def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
     """Call a model on its inputs and pick the tensor out of what it returns."""
     if isinstance(x, Mapping):
         result = model(**x)
-    elif isinstance(x, tuple):
+    elif isinstance(x, tuple) and not isinstance(x, PackedSequence):
         result = model(*x)
     else:
         result = model(x)
@@ -41,7 +42,7 @@ def map_rows(inputs: Any, rows: int, change: Callable[[Tensor], Tensor]) -> Any:
         return change(inputs) if inputs.dim() and inputs.shape[0] == rows else inputs
     if isinstance(inputs, Mapping):
         return {name: map_rows(item, rows, change) for name, item in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
+    if isinstance(inputs, (tuple, list)) and not isinstance(inputs, PackedSequence):
         return type(inputs)(map_rows(item, rows, change) for item in inputs)
     return inputs
 
@@ -58,15 +59,55 @@ def slice_rows(inputs: Any, rows: int, start: int, stop: int) -> Any:
 
 def leading_rows(inputs: Any) -> int | None:
     """Return the size of the first axis of the first tensor in nested inputs; None where there is no tensor."""
+    first = _first(inputs)
+    if isinstance(first, PackedSequence):
+        return int(first.batch_sizes[0])
+    return None if first is None else first.shape[0]
+
+
+def rows_of(module: nn.Module, inputs: Any) -> int | None:
+    """Return the number of rows of a call, where `row_axis` says they are; sequences without a batch are one row."""
+    first, says = _first(inputs), _batch_first(module)
+    if first is None or says is None or isinstance(first, PackedSequence):
+        return leading_rows(inputs)
+    if first.is_floating_point() and first.dim() < 3:
+        return 1
+    return first.shape[row_axis(module)]
+
+
+def row_axis(module: nn.Module) -> int:
+    """Return which axis of a module's inputs holds the rows: the second if it says `batch_first=False`, else the first.
+
+    Torch's recurrent, attention and transformer modules say so by default.
+    """
+    return 1 if _batch_first(module) is False else 0
+
+
+def divisible(module: nn.Module, inputs: Any) -> bool:
+    """Say whether a batch can be cut into rows along its first axis: not a packed one, nor one with rows elsewhere."""
+    return row_axis(module) == 0 and not isinstance(_first(inputs), PackedSequence)
+
+
+def _batch_first(module: nn.Module) -> bool | None:
+    """Return what a module, or torch's stack of layers, says of its layout; None where it says nothing."""
+    if isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder)):
+        module = module.layers[0]
+    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        module = module.self_attn
+    says = getattr(module, "batch_first", None)
+    return says if isinstance(says, bool) else None
+
+
+def _first(inputs: Any) -> Tensor | PackedSequence | None:
+    """Return the first tensor with an axis in nested inputs."""
+    if isinstance(inputs, PackedSequence):
+        return inputs
     if isinstance(inputs, Tensor):
-        return inputs.shape[0] if inputs.dim() else None
+        return inputs if inputs.dim() else None
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
     if isinstance(inputs, (tuple, list)):
-        for item in inputs:
-            rows = leading_rows(item)
-            if rows is not None:
-                return rows
+        return next((first for item in inputs if (first := _first(item)) is not None), None)
     return None
 
 
@@ -74,6 +115,8 @@ def to_device(inputs: Any, device: torch.device) -> Any:
     """Move every tensor in nested inputs."""
     if isinstance(inputs, Tensor):
         return inputs.to(device)
+    if isinstance(inputs, PackedSequence):
+        return inputs.to(device)  # type: ignore[arg-type]  (torch's stub knows only dtypes)
     if isinstance(inputs, Mapping):
         return {name: to_device(item, device) for name, item in inputs.items()}
     if isinstance(inputs, (tuple, list)):

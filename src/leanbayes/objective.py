@@ -12,7 +12,7 @@ from torch import nn, Tensor
 
 from leanbayes.convert import own_likelihood, stochastic_layers, unwrap
 from leanbayes.distributions.assignment import Assignment
-from leanbayes.inputs import call, Inputs, leading_rows, Output, repeat_rows
+from leanbayes.inputs import call, divisible, Inputs, leading_rows, Output, repeat_rows
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
@@ -95,6 +95,8 @@ def elbo(
     inside = samples // passes * (components if tile else 1)  # times that a row stands in the batch of a pass
     context: Any = nullcontext()
     if rows is not None and inside * passes > 1:
+        if not divisible(unwrap(model), x):
+            raise ValueError("expected rows on the first axis, to repeat them (samples, tile), got them elsewhere")
         every = Assignment(torch.arange(components, device=y.device), each=rows)
         dealt = every if tile else deal(rows, components, y.device)
         context = assigned(model, dealt.repeat(samples // passes))

@@ -16,7 +16,7 @@ from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
 from leanbayes.convert import own_likelihood, stochastic_layers, substitute, tensors_of, unwrap
-from leanbayes.inputs import call, Inputs, leading_rows, Output, slice_rows, to_device
+from leanbayes.inputs import call, divisible, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import one_draw
 from leanbayes.methods.ensemble import Ensemble
@@ -241,8 +241,9 @@ class Runner:
         self.source.select(self.seed, index, self.component, self.width)
         outputs: list[Tensor] = []
         start = 0
+        whole = not divisible(self.source.network, x)
         while start < rows:
-            stop = min(rows, start + self._rows(x))
+            stop = rows if whole else min(rows, start + self._rows(x))
             chunk = slice_rows(x, rows, start, stop)
             outputs.append(self._measured(chunk, (start, stop)))
             start = stop

@@ -25,7 +25,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
-from leanbayes.inputs import leading_rows
+from leanbayes.inputs import rows_of
 from leanbayes.processes import rank_and_world
 
 
@@ -78,6 +78,7 @@ class Draws:
         plan: components of the rows of coming passes, where the caller has decided them (`elbo` does).
         key: seed, index and ordinal of seeded noise per row, which is drawn when a layer first asks.
         live: a pass is under way.
+        part: identity of the part of the model that began it, None for the whole.
     """
 
     components: int = 1
@@ -90,6 +91,7 @@ class Draws:
     plan: Assignment | None = None
     key: tuple[int, int, int] | None = None
     live: bool = False
+    part: int | None = None
 
     @property
     def shared(self) -> bool:
@@ -101,18 +103,34 @@ class Draws:
         root.register_forward_pre_hook(self.begin, with_kwargs=True)
         root.register_forward_hook(self.end)
 
+    def attach_part(self, part: nn.Module) -> None:
+        """Watch a part that calls a layer several times: alone, its call is a pass, or every step had its own draw."""
+        part.register_forward_pre_hook(self.begin_part, with_kwargs=True)
+        part.register_forward_hook(self.end_part)
+
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a pass: outside `draws`, forget the last one."""
-        self.live = True
+        self.live, self.part = True, None
         if not self.fixed:
             self.component = self.plan
         if not self.fixed or self.key is not None:
-            self.rows = leading_rows((args, kwargs))
+            self.rows = rows_of(module, (args, kwargs))
             self.noise = {}
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a pass. What was drawn is kept: activation checkpointing will ask again during backward."""
         self.live = False
+
+    def begin_part(self, part: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin a pass with a part of the model, unless the pass of the whole is under way or being repeated."""
+        if not (self.live or _in_backward()):
+            self.begin(part, args, kwargs)
+            self.part = id(part)
+
+    def end_part(self, part: nn.Module, args: Any, output: Any) -> None:
+        """End a pass that this part began."""
+        if self.part == id(part):
+            self.live, self.part = False, None
 
     def read(self, layer: Sampled, rows: int) -> Reading:
         """Tell a layer its components and noise; `rows` is the number of rows that it sees itself."""

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from torch import nn
 
 from leanbayes.convert import stochastic_layers, unwrap
-from leanbayes.layers.family import OPAQUE, refusal
+from leanbayes.layers import lowering
+from leanbayes.layers.family import refusal
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.sampling import components_of
@@ -129,7 +130,7 @@ def _rows(path: str, module: nn.Module, methods: set[Method]) -> list[Row]:
     if isinstance(module, StochasticLayer):
         return [Row(path, type(module.base).__name__, module.method.name, "")]
     children = list(module.named_children())
-    closed = isinstance(module, OPAQUE) or nn.utils.parametrize.is_parametrized(module) or _quantised(module)
+    closed = lowering.opaque(module) or nn.utils.parametrize.is_parametrized(module) or _quantised(module)
     if closed or not children:
         return [Row(path, type(module).__name__, None, _reason(module, methods))]
     rows = [row for name, child in children for row in _rows(f"{path}.{name}" if path else name, child, methods)]
@@ -139,8 +140,9 @@ def _rows(path: str, module: nn.Module, methods: set[Method]) -> list[Row]:
 
 def _reason(module: nn.Module, methods: set[Method]) -> str:
     """Say why a layer carries no method."""
-    if isinstance(module, OPAQUE):
-        return "reads the weights of its children, which are left alone"
+    composite = lowering.refusal(module)
+    if composite is not None:
+        return composite or ("not chosen" if methods else "not converted")
     if _quantised(module):
         return "quantised"
     if not any(True for _ in module.parameters()):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import fx, nn
 
+from leanbayes.layers.composite import Composite
 from leanbayes.layers.family import CHANNEL_NORMS, family_of, LINEAR_MAPS, NORMS
 from leanbayes.layers.words import ELEMENTWISE, OVER_PIXELS, PRODUCTS, QUOTIENTS, SUMS, word
 
@@ -176,14 +177,14 @@ def follow(model: nn.Module, *, base_of: Callable[[nn.Module], nn.Module] = lamb
 
 
 class _Tracer(fx.Tracer):
-    """Traces into everything but torch's own layers and layers with noise."""
+    """Traces into everything but torch's own layers, what was taken apart of them, and layers with noise."""
 
     def __init__(self, base_of: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
         self.base_of = base_of
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = self.base_of(m) is not m or family_of(m) is not None
+        known = self.base_of(m) is not m or family_of(m) is not None or isinstance(m, Composite)
         return known or super().is_leaf_module(m, module_qualified_name)
 
 

@@ -236,6 +236,3 @@ NORMS: tuple[type[nn.Module], ...] = tuple(
     family.kind for family in _FAMILIES if not family.linear and family.kind not in DROPOUTS
 )
 """The layers that scale and shift channels."""
-
-OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
-"""Composites that read the weights of their children instead of calling them: nothing inside them is converted."""

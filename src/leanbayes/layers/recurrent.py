@@ -82,7 +82,8 @@ class Recurrent(Composite):
     def raised(self) -> nn.RNNBase:
         """Return a module of the original's class that holds the very same parameters.
 
-        Training it trains this one. Where a linear map has gained a bias, all have one: the others' is zero.
+        Training it trains this one. Where a linear map has gained a bias, all have one: the others' is zero. A mask
+        in the place of a dropout goes into the weights behind it.
 
         Raises:
             ValueError: if a layer inside is not torch's own any more, or has a bias for which torch has no place.
@@ -99,8 +100,22 @@ class Recurrent(Composite):
         plain.bias = bias
         for name in list(plain._parameters):
             setattr(plain, name, self._parameter(name))
+        self._fold_masks(plain)
         plain._init_flat_weights()  # what torch itself does after parameters were replaced
         return plain.train(self.training)
+
+    def _fold_masks(self, plain: nn.RNNBase) -> None:
+        """Put what multiplies the channels between two layers, a draw of dropout, into the weights behind it."""
+        for layer, between in enumerate(self.dropouts, 1):
+            if isinstance(between, nn.Dropout):
+                continue
+            for name in [name for name in plain._parameters if name.startswith(f"weight_ih_l{layer}")]:
+                weight = plain._parameters[name]
+                assert weight is not None
+                with torch.no_grad():
+                    mask = between(weight.new_ones(1, 1, weight.shape[1]))[0, 0]
+                    setattr(plain, name, nn.Parameter(weight * mask, weight.requires_grad))
+            plain.dropout = 0.0
 
     def flatten_parameters(self) -> None:
         """Do nothing: this is for torch's fused kernels."""
@@ -315,11 +330,11 @@ def _linear(parameters: Mapping[str, Any], part: str, cell: str) -> nn.Linear:
 def _check_plain(recurrent: Recurrent) -> None:
     """Make sure that torch's own module can do what the layers inside do."""
     for path, layer in recurrent.named_modules():
-        if isinstance(layer, (Recurrent, Cell, nn.ModuleDict, nn.ModuleList)):
+        if isinstance(layer, (Recurrent, Cell, nn.ModuleDict, nn.ModuleList)) or path.startswith("dropouts."):
             continue
-        if not isinstance(layer, (nn.Linear, nn.Dropout)):
+        if not isinstance(layer, nn.Linear):
             raise ValueError(
-                f"expected ordinary Linear and Dropout layers, got {type(layer).__name__} at '{path}'; torch's "
+                f"expected ordinary Linear layers, got {type(layer).__name__} at '{path}'; torch's "
                 f"{recurrent.kind.__name__} cannot hold it: raise what lb.draw or lb.mean return"
             )
         if path.endswith("project") and layer.bias is not None:

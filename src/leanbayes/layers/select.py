@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -41,8 +41,10 @@ def last(kind: type[nn.Module], count: int = 1) -> Selector:
     return Selector((kind,), count, from_end=True)
 
 
-def choose(layers: Sequence[tuple[str, nn.Module]], where: Where | None) -> set[str]:
-    """Return the paths of the layers that `where` picks; all of them for None.
+def choose(
+    layers: Sequence[tuple[str, nn.Module]], where: Where | None, aliases: Mapping[str, Sequence[str]] | None = None
+) -> set[str]:
+    """Return the paths of the layers that `where` picks; all of them for None. Globs match `aliases` of a path, too.
 
     Raises:
         ValueError: if a name or glob matches nothing; a misspelt layer must not pass unnoticed.
@@ -56,9 +58,10 @@ def choose(layers: Sequence[tuple[str, nn.Module]], where: Where | None) -> set[
         where = (where,)
     if not isinstance(where, Sequence):
         return {path for path, layer in layers if where(path, layer)}
+    names = {path: (path, *(aliases or {}).get(path, ())) for path in paths}
     chosen: set[str] = set()
     for pattern in where:
-        matched = {path for path in paths if fnmatchcase(path, pattern)}
+        matched = {path for path in paths if any(fnmatchcase(name, pattern) for name in names[path])}
         if not matched:
             raise ValueError(f"where={pattern!r} matches no layer; there are {', '.join(paths) or 'none'}")
         chosen |= matched

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -14,18 +13,9 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.layers.family import Family, family_of
+from leanbayes.layers.hooks import copy_hooks, move_hooks
 from leanbayes.likelihoods import Likelihood
 from leanbayes.sampling import Draws
-
-HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
 
 
 class StochasticLayer(nn.Module, abc.ABC):
@@ -44,6 +34,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         path: dotted path at conversion; names the layer in errors and seeds its noise.
         row_noise: whether the first axis of the noise counts rows.
         ordered: whether the layer orders its channels and can be narrowed by `width`.
+        sequential: whether it is called for the steps of a sequence, (B, T, ...) or one by one: a draw serves them all.
         log_choices: log of the number of different draws that the layer makes by itself; infinite for noise.
         likelihood: the model's own likelihood, kept by one of its layers so that it is saved and trained with it.
     """
@@ -54,6 +45,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     nodes: int = 0
     row_noise: bool = True
     ordered: bool = False
+    sequential: bool = False
     log_choices: float = math.inf
     likelihood: Likelihood | None
 
@@ -199,20 +191,6 @@ class Method(abc.ABC):
 def one_draw(variables: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
     """Pick one draw out of variables with draws on their first axis; what all draws share has one row."""
     return {name: value[row if len(value) > 1 else 0] for name, value in variables.items()}
-
-
-def copy_hooks(source: nn.Module, target: nn.Module) -> None:
-    """Register the hooks of one module on another, too."""
-    for name in HOOKS:
-        setattr(target, name, copy.copy(getattr(source, name)))
-
-
-def move_hooks(source: nn.Module, target: nn.Module) -> None:
-    """Hand the hooks of one module to another, and leave it with none."""
-    for name in HOOKS:
-        own = getattr(source, name)
-        setattr(target, name, own)
-        setattr(source, name, type(own)())
 
 
 def plain_copy(layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:

@@ -147,9 +147,14 @@ class DeepEnsemble(Method):
 def reset(network: nn.Module) -> None:
     """Initialise a network anew, through the `reset_parameters` of those of its modules that have one."""
     for module in network.modules():
-        again = getattr(module, "reset_parameters", None)
+        again = _reset_of(module)
         if callable(again):
             again()
+
+
+def _reset_of(module: nn.Module) -> Any:
+    """Return what initialises a module; torch's attention and transformer hide theirs behind an underscore."""
+    return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
 
 
 def _warn_of_equal(members: Sequence[nn.Module]) -> None:
@@ -175,5 +180,5 @@ def _out_of_reach(network: nn.Module) -> Iterator[str]:
     for name, _ in network.named_parameters():
         path = name.rpartition(".")[0]
         inside = any(path == one or path.startswith(f"{one}.") or not one for one in noisy)
-        if not inside and not callable(getattr(network.get_submodule(path), "reset_parameters", None)):
+        if not inside and not callable(_reset_of(network.get_submodule(path))):
             yield name

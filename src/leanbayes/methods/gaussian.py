@@ -6,7 +6,8 @@ In training every row has noise of its own on the pre-activations, local reparam
 
     y = M x + b + eps sqrt(S^2 x^2),      fresh eps for every entry of y;
 
-the bias belongs to the mean alone. A draw is a sampled weight matrix, the same for all rows.
+the bias belongs to the mean alone. A draw is a sampled weight matrix, the same for all rows. So it is in training for
+the steps of a sequence, which must all see the same weights: fresh noise at every step would be other weights.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class GaussianLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        if self.draws.mean or self.draws.shared:
+        if self.draws.mean or self.draws.shared or self.sequential:
             return self.linear(x, self.sample(1)["weight"][0], args)
         return self.local(x, args)
 

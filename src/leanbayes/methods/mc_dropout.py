@@ -20,7 +20,8 @@ from typing_extensions import override
 from leanbayes.distributions.assignment import pick
 from leanbayes.distributions.hashing import draw_seeds, uniforms
 from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS, match_rows, spread
-from leanbayes.methods.base import copy_hooks, Method, StochasticLayer
+from leanbayes.layers.hooks import copy_hooks
+from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_rate
 
 
@@ -83,7 +84,12 @@ class DropoutLayer(StochasticLayer):
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         seed = match_rows(self.sample(x.shape[0])["seed"], x, 1, self.path)
-        return _Masked(self.base.p, self.family.axis == 1).drop(x, seed)
+        return _Masked(self.base.p, self._same_over).drop(x, seed)
+
+    @property
+    def _same_over(self) -> str:
+        """What entries share a mask: the "steps" of a sequence, the "pixels" of a channel, or none."""
+        return "steps" if self.sequential else "pixels" if self.family.axis == 1 else ""
 
     @override
     def kl(self) -> Tensor:
@@ -106,7 +112,7 @@ class DropoutLayer(StochasticLayer):
     @override
     def freeze(self) -> nn.Module:
         """Return the mask as a traced graph: torch's own class, nothing of leanbayes inside."""
-        masked = _Masked(self.base.p, self.family.axis == 1, self.sample(1)["seed"])
+        masked = _Masked(self.base.p, self._same_over, self.sample(1)["seed"])
         tracer = fx.Tracer()
         tracer.proxy_buffer_attributes = True  # the seed stays an attribute, which the next draw may replace
         plain = fx.GraphModule(masked, tracer.trace(masked))
@@ -116,21 +122,31 @@ class DropoutLayer(StochasticLayer):
 
 
 class _Masked(nn.Module):
-    """Multiply entries or channels of x by a mask that is computed from a seed; written to be traced."""
+    """Multiply entries of x by a mask that is computed from a seed; written to be traced.
 
-    def __init__(self, rate: float, channels: bool, seed: Tensor | None = None) -> None:
+    It is the same for all pixels of a channel (B, C, ...), or for all steps of a sequence (B, T, C).
+    """
+
+    def __init__(self, rate: float, same_over: str, seed: Tensor | None = None) -> None:
         super().__init__()
-        self.rate, self.channels = rate, channels
+        self.rate, self.same_over = rate, same_over
         self.register_buffer("seed", seed)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.drop(x, self.seed)
 
     def drop(self, x: Tensor, seed: Any) -> Tensor:
-        rows = x.flatten(2) if self.channels else x.flatten(1)  # (B, C, pixels) or (B, entries)
-        kept = (uniforms(seed, rows[:, :, 0] if self.channels else rows) >= self.rate).to(x.dtype) / (1 - self.rate)
-        mask = torch.where(seed > 0, kept, torch.ones_like(kept))
-        return (rows * (mask.unsqueeze(2) if self.channels else mask)).view_as(x)
+        if self.same_over == "steps":
+            return x * self._mask(seed, x[:, 0]).unsqueeze(1)
+        if self.same_over == "pixels":
+            rows = x.flatten(2)
+            return (rows * self._mask(seed, rows[:, :, 0]).unsqueeze(2)).view_as(x)
+        rows = x.flatten(1)
+        return (rows * self._mask(seed, rows)).view_as(x)
+
+    def _mask(self, seed: Any, entries: Tensor) -> Tensor:
+        kept = (uniforms(seed, entries) >= self.rate).to(entries.dtype) / (1 - self.rate)
+        return torch.where(seed > 0, kept, torch.ones_like(kept))
 
 
 @dataclass(frozen=True, kw_only=True)
