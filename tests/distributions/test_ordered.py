@@ -19,6 +19,7 @@ from leanbayes.distributions.ordered import (
     downhill,
     geometric_tails,
     gumbel,
+    keep_of,
     kl_downhill_chain,
     log_tails_of,
     tail_kl,
@@ -177,6 +178,14 @@ def test_elements_that_are_always_on_never_end_a_mask(always_on):
     assert logits.grad.isfinite().all()
     assert (logits.grad[: always_on - 1] == 0).all()
     assert (logits.grad[always_on - 1 :] != 0).all()
+
+
+def test_keep_probabilities_are_products_down_to_the_smallest():
+    logits = torch.linspace(-5, 5, 31)
+    expected = torch.cat([torch.ones(1).double(), logits.double().sigmoid().cumprod(0)])
+    assert expected.min() < 1e-15
+    torch.testing.assert_close(keep_of(logits).double(), expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(keep_of(logits.double()), expected, rtol=1e-12, atol=0)
 
 
 def test_log_tails_have_any_leading_shape():
@@ -376,7 +385,7 @@ def test_straight_through_has_values_of_the_mask_and_gradients_of_the_slope(dtyp
     assert ((z == 0) | (z == 1)).all()
     tail = (log_tails_of(logits, 2) + noise).argmax(-1)
     assert torch.equal(z.sum(-1).long() - 1, tail)
-    assert torch.equal(*gradients)
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
     assert (gradients[0][1:] != 0).all()
 
 

@@ -9,8 +9,10 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
+from leanbayes.convert import stochastic_layers
 from leanbayes.distributions.log_uniform import exact_log_uniform_kl, peaked_log_uniform_kl
-from tests.slim.networks import residual, units_of, unsettle
+from leanbayes.methods.nested import NestedLayer
+from tests.slim.networks import converted, residual, units_of, unsettle
 
 
 def weight_kl(log_alpha: float, constant: float) -> float:
@@ -99,6 +101,28 @@ def test_weights_of_transposed_and_grouped_convolutions_go_with_their_output_cha
             p * weight_kl(v, -0.5471) for p, v in zip(kept.flatten().tolist(), each.flatten().tolist(), strict=True)
         )
         assert layer.kl().item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{}, {"always_on": 3}, {"kl_over": "sum"}, {"tail": "geometric"}], ids=str)
+@pytest.mark.parametrize("name", ["residual", "transposed", "depthwise", "gated", "conv1d"])
+def test_layers_at_once_cost_what_they_cost_weight_by_weight(name, fields):
+    """The reference multiplies every weight's divergence by the keep probability of its output, in float64."""
+    bnn, _ = converted(name, groups=4, **fields)
+    expected = sum(unit.kl().double() for unit in units_of(bnn))
+    layers = [layer for _, layer in stochastic_layers(bnn) if isinstance(layer, NestedLayer)]
+    for layer in layers:
+        unit, outputs = layer.posterior.order, layer.family.outputs(layer.base)
+        each = peaked_log_uniform_kl(layer.posterior.log_alpha.double())
+        keep = torch.ones(outputs).double() if unit is None else unit.keep.double()[unit.group_of]
+        kept = layer.family.scale(layer.base, each, each.new_ones(layer.family.inputs(layer.base)), keep).sum()
+        expected = expected + (kept if layer.method.kl_over == "sum" else kept * outputs / each.numel())
+    assert lb.kl(bnn).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert sum(layer.kl().item() for layer in layers) == pytest.approx(expected.item(), rel=1e-6)
+    found, wanted = (
+        torch.autograd.grad(value, list(bnn.parameters()), allow_unused=True) for value in (lb.kl(bnn), expected)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("tail", ["geometric", "categorical"])

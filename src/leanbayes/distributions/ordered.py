@@ -43,15 +43,15 @@ def downhill(log_tails: Tensor, temperature: float | Tensor, gumbel: Tensor, har
         hard: return the mask of the argmax with the gradient of the soft one (straight-through). The value is a draw of
             the zero-temperature limit; the gradient is biased, being that of another function.
     """
-    scores = log_tails + gumbel
-    never = scores == -math.inf
-    # Fill in before dividing: an infinite score would give a learned temperature the gradient 0 * inf.
-    scores = (scores.masked_fill(never, 0.0) / temperature).masked_fill(never, -math.inf)
-    soft = _at_or_beyond(scores.softmax(-1))
+    scores = _divided(log_tails + gumbel, temperature)
     if not hard:
-        return soft
+        return _at_or_beyond(scores.softmax(-1))
     mask = torch.arange(scores.shape[-1], device=scores.device) <= scores.argmax(-1, keepdim=True)
-    return mask.to(soft.dtype) + (soft - soft.detach())  # the bracket is exactly zero
+    if not scores.requires_grad:
+        return mask.to(scores.dtype)
+    steps = scores.softmax(-1)
+    soft = steps - steps.cumsum(-1)  # less one: only its gradient counts, for the bracket is exactly zero
+    return mask + (soft - soft.detach())
 
 
 def log_tails_of(keep_logits: Tensor, always_on: int = 1) -> Tensor:
@@ -62,10 +62,18 @@ def log_tails_of(keep_logits: Tensor, always_on: int = 1) -> Tensor:
         always_on: how many first elements are always kept; logits of elements 2 to `always_on` are not used.
     """
     _check_always_on(keep_logits.shape[-1] + 1, always_on)
-    free = keep_logits[..., always_on - 1 :]
-    kept = F.pad(F.logsigmoid(free).cumsum(-1), (1, 0))
-    stop = F.pad(F.logsigmoid(-free), (0, 1))
-    return F.pad(kept + stop, (always_on - 1, 0), value=-math.inf)
+    if always_on > 1:
+        return F.pad(log_tails_of(keep_logits[..., always_on - 1 :]), (always_on - 1, 0), value=-math.inf)
+    kept = F.pad(F.logsigmoid(keep_logits).cumsum(-1), (1, 0))
+    return kept - F.pad(F.softplus(keep_logits, threshold=40.0), (0, 1))
+
+
+def keep_of(keep_logits: Tensor) -> Tensor:
+    """Return prod_{k<=j} pi_k (..., K), the probabilities that elements are kept, for the pi of `log_tails_of`.
+
+    Exponentials of sums: small ones are neither lost in a difference nor below zero.
+    """
+    return F.pad(F.logsigmoid(keep_logits).cumsum(-1).exp(), (1, 0), value=1.0)
 
 
 def tail_kl(log_q: Tensor, log_p: Tensor) -> Tensor:
@@ -276,6 +284,14 @@ def kl_downhill_chain(q: Downhill | BernoulliChain, p: BernoulliChain) -> Tensor
 
 register_kl(Downhill, BernoulliChain)(kl_downhill_chain)  # type: ignore[no-untyped-call]
 register_kl(BernoulliChain, BernoulliChain)(kl_downhill_chain)  # type: ignore[no-untyped-call]
+
+
+def _divided(scores: Tensor, temperature: float | Tensor) -> Tensor:
+    """Return scores / temperature, of which -inf gives a learned temperature no gradient, instead of 0 * inf."""
+    if not (isinstance(temperature, Tensor) and temperature.requires_grad):
+        return scores / temperature
+    never = scores == -math.inf
+    return (scores.masked_fill(never, 0.0) / temperature).masked_fill(never, -math.inf)
 
 
 def _at_or_beyond(shares: Tensor) -> Tensor:

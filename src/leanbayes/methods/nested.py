@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn, Tensor
@@ -31,10 +31,11 @@ from typing_extensions import override
 from leanbayes.distributions.log_uniform import NO_LOSS, peaked_log_uniform_kl
 from leanbayes.layers.channels import Channels, follow
 from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, spread
-from leanbayes.methods.base import copy_hooks, Method, plain_copy, StochasticLayer
+from leanbayes.layers.hooks import copy_hooks
+from leanbayes.methods.base import Method, plain_copy, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_positive
 from leanbayes.methods.gaussian import GaussianLayer
-from leanbayes.methods.ordering import Order, OrderingUnit, Tail
+from leanbayes.methods.ordering import Chains, Order, OrderingUnit, Tail
 from leanbayes.sampling import Draws
 
 FIRST_LOG_ALPHA = -8.0
@@ -107,25 +108,43 @@ class NestedLayer(GaussianLayer):
 
     @override
     def kl(self) -> Tensor:
-        unit: OrderingUnit | None = self.posterior.order
-        own = unit.kl() if unit is not None and self.leads and self.method.order_prior else None
-        weights = self._cost_of_weights(unit)
-        return weights if own is None else own + weights
+        return self.kl_of([self])
 
-    def _cost_of_weights(self, unit: OrderingUnit | None) -> Tensor:
-        """Return Phi_2: what the weights cost that are kept, on average."""
-        weight: Tensor = self.base.weight
-        if self.method.weight_noise:
-            each = peaked_log_uniform_kl(self.posterior.log_alpha.float(), self.method.kl_constant)
-            if self.method.kl_over == "mean":
-                each = each / (weight.numel() / self.family.outputs(self.base))
-        else:
-            each = torch.full(weight.shape, self.method.weight_cost, device=weight.device)
-        if unit is None:
-            return each.sum() if self.method.weight_noise else torch.zeros((), device=weight.device)
-        assert self.family.scale is not None
-        ones = each.new_ones(self.family.inputs(self.base))
-        return self.family.scale(self.base, each, ones, unit.keep[unit.group_of]).sum()
+    @override
+    @classmethod
+    def kl_of(cls, layers: Sequence[Self]) -> Tensor:
+        method = layers[0].method
+        ordered = [layer for layer in layers if layer.posterior.order is not None]
+        whole = [layer for layer in layers if layer.posterior.order is None]
+        leaders = [layer.posterior.order for layer in ordered if layer.leads and method.order_prior]
+        chains = Chains([layer.posterior.order for layer in ordered], leaders=leaders)
+        terms = [chains.kl()] if leaders and chains.learned else []
+        costs = [layer._fixed_cost() for layer in ordered if method.weight_cost > 0]
+        if method.weight_noise:
+            costs, of_whole = _noise_costs(ordered, whole)
+            terms += [torch.cat(of_whole).sum()] if whole else []
+        if costs:
+            terms.append((torch.cat(costs) * chains.keep_of_channels()).sum())
+        return torch.stack(terms).sum() if terms else torch.zeros((), device=layers[0].device)
+
+    def _fixed_cost(self) -> Tensor:
+        """Return what the weights of each output channel cost without noise."""
+        outputs, weight = self.family.outputs(self.base), self.base.weight
+        cost = self.method.weight_cost * weight.numel() / outputs
+        return torch.full((outputs,), cost, device=weight.device)
+
+    def _over_outputs(self, each: Tensor) -> Tensor:
+        """Return the sum or the mean of what belongs to the weights of each output channel.
+
+        A transposed convolution has its outputs on the second axis, in each of its groups.
+        """
+        outputs = self.family.outputs(self.base)
+        reduce = torch.mean if self.method.kl_over == "mean" else torch.sum
+        if not getattr(self.base, "transposed", False):
+            return reduce(each.view(outputs, -1), 1)
+        groups: int = self.base.groups
+        pixels = math.prod(self.base.weight.shape[2:])
+        return reduce(each.view(groups, -1, outputs // groups, pixels), (1, 3)).flatten()
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
@@ -193,17 +212,21 @@ class NestedNorm(StochasticLayer):
     def _joined(self, factors: Mapping[str, Tensor]) -> Tensor:
         """Put the factors of all streams side by side, ones for those that are not ordered."""
         rows = max(len(factor) for factor in factors.values())
-        ones = {str(k): torch.ones(rows, size, device=self.device) for k, (size, _) in enumerate(self.parts)}
-        each = (ones | dict(factors)).values()
-        repeated = [
-            factor.expand(rows, -1).repeat_interleave(repeat, 1)
-            for factor, (_, repeat) in zip(each, self.parts, strict=True)
-        ]
-        return torch.cat(repeated, 1)
+        parts: list[Tensor] = []
+        for k, (size, repeat) in enumerate(self.parts):
+            factor = factors.get(str(k))
+            factor = torch.ones(rows, size, device=self.device) if factor is None else factor
+            parts.append(factor if repeat == 1 else factor.repeat_interleave(repeat, 1))
+        return parts[0] if len(parts) == 1 else torch.cat([part.expand(rows, -1) for part in parts], 1)
 
     @override
     def kl(self) -> Tensor:
         return torch.zeros((), device=self.device)
+
+    @override
+    @classmethod
+    def kl_of(cls, layers: Sequence[Self]) -> Tensor:
+        return layers[0].kl()
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
@@ -219,6 +242,16 @@ class NestedNorm(StochasticLayer):
         mask = variables["mask"]
         tensors = {name: getattr(self.base, name) for name in ("weight", "bias")}
         return {name: (value * mask).to(value.dtype) for name, value in tensors.items() if value is not None}
+
+
+def _noise_costs(*groups: Sequence[NestedLayer]) -> list[list[Tensor]]:
+    """Return what the weights of each output channel cost under noise, by group of layers; computed at once."""
+    layers = [layer for group in groups for layer in group]
+    log_alphas = [layer.posterior.log_alpha.flatten() for layer in layers]
+    each = peaked_log_uniform_kl(torch.cat(log_alphas).float(), layers[0].method.kl_constant)
+    parts = torch.split_with_sizes(each, [len(part) for part in log_alphas])
+    costs = iter([layer._over_outputs(part) for layer, part in zip(layers, parts, strict=True)])
+    return [[next(costs) for _ in group] for group in groups]
 
 
 def plain_layer(layer: nn.Module) -> nn.Module:

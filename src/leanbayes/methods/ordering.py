@@ -9,6 +9,7 @@ that make or normalise these channels share it, and with it a mask for each pass
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
-from leanbayes.distributions.ordered import downhill, geometric_tails, gumbel, log_tails_of, tail_kl, uniform_tails
+from leanbayes.distributions.ordered import (
+    downhill,
+    geometric_tails,
+    gumbel,
+    keep_of,
+    log_tails_of,
+    tail_kl,
+    uniform_tails,
+)
 from leanbayes.layers.channels import positions, Stream
 from leanbayes.sampling import Draws
 
@@ -53,6 +62,9 @@ class Order:
 class OrderingUnit(nn.Module):
     """The order of a stream's channels, and how many of them a pass keeps.
 
+    Groups that are always on are kept as the last of them is: `free` tensors begin with that one, where no tail is
+    impossible, and `free_of` says where a channel finds itself in them.
+
     Channels are ordered by their position in a lane, so that all lanes stay equal. The temperature is a buffer, so that
     it can be lowered during training.
     """
@@ -62,9 +74,11 @@ class OrderingUnit(nn.Module):
     ordered = True
 
     group_of: Tensor
+    free_of: Tensor
     temperature: Tensor
     prior_log_tails: Tensor
     fixed_log_tails: Tensor
+    fixed_keep: Tensor
 
     def __init__(self, stream: Stream, order: Order) -> None:
         """Put the channels into groups."""
@@ -75,16 +89,19 @@ class OrderingUnit(nn.Module):
         self.draws, self.path = Draws(), ""
         index = torch.tensor([position * self.groups // length for position in positions(stream)])
         self.register_buffer("group_of", index, persistent=False)
+        self.register_buffer("free_of", (index - self.always_on + 1).clamp_min(0), persistent=False)
         self.register_buffer("temperature", torch.tensor(float(order.temperature)))
         prior = torch.full((self.groups - self.always_on,), order.prior_keep).logit()
-        self.register_buffer("prior_log_tails", self._padded(log_tails_of(prior)), persistent=False)
+        self.register_buffer("prior_log_tails", log_tails_of(prior), persistent=False)
         if order.tail == "learned":
             self.keep_logits = nn.Parameter(torch.full((self.groups - self.always_on,), INITIAL_KEEP_LOGIT))
         else:
-            fixed = uniform_tails(self.groups, self.always_on)
-            if order.tail == "geometric":
-                fixed = geometric_tails(self.groups, 1 - order.prior_keep, self.always_on)
+            count = self.groups - self.always_on + 1
+            stop = 1 - order.prior_keep
+            fixed = geometric_tails(count, stop) if order.tail == "geometric" else uniform_tails(count)
+            beyond = fixed.flip(0).cumsum(0).flip(0)  # from the end, so that small ones are exact
             self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
+            self.register_buffer("fixed_keep", beyond / beyond[0], persistent=False)
 
     @property
     def learned(self) -> bool:
@@ -97,20 +114,25 @@ class OrderingUnit(nn.Module):
         return self.group_of.device
 
     @property
+    def used_logits(self) -> Tensor:
+        """The learned logits between their limits, in float32."""
+        return _limited(self.keep_logits)
+
+    @property
+    def free_log_tails(self) -> Tensor:
+        """The logarithms of q_j from the last group on that is always kept."""
+        return log_tails_of(self.used_logits) if self.learned else self.fixed_log_tails
+
+    @property
     def log_tails(self) -> Tensor:
         """The logarithms of q_j, the probability that j is the last group kept."""
-        if not self.learned:
-            return self.fixed_log_tails
-        return self._padded(log_tails_of(self.keep_logits.float().clamp(-LIMIT, LIMIT)))
+        return F.pad(self.free_log_tails, (self.always_on - 1, 0), value=-math.inf)
 
     @property
     def keep(self) -> Tensor:
-        """P(group j is kept) = sum_{k>=j} q_k, which falls from one: the learned importance of the groups.
-
-        Summed from the end, so that small ones are neither lost nor below zero.
-        """
-        beyond = self.log_tails.exp().flip(0).cumsum(0).flip(0)
-        return beyond / beyond[:1]
+        """P(group j is kept) = sum_{k>=j} q_k, which falls from one: the learned importance of the groups."""
+        free = keep_of(self.used_logits) if self.learned else self.fixed_keep
+        return F.pad(free, (self.always_on - 1, 0), value=1.0)
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """Draw uniform numbers (1, groups): a pass has one mask for all of its rows."""
@@ -132,8 +154,9 @@ class OrderingUnit(nn.Module):
             return self.at_width(reading.width, again=again)[None]
         if reading.noise is None:
             return torch.ones(1, len(self.group_of), device=self.device)
-        z = downhill(self.log_tails, self.temperature, gumbel(reading.noise[0]), self.order.hard)
-        return z[:, self.group_of]
+        noise = gumbel(reading.noise[0][:, self.always_on - 1 :])
+        z = downhill(self.free_log_tails, self.temperature, noise, self.order.hard)
+        return z.index_select(1, self.free_of)
 
     def at_width(self, width: float | int, *, again: bool = False) -> Tensor:
         """Return the factors of a fixed width: zero beyond it, one or the keep probability up to it."""
@@ -159,10 +182,54 @@ class OrderingUnit(nn.Module):
 
     def kl(self) -> Tensor:
         """Return Phi_1 of eq. (18), the divergence of the tails to those of the prior chain; zero for fixed tails."""
-        if not self.learned:
-            return torch.zeros((), device=self.device)
-        return tail_kl(self.log_tails, self.prior_log_tails)
+        return Chains([self], leaders=[self]).kl() if self.learned else torch.zeros((), device=self.device)
 
-    def _padded(self, log_tails: Tensor) -> Tensor:
-        """Put the groups that are always on in front: no tail ends before the last of them."""
-        return F.pad(log_tails, (self.always_on - 1, 0), value=-math.inf)
+
+class Chains:
+    """The chains of units with one order, those of equal length at once: a step has as few operations as can be."""
+
+    def __init__(self, units: Sequence[OrderingUnit], *, leaders: Sequence[OrderingUnit]) -> None:
+        """Take units, of which one may come several times, and those whose own divergence counts."""
+        self.units, self.leaders = units, set(leaders)
+        batches: dict[int, list[OrderingUnit]] = {}
+        for unit in dict.fromkeys([*leaders, *units]):
+            batches.setdefault(unit.groups - unit.always_on, []).append(unit)
+        self.batches = list(batches.values())
+        self.learned = any(unit.learned for unit in units)
+        logits = [torch.stack([unit.keep_logits for unit in batch]) for batch in self.batches if self.learned]
+        self.logits = [_limited(each) for each in logits]
+
+    def kl(self) -> Tensor:
+        """Return the sum of the divergences of the leaders, whose tails are learned."""
+        total: list[Tensor] = []
+        for batch, logits in zip(self.batches, self.logits, strict=True):
+            count = sum(unit in self.leaders for unit in batch)  # they come first
+            total.append(tail_kl(log_tails_of(logits[:count]), batch[0].prior_log_tails).sum())
+        return torch.stack(total).sum()
+
+    def keep_of_channels(self) -> Tensor:
+        """Return the probabilities that the channels of the units are kept, one unit behind the other."""
+        starts: dict[OrderingUnit, int] = {}
+        end = 0
+        for batch in self.batches:
+            length = batch[0].groups - batch[0].always_on + 1
+            starts |= {unit: end + row * length for row, unit in enumerate(batch)}
+            end += len(batch) * length
+        places = torch.cat([unit.free_of + starts[unit] for unit in self.units])
+        return self._keep().index_select(0, places)
+
+    def _keep(self) -> Tensor:
+        """Return the keep probabilities of all batches in one row."""
+        if self.learned:
+            return torch.cat([keep_of(logits).flatten() for logits in self.logits])
+        return torch.cat([unit.fixed_keep for batch in self.batches for unit in batch])
+
+
+def _limited(logits: Tensor) -> Tensor:
+    """Return logits between their limits, in float32, with no gradient beyond.
+
+    The gradient of `hardtanh` is one operation, of `clamp` five; it would be zero at the limit itself, where students
+    begin: hence a limit by two roundings larger.
+    """
+    limit = LIMIT * (1 + 2e-7)
+    return F.hardtanh(logits.float(), -limit, limit)
