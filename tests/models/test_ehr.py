@@ -8,6 +8,7 @@ from torch import nn
 
 from leanbayes import models
 from leanbayes.models import EHRNet
+from leanbayes.models.ehr import START
 
 STEPS, VARIABLES, BINS = 5, 4, 3
 
@@ -22,11 +23,11 @@ def stays(rows: int = 8) -> torch.Tensor:
 
 
 def by_hand(net: EHRNet, x: torch.Tensor) -> torch.Tensor:
-    """Average the vectors of what was measured, one by one, then step through the LSTM's equations."""
+    """Sum the vectors of what was measured, one by one, then step through the LSTM's equations."""
     h = c = torch.zeros(net.lstm.hidden_size)
     for step in x:
         found = [net.embedding.weight[1 + v * BINS + (b - 1)] for v, b in enumerate(step.tolist()) if b > 0]
-        e = torch.stack(found).mean(0) if found else torch.zeros(net.lstm.input_size)
+        e = sum(found, torch.zeros(net.lstm.input_size))
         gates = net.lstm.weight_ih_l0 @ e + net.lstm.bias_ih_l0 + net.lstm.weight_hh_l0 @ h + net.lstm.bias_hh_l0
         i, f, g, o = gates.chunk(4)
         c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -60,6 +61,14 @@ def test_every_bin_of_every_variable_has_a_vector_of_its_own():
     net(one)
     assert seen[0].sum((1, 2)).tolist() == list(range(1, 1 + VARIABLES * BINS))
     assert net.embedding.num_embeddings == 1 + VARIABLES * BINS
+
+
+def test_it_remembers_at_the_start():
+    net = make(hidden=50)
+    forget = (net.lstm.bias_ih_l0 + net.lstm.bias_hh_l0)[50:100]
+    assert (forget.sigmoid() > 0.9).all()
+    assert not net.embedding.weight[0].any()
+    assert net.embedding.weight[1:].std().item() == pytest.approx(START, rel=0.3)
 
 
 def test_it_is_made_of_ordinary_layers():

@@ -89,5 +89,5 @@ def _table(budget: Budget, rows: int) -> Recipe:
 
 def _tokens(budget: Budget) -> Recipe:
     """Adam for networks that look tokens up; a few thousand rows are learned by heart after a dozen epochs."""
-    epochs = {"quick": 4, "short": 8, "full": 12}[budget]
-    return Recipe(epochs=epochs, batch_size=128, optimizer="adam", lr=3e-3, clip_norm=1.0, anneal_epochs=KL_EPOCHS)
+    epochs = {"quick": 4, "short": 6, "full": 8}[budget]
+    return Recipe(epochs=epochs, batch_size=128, optimizer="adam", lr=2e-3, clip_norm=1.0, anneal_epochs=KL_EPOCHS)

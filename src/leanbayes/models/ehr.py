@@ -1,4 +1,4 @@
-"""An LSTM over health records: what was measured in an hour is looked up, averaged, and read hour by hour."""
+"""An LSTM over health records: what was measured in an hour is looked up, summed, and read hour by hour."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from leanbayes.models._checks import check_positive
 
 # B stays, T steps, V variables, E embedding, H hidden units
 
-START = 0.1
-"""Deviation of the vectors at the start: with torch's own, 1, bins are learned by heart one by one."""
+START = 0.05
+"""Deviation of the vectors at the start; with torch's own, 1, rare bins are learned by heart."""
+
+REMEMBER = 3.0
+"""Bias of the forget gates at the start: what was measured on the first day is still known at the end."""
 
 
 class EHRNet(nn.Module):
@@ -19,10 +22,11 @@ class EHRNet(nn.Module):
     Every bin of every variable has a vector. With :math:`x_{tv}` the bin of variable v in step t, 0 where it was not
     measured,
 
-    .. math:: e_t = \frac{1}{n_t} \sum_{v : x_{tv} > 0} E_{v, x_{tv}}, \qquad n_t = |\{v : x_{tv} > 0\}|
+    .. math:: e_t = \sum_{v : x_{tv} > 0} E_{v, x_{tv}}
 
-    (zero in a step without measurements); an LSTM reads :math:`e_1, ..., e_T`, and a linear layer its last state.
-    This is the network of Dusenberry et al. (2019) for health records, in its plainest form: one table, one layer.
+    (zero in a step without measurements); an LSTM reads :math:`e_1, ..., e_T`, and a linear layer its last state. A
+    sum, not an average, since how much is measured tells how ill somebody is. It is the network of Dusenberry et al.
+    (2019) for health records in its plainest form: one table of embeddings, one LSTM, one affine layer.
 
     Example:
         >>> EHRNet(2, (48, 42))(torch.zeros(3, 48, 42, dtype=torch.int64)).shape
@@ -34,7 +38,7 @@ class EHRNet(nn.Module):
         bins: Most bins of a variable.
         embedding: Length of a vector.
         hidden: Units of the LSTM.
-        dropout: Rate at which the averages and the last state are dropped in training.
+        dropout: Rate at which elements of the sums and of the last state are dropped in training.
     """
 
     offsets: Tensor
@@ -47,7 +51,7 @@ class EHRNet(nn.Module):
         bins: int = 10,
         embedding: int = 32,
         hidden: int = 64,
-        dropout: float = 0.0,
+        dropout: float = 0.5,
     ) -> None:
         """Build the layers."""
         super().__init__()
@@ -61,11 +65,14 @@ class EHRNet(nn.Module):
         check_positive("EHRNet", bins=bins, embedding=embedding, hidden=hidden)
         self.register_buffer("offsets", bins * torch.arange(variables), persistent=False)
         self.embedding = nn.Embedding(1 + bins * variables, embedding, padding_idx=0)
-        with torch.no_grad():
-            self.embedding.weight.mul_(START)
         self.dropout = nn.Dropout(dropout)
         self.lstm = nn.LSTM(embedding, hidden, batch_first=True)
         self.head = nn.Linear(hidden, num_outputs)
+        with torch.no_grad():
+            self.embedding.weight.mul_(START)
+            for bias, start in (("bias_ih_l0", REMEMBER), ("bias_hh_l0", 0.0)):
+                # torch's order of the gates is input, forget, cell, output
+                self.lstm.get_parameter(bias)[hidden : 2 * hidden] = start
 
     def forward(self, x: Tensor) -> Tensor:
         """Map bins ``(B, T, V)``, whole numbers, to ``(B, num_outputs)``."""
@@ -73,9 +80,8 @@ class EHRNet(nn.Module):
             raise ValueError(f"EHRNet expected whole numbers, the bins of values, got {x.dtype}. Give it a series.")
         measured = x > 0
         vectors = self.embedding((x + self.offsets) * measured)
-        # Weights of zero, not the zeros of the padding row alone: a method may give that row another value.
-        share = measured / measured.sum(-1, keepdim=True).clamp(min=1)
-        average = (share.to(vectors.dtype)[..., None, :] @ vectors).squeeze(-2)
-        states, _ = self.lstm(self.dropout(average))
+        # A mask, not the zeros of the padding row alone: a method may give that row another value.
+        total = (measured.to(vectors.dtype)[..., None, :] @ vectors).squeeze(-2)
+        states, _ = self.lstm(self.dropout(total))
         logits: Tensor = self.head(self.dropout(states[:, -1]))
         return logits
