@@ -292,7 +292,8 @@ def _complain(refused: dict[str, str], chosen: set[str], *, explicit: bool) -> N
 def _nothing_found(model: nn.Module, method: Method, candidates: list[Any]) -> str:
     kinds = ", ".join(kind.__name__ for kind in method.targets)
     if candidates:
-        return f"{type(method).__name__}: `where` chose none of {', '.join(path for path, _ in candidates)}"
+        names = ", ".join(path or "(root)" for path, _ in candidates)
+        return f"{type(method).__name__}: none of {names} was chosen; name what to convert with where="
     seen = [module for _, module in walk(model)]
     leaves = [m for m in seen if opaque(m) or not any(True for _ in m.children())]
     there = sorted({type(m).__name__ for m in leaves})

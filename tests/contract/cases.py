@@ -23,14 +23,23 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer to convert, and the shape of one row of its input."""
+    """A layer to convert, and the shape of one row of its input: numbers, or words out of so many."""
 
     name: str
     make: Callable[[], nn.Module]
     row: tuple[int, ...]
+    words: int = 0
 
     def inputs(self, rows: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.randn(rows, *self.row, generator=torch.Generator().manual_seed(7)).to(dtype)
+        generator = torch.Generator().manual_seed(7)
+        if self.words:
+            return torch.randint(self.words, (rows, *self.row), generator=generator)
+        return torch.randn(rows, *self.row, generator=generator).to(dtype)
+
+
+def transposed_linear() -> nn.Module:
+    """The linear map of GPT-2, whose weight is (inputs, outputs)."""
+    return pytest.importorskip("transformers.pytorch_utils").Conv1D(4, 5)
 
 
 LAYERS = [
@@ -44,6 +53,8 @@ LAYERS = [
     Layer("conv_transpose1d", lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, output_padding=1, groups=2), (4, 5)),
     Layer("conv_transpose2d", lambda: nn.ConvTranspose2d(4, 6, (2, 3), stride=2, groups=2, bias=False), (4, 3, 4)),
     Layer("conv_transpose3d", lambda: nn.ConvTranspose3d(2, 3, 2, stride=2, dilation=1), (2, 2, 3, 2)),
+    Layer("linear_transposed", transposed_linear, (3, 5)),
+    Layer("embedding", lambda: nn.Embedding(6, 4, padding_idx=1), (3,), words=6),
     Layer("batch_norm", lambda: nn.BatchNorm2d(3), (3, 4, 4)),
     Layer("layer_norm", lambda: nn.LayerNorm(5), (3, 5)),
     Layer("group_norm", lambda: nn.GroupNorm(2, 4), (4, 3)),
@@ -90,4 +101,9 @@ def converted(method: str, layer: Layer, dtype: torch.dtype = torch.float32) -> 
     """Return a fresh layer, in a container, and its conversion."""
     torch.manual_seed(0)
     net = nn.Sequential(layer.make()).to(dtype)
-    return net, lb.convert(net, METHODS[method])
+    return net, convert(method, net)
+
+
+def convert(method: str, net: nn.Module) -> nn.Module:
+    """Convert the one layer of a container; embeddings have to be named to some methods."""
+    return lb.convert(net, METHODS[method], where="0" if isinstance(net[0], nn.Embedding) else None)

@@ -12,7 +12,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.methods.base import StochasticLayer
 
-from .cases import converted, LAYERS, METHODS, skip_if_listed
+from .cases import convert, converted, LAYERS, METHODS, skip_if_listed
 
 # S draws, B rows, K components
 pairs = pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_monte_carlo_moments_agree_with_the_mean_network_and_with_frozen_draws(m
     _, bnn = converted(method, layer)
     x, n = layer.inputs(1), 4000
     with torch.no_grad(), lb.draws(bnn, seed=0, component=0, shared=False):
-        rows = bnn(x.expand(n, *x.shape[1:])).flatten(1).double()
+        rows = bnn(x.expand(n, *x.shape[1:]).contiguous()).flatten(1).double()
     expected = lb.mean(bnn, component=0)(x).flatten().double()
     error = rows.std(0) / n**0.5
     # a family of a few dozen outputs: five standard errors each
@@ -118,7 +118,7 @@ def test_round_trips_keep_every_draw(method, layer, tmp_path):
     net, bnn = converted(method, layer)
     x = layer.inputs(3)
     expected = lb.draw(bnn, seed=2)(x)
-    fresh = lb.convert(net, METHODS[method])
+    fresh = convert(method, net)
     fresh.load_state_dict(bnn.state_dict())
     lb.save(bnn, tmp_path / "m.safetensors")
     loaded = lb.load(tmp_path / "m.safetensors", net, method=METHODS[method])

@@ -1,7 +1,8 @@
 """Where each kind of layer keeps its channels: the one table that methods read.
 
 A method speaks of input channels, output channels and a linear map. A `Family` record says what these are for a
-Linear, a convolution, a transposed convolution, a norm or a dropout, so that no method knows a layer type.
+Linear, a convolution, a transposed convolution, an embedding, a norm or a dropout, so that no method knows a layer
+type. An embedding is the linear map of words that are written as unit vectors; its input channels are the words.
 """
 
 from __future__ import annotations
@@ -16,6 +17,19 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 from leanbayes.layers.materialise import materialise
+
+
+class _ByName(type):
+    """Makes a class stand for one of the same name in a library that need not be installed."""
+
+    def __instancecheck__(cls, layer: object) -> bool:
+        return _namesake(layer, cls) is not cls
+
+
+class Conv1D(nn.Module, metaclass=_ByName):
+    """Stands for transformers' `Conv1D` (GPT-2): y = x W + b with W of shape (inputs, outputs)."""
+
+    library = "transformers"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +66,7 @@ def family_of(layer: nn.Module) -> Family | None:
     (a LoRA layer, a fake-quantised layer) is somebody else's map. Parametrised layers do not override it.
     """
     for kind, family in _TABLE.items():
-        if isinstance(layer, kind) and _same_map(type(layer), kind):
+        if isinstance(layer, kind) and _same_map(layer, kind):
             return family
     return None
 
@@ -64,21 +78,23 @@ def _record(kind: type[nn.Module]) -> Family:
 def refusal(layer: nn.Module) -> str | None:
     """Say why a layer that looks like a member of a family is not treated as one; None where all is well."""
     kind = next((kind for kind in _TABLE if isinstance(layer, kind)), None)
-    if kind is None:
-        return None
-    if kind in DROPOUTS:
+    if kind is None or kind in DROPOUTS:
         return None
     if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
         return f"its parameters are not initialised yet ({type(layer).__name__}): run one batch through the network"
-    if not _same_map(type(layer), kind):
+    if not _same_map(layer, kind):
         return f"{type(layer).__name__} is a {kind.__name__} with a forward of its own"
+    if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
+        return "max_norm changes its vectors in place whenever they are read; give it up, or clip them after each step"
+    return _weight_refusal(layer, kind)
+
+
+def _weight_refusal(layer: Any, kind: type[nn.Module]) -> str | None:
     if "weight" not in layer._parameters and not nn.utils.parametrize.is_parametrized(layer, "weight"):
         if kind in NORMS:
             return "it has no scale"
         return "a hook computes its weight; use torch.nn.utils.parametrizations instead (weight_norm, spectral_norm)"
-    if layer._parameters.get("weight", layer.weight) is None:
-        return "it has no scale"
-    return None
+    return "it has no scale" if layer._parameters.get("weight", layer.weight) is None else None
 
 
 def spread(factor: Tensor, x: Tensor, axis: int, where: str) -> Tensor:
@@ -117,13 +133,27 @@ def match_rows(factor: Tensor, x: Tensor, channels: int, where: str) -> Tensor:
     return factor.repeat_interleave(x.shape[0] // rows, 0)
 
 
-def _same_map(kind: type, parent: type) -> bool:
-    names = ("forward", "_conv_forward")
-    return all(getattr(kind, name, None) is getattr(parent, name, None) for name in names)
+def _same_map(layer: nn.Module, kind: type) -> bool:
+    """Say whether a layer computes what the layers of a kind do."""
+    parent, names = _namesake(layer, kind), ("forward", "_conv_forward")
+    return all(getattr(type(layer), name, None) is getattr(parent, name, None) for name in names)
+
+
+def _namesake(layer: object, kind: type) -> type:
+    """Return the class, among those of a layer, that a class found by name stands for; others stand for themselves."""
+    if not isinstance(kind, _ByName):
+        return kind
+    library: str = getattr(kind, "library", "")
+    own = (c for c in type(layer).__mro__ if c.__name__ == kind.__name__ and c.__module__.split(".")[0] == library)
+    return next(own, kind)
 
 
 def _scale_linear(layer: nn.Linear, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
     return weight * torch.outer(r, s)
+
+
+def _scale_transposed(layer: nn.Module, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    return weight * torch.outer(s, r)
 
 
 def _scale_conv(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
@@ -144,6 +174,11 @@ def _pool_conv(layer: Any, x: Tensor) -> Tensor:
 def _conv(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
     y: Tensor = layer._conv_forward(x, weight, None)
     return y
+
+
+def _embed(layer: nn.Embedding, x: Tensor, weight: Tensor) -> Tensor:
+    # Never sparse: a divergence gives every vector a gradient.
+    return F.embedding(x, weight, layer.padding_idx, scale_grad_by_freq=layer.scale_grad_by_freq)
 
 
 def _convolution(kind: type[nn.Module], spatial: int) -> Family:
@@ -198,6 +233,25 @@ _LINEAR = Family(
     pool=lambda layer, x: x.sum(-1, keepdim=True),
 )
 
+_CONV1D = Family(
+    kind=Conv1D,
+    inputs=lambda layer: layer.weight.shape[0],
+    outputs=lambda layer: layer.weight.shape[1],
+    axis=-1,
+    linear=lambda layer, x, weight: x @ weight,
+    scale=_scale_transposed,
+    pool=lambda layer, x: x.sum(-1, keepdim=True),
+)
+
+_EMBEDDING = Family(
+    kind=nn.Embedding,
+    inputs=lambda layer: layer.num_embeddings,
+    outputs=lambda layer: layer.embedding_dim,
+    axis=-1,
+    linear=_embed,
+    scale=_scale_transposed,
+)
+
 CHANNEL_NORMS = (
     nn.BatchNorm1d,
     nn.BatchNorm2d,
@@ -211,6 +265,8 @@ CHANNEL_NORMS = (
 
 _FAMILIES = (
     _LINEAR,
+    _CONV1D,
+    _EMBEDDING,
     _convolution(nn.Conv1d, 1),
     _convolution(nn.Conv2d, 2),
     _convolution(nn.Conv3d, 3),
@@ -226,7 +282,12 @@ _FAMILIES = (
 
 _TABLE: dict[type[nn.Module], Family] = {family.kind: family for family in _FAMILIES}
 
-LINEAR_MAPS: tuple[type[nn.Module], ...] = tuple(family.kind for family in _FAMILIES if family.linear)
+EMBEDDINGS: tuple[type[nn.Module], ...] = (nn.Embedding,)
+"""The layers that look vectors up; their inputs are numbers of words, which no factor can multiply."""
+
+LINEAR_MAPS: tuple[type[nn.Module], ...] = tuple(
+    family.kind for family in _FAMILIES if family.linear and family.kind not in EMBEDDINGS
+)
 """The layers with a linear map between channels: what factor methods target."""
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

@@ -8,6 +8,10 @@ In training every row has noise of its own on the pre-activations, local reparam
 
 the bias belongs to the mean alone. A draw is a sampled weight matrix, the same for all rows. So it is in training for
 the steps of a sequence, which must all see the same weights: fresh noise at every step would be other weights.
+
+Embeddings, too, are sampled as a whole table, one for every pass: with noise on what is looked up, a word would have
+two vectors in one sentence. The vector of the padding is no random variable: it has no noise, no divergence, and no
+gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from leanbayes.layers.family import spread
+from leanbayes.layers.family import EMBEDDINGS, spread
 from leanbayes.methods.base import Method, StochasticLayer
 
 SMALLEST_VARIANCE = 1e-16
@@ -28,12 +32,19 @@ SMALLEST_VARIANCE = 1e-16
 
 
 class GaussianLayer(StochasticLayer):
-    """A linear map with a Gaussian over every weight; subclasses say what its means and scales are."""
+    """A linear map with a Gaussian over every weight; subclasses say what its means and scales are.
+
+    Attributes:
+        padding: the row of the weight that is no random variable, an embedding's padding; None where there is none.
+    """
 
     def __init__(self, base: Any, method: Method) -> None:
         """Count the weights."""
         super().__init__(base, method)
-        self.nodes = base.weight.numel()
+        embeds = isinstance(base, EMBEDDINGS)
+        self.padding: int | None = base.padding_idx if embeds else None
+        self.sequential, self.row_noise = embeds, not embeds
+        self.nodes = self.random(base.weight).numel()
 
     @property
     def means(self) -> Tensor | None:
@@ -69,19 +80,36 @@ class GaussianLayer(StochasticLayer):
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        return (normal((1, *self.base.weight.shape), self.device, generator),)
+        drawn = normal((1, *self.base.weight.shape), self.device, generator)
+        if self.padding is not None:
+            drawn[:, self.padding] = 0
+        return (drawn,)
 
     @override
     def sample(self, rows: int) -> dict[str, Tensor]:
         """Return the "weight" (R, ...) of fixed draws."""
         noise = self.draws.read(self, rows).noise
         weight: Tensor = self.base.weight
-        means = torch.zeros_like(weight) if self.means is None else self.means
+        means = self._zeros() if self.means is None else self.means
         return {"weight": means[None] if noise is None else means + (self.scales * noise[0]).to(weight.dtype)}
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {"weight": variables["weight"]}
+
+    def random(self, each: Tensor) -> Tensor:
+        """Return what belongs to random weights: of a table with a number for each weight, all but the padding."""
+        if self.padding is None or each.shape != self.base.weight.shape:
+            return each
+        return torch.cat([each[: self.padding], each[self.padding + 1 :]])
+
+    def _zeros(self) -> Tensor:
+        """Return means of zero, but for the padding."""
+        weight: Tensor = self.base.weight
+        means = torch.zeros_like(weight)
+        if self.padding is not None:
+            means[self.padding] = weight[self.padding].detach()
+        return means
 
     def linear(self, x: Tensor, weight: Tensor, args: Any, *, bias: bool = True) -> Tensor:
         """Apply the linear map with other weights."""
@@ -91,9 +119,10 @@ class GaussianLayer(StochasticLayer):
 
     def add_bias(self, y: Tensor) -> Tensor:
         """Add the bias, where there is one."""
-        if self.base.bias is None:
+        bias: Tensor | None = getattr(self.base, "bias", None)  # an embedding has none at all
+        if bias is None:
             return y
-        return y + spread(self.base.bias[None], y, self.family.axis, self.path)
+        return y + spread(bias[None], y, self.family.axis, self.path)
 
 
 def normal(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:

@@ -2,7 +2,8 @@
 
     W_ij ~ Normal(M_ij, sigma_ij^2),      KL to Normal(0, s^2) in closed form, summed over weights
 
-Biases stay points. Two estimators of the gradient keep the noise of the rows of a batch apart:
+The vectors of an embedding are weights like others; a pass samples one table for all rows (`gaussian.py`). Biases stay
+points. Two estimators of the gradient keep the noise of the rows of a batch apart:
 
 * local reparameterisation samples the pre-activations (`gaussian.py`);
 * Flipout (Wen et al., 2018) samples one weight matrix and flips its signs for every row,
@@ -21,7 +22,7 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.positive import inverse_softplus, softplus
-from leanbayes.layers.family import LINEAR_MAPS, spread
+from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, spread
 from leanbayes.methods.base import Method
 from leanbayes.methods.checks import check_choice, check_positive, check_std
 from leanbayes.methods.gaussian import GaussianLayer, normal
@@ -55,15 +56,17 @@ class MeanFieldLayer(GaussianLayer):
     @override
     def kl(self) -> Tensor:
         prior = self.method.prior_std
-        stds, means = self.scales.float(), self.base.weight.float()
+        stds, means = self.random(self.scales).float(), self.random(self.base.weight).float()
         per_weight: Tensor = (prior / stds).log() + (stds.square() + means.square()) / (2 * prior**2) - 0.5
         return per_weight.sum()
 
     @override
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """Draw Flipout's noise: a weight matrix for all rows, signs of inputs and outputs for each."""
-        sides = (self.family.inputs(self.base), self.family.outputs(self.base))
         weight = super().draw_noise(rows, generator)
+        if self.sequential:  # one draw serves all rows, and no sign is read
+            return weight
+        sides = (self.family.inputs(self.base), self.family.outputs(self.base))
         return *weight, *(normal((rows, n), self.device, generator).sign() for n in sides)
 
     @override
@@ -84,6 +87,9 @@ class MeanFieldLayer(GaussianLayer):
 class MeanField(Method):
     """An independent Gaussian over every weight: twice the parameters, and a KL that grows with the network.
 
+    Embeddings are converted, too: every weight has a posterior. For them alone (Bayesian embeddings), or for all but
+    them, use `where`. A layer whose weight is tied to an embedding's shares its means, not its deviations or its noise.
+
     Attributes:
         prior_std: standard deviation of the prior Normal(0, s^2) over weights.
         init_std: initial standard deviation of the weights.
@@ -91,10 +97,11 @@ class MeanField(Method):
 
     Example:
         >>> bnn = lb.convert(net, lb.MeanField(prior_std=1.0))
+        >>> words = lb.convert(net, lb.MeanField(), where="embedding")
     """
 
     name: ClassVar[str] = "mean_field"
-    targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *EMBEDDINGS)
 
     prior_std: float = 1.0
     init_std: float = 0.01

@@ -27,7 +27,7 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import ard_kl, log_uniform_kl, student_kl
-from leanbayes.layers.family import LINEAR_MAPS
+from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
 from leanbayes.methods.base import Method
 from leanbayes.methods.checks import check_choice, check_positive
 from leanbayes.methods.gaussian import GaussianLayer
@@ -102,11 +102,12 @@ class VarianceLayer(GaussianLayer):
     @override
     def kl(self) -> Tensor:
         if self.method.prior == "student":
-            means = torch.zeros_like(self.base.weight) if self.means is None else self.base.weight
-            return student_kl(means.float(), self.scales.float().abs(), self.method.student_nu).sum()
+            weight, scales = self.random(self.base.weight).float(), self.random(self.scales).float()
+            means = torch.zeros_like(weight) if self.means is None else weight
+            return student_kl(means, scales.abs(), self.method.student_nu).sum()
         if self.method.parameterization == "zero_mean":
             return torch.zeros((), device=self.device)
-        each = PRIORS[self.method.prior](self.log_alpha.float())
+        each = PRIORS[self.method.prior](self.random(self.log_alpha).float())
         return each.sum() * (self.nodes / each.numel())
 
     def _learn(self, name: str, value: Tensor) -> None:
@@ -126,7 +127,7 @@ class VarianceLayers(Method):
     """Gaussian weights whose noise may grow until their means say nothing.
 
     Name the layers: `where=lb.layers.first(nn.Linear)`, `where=lb.layers.last(nn.Conv2d, 3)`. In the paper a batch norm
-    and a rectifier follow them.
+    and a rectifier follow them. Embeddings are converted only where they are named.
 
     Attributes:
         parameterization: one alpha for a "layer" (the paper's best), for each output "neuron" or "weight"; "additive",
@@ -142,7 +143,7 @@ class VarianceLayers(Method):
     """
 
     name: ClassVar[str] = "variance"
-    targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *EMBEDDINGS)
     late: ClassVar[float] = 0.0
 
     parameterization: Parameterization = "layer"
@@ -165,8 +166,11 @@ class VarianceLayers(Method):
 
     @override
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
-        """Choose all layers but the last of several: noise in the output itself only makes it unsure."""
-        paths = [path for path, _ in layers]
+        """Choose all linear maps but the last of several: noise in the output itself only makes it unsure.
+
+        Embeddings have to be named: under a prior that rewards noise, rare words would lose their vectors.
+        """
+        paths = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
         return set(paths[:-1] or paths)
 
     @override
