@@ -20,6 +20,7 @@ from leanbayes import data as sets
 from leanbayes.convert import mean
 from leanbayes.data import DataSet
 from leanbayes.evaluation import evaluate
+from leanbayes.experiments.run import device_of
 from leanbayes.experiments.suites.study import Numbers
 from leanbayes.experiments.suites.suite import Setting
 from leanbayes.experiments.suites.trained import Trained, Trainee
@@ -79,11 +80,12 @@ def _common(setting: Setting, data: str, name: str) -> dict[str, Any]:
     recipe = {
         "digits": Recipe(epochs=30, batch_size=50, **common),
         "fashion-mnist": Recipe(epochs=8, batch_size=100, **common),
-        "cifar10": Recipe(epochs=40, batch_size=128, augment="crop_flip", **common),
+        "cifar10": Recipe(epochs=30, batch_size=250, augment="crop_flip", **common | {"lr": 0.1}),
     }[data]
     if setting.budget == "full":
         steps: dict[str, Any] = {"schedule": "step", "milestones": (150, 300, 450)}
-        recipe = replace(recipe, epochs=600, lr=0.1, posterior_lr=0.1 * POSTERIOR_RATE, **steps)
+        recipe = replace(recipe, epochs=600, batch_size=128, lr=0.1, posterior_lr=0.1 * POSTERIOR_RATE, **steps)
+    recipe = replace(recipe, compile=device_of(setting.device).type == "cuda")  # many small operations, else
     source = setting.source(data, quick_rows=1000)
     return {"name": name, "source": source, "net": NETS[data], "recipe": setting.recipe(recipe)}
 
