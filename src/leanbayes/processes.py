@@ -1,8 +1,14 @@
-"""Which of several processes this is."""
+"""Which of several processes this is, and parameters of which each process holds a part (FSDP2)."""
+
+from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from torch import distributed
+from torch import distributed, nn, Tensor
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -17,3 +23,44 @@ def is_first() -> bool:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
     return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+
+
+@contextmanager
+def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Give modules whole tensors in place of the shards of `fully_shard`; gradients flow back into the shards.
+
+    Every process opens it, between a pass and its backward: `kl` is the same number in all of them, and each shard
+    gets its part of the gradient once. Modules without shards stay as they are.
+
+    Example:
+        >>> with gathered(layer.posterior for _, layer in lb.stochastic_layers(bnn)):
+        ...     divergence = lb.kl(bnn)
+    """
+    holders: list[dict[str, Any]] = [module._parameters for top in modules for module in top.modules()]
+    shards = [(holder, name, p) for holder in holders for name, p in holder.items() if is_shard(p)]
+    whole: dict[int, Any] = {}
+    for _, _, shard in shards:  # a tied parameter is gathered once
+        whole[id(shard)] = whole[id(shard)] if id(shard) in whole else shard.full_tensor()
+    try:
+        for holder, name, shard in shards:
+            holder[name] = whole[id(shard)]
+        yield
+    finally:
+        for holder, name, shard in shards:
+            holder[name] = shard
+
+
+def refuse_shards(parameters: Iterable[Tensor], path: str) -> None:
+    """Say how to gather a model, if this process holds only shards of a layer that is to be read as a whole."""
+    if any(map(is_shard, parameters)):
+        raise ValueError(
+            f"expected whole parameters, got shards of layer '{path}' (fully_shard); gather them into a conversion "
+            "that is not sharded: whole.load_state_dict(get_model_state_dict(bnn, options=StateDictOptions("
+            "full_state_dict=True))), both of torch.distributed.checkpoint.state_dict"
+        )
+
+
+def is_shard(tensor: Any) -> bool:
+    """Say whether a tensor is a DTensor; where nobody has imported those, which is slow, there are none."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    return tensors is not None and isinstance(tensor, tensors.DTensor)

@@ -26,7 +26,7 @@ from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
 from leanbayes.inputs import rows_of
-from leanbayes.processes import rank_and_world
+from leanbayes.processes import rank_and_world, refuse_shards
 
 
 class Sampled(Protocol):
@@ -41,6 +41,9 @@ class Sampled(Protocol):
     @property
     def device(self) -> torch.device:
         """Where the layer's parameters are."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the layer's parameters."""
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         """Draw standard noise for `rows` rows, first axis first; with a generator, on the CPU."""
@@ -134,6 +137,8 @@ class Draws:
 
     def read(self, layer: Sampled, rows: int) -> Reading:
         """Tell a layer its components and noise; `rows` is the number of rows that it sees itself."""
+        if not (self.live or torch.compiler.is_compiling()):
+            refuse_shards(layer.parameters(), layer.path)
         if self.mean:
             component = None if self.component is None else self.component.modulo(layer.components)
             return Reading(component, None, self.width)

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import Any, cast, Protocol
 
@@ -230,6 +231,12 @@ def batches_of(data: Data, placement: Placement) -> Batches:
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return TensorBatches(*_tensors(*data), placement)
     raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
+
+
+def groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Yield so many batches at a time, and in the end what is left."""
+    while group := list(islice(batches, size)):
+        yield group
 
 
 def seeded(device: torch.device, *name: object) -> torch.Generator:

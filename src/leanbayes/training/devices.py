@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from leanbayes.processes import rank_and_world
 from leanbayes.training.failure import TrainingError
 from leanbayes.training.recipe import Recipe
 
@@ -29,6 +31,7 @@ def launch(recipe: Recipe) -> Any:
         num_nodes=nodes,
         strategy="ddp" if devices * nodes > 1 else "auto",
     )
+    _check_joined(fabric, devices * nodes)
     fabric.launch()
     if recipe.batch_size % fabric.world_size:
         raise ValueError(
@@ -38,11 +41,16 @@ def launch(recipe: Recipe) -> Any:
     return fabric
 
 
-def share_buffers(fabric: Any, module: torch.nn.Module) -> None:
+def share_buffers(fabric: Any, module: nn.Module) -> None:
     """Give every process the buffers of the first: batch norms collect statistics of their own rows."""
     if fabric.world_size > 1:
         for buffer in module.buffers():
             distributed.broadcast(buffer, 0)
+
+
+def not_shared(module: nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which processes keep their gradients to themselves; the next one outside shares them all."""
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
 def on_first(fabric: Any, action: Callable[[], None]) -> None:
@@ -65,6 +73,17 @@ def first_answer(fabric: Any, answer: str | None) -> str | None:
     answers: list[str | None] = [None] * fabric.world_size
     distributed.all_gather_object(answers, answer)
     return next((one for one in answers if one is not None), None)
+
+
+def _check_joined(fabric: Any, count: int) -> None:
+    """Refuse processes that have joined without Fabric: it would train them apart, or start others of its own."""
+    joined = rank_and_world()[1]
+    if joined > 1 and (joined != count or not fabric.strategy.cluster_environment.creates_processes_externally):
+        raise ValueError(
+            f"expected processes that torchrun or fit itself started, got {joined} that have joined by themselves; use "
+            "torchrun, or say in the environment who they are, as it does (RANK, LOCAL_RANK, WORLD_SIZE, "
+            "LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID)"
+        )
 
 
 def _counts(recipe: Recipe) -> tuple[int, int]:

@@ -17,6 +17,9 @@ Precision = Literal["32-true", "bf16-mixed"]
 HIGHEST_ADAM_RATE = 0.1
 """Adam moves every weight by about its rate at every step: from here on it only destroys."""
 
+LATER = {"accumulate": 1}
+"""Fields that are younger than kept results, with their defaults, which go unsaid: the results keep their identity."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -24,7 +27,9 @@ class Recipe:
 
     Attributes:
         epochs: passes over the training set.
-        batch_size: rows of a step, of all processes together.
+        batch_size: rows of a batch, of all processes together.
+        accumulate: batches of a step: their gradients are averaged row by row, as if they were one batch, before the
+            optimiser moves; the KL counts once. Components are balanced, and batch norms look, in each of them.
         optimizer: "sgd" with Nesterov momentum, or "adam".
         lr: learning rate of the weights; for Adam, 1e-3 is usual.
         posterior_lr: learning rate of the posterior; None is `lr`.
@@ -62,6 +67,7 @@ class Recipe:
 
     epochs: int = 20
     batch_size: int = 128
+    accumulate: int = 1
     optimizer: Optimizer = "sgd"
     lr: float = 0.1
     posterior_lr: float | None = None
@@ -93,7 +99,7 @@ class Recipe:
     def __post_init__(self) -> None:
         """Check every field; a wrong one says what was expected."""
         object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON knows lists only
-        for name in ("epochs", "batch_size", "samples", "devices", "nodes"):
+        for name in ("epochs", "batch_size", "accumulate", "samples", "devices", "nodes"):
             self._check_whole(name, 1)
         for name in ("tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed"):
             self._check_whole(name, 0)
@@ -108,7 +114,8 @@ class Recipe:
 
     def fields(self) -> dict[str, Any]:
         """Return the fields by name, as JSON can hold them."""
-        return asdict(self) | {"milestones": list(self.milestones)}
+        named = asdict(self) | {"milestones": list(self.milestones)}
+        return {name: value for name, value in named.items() if LATER.get(name, ...) != value}
 
     def _check_whole(self, name: str, least: int) -> None:
         value = getattr(self, name)

@@ -19,8 +19,8 @@ from leanbayes.inputs import Inputs, Output
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.objective import Loss
 from leanbayes.training import schedule
-from leanbayes.training.batches import batches_of, Data, Placement, TensorBatches, training_batches
-from leanbayes.training.devices import first_answer, on_first, share_buffers
+from leanbayes.training.batches import Batch, batches_of, Data, groups, Placement, TensorBatches, training_batches
+from leanbayes.training.devices import first_answer, not_shared, on_first, share_buffers
 from leanbayes.training.failure import explain, TAME, TrainingError
 from leanbayes.training.first import explained, watched
 from leanbayes.training.history import History, peak_memory_mb
@@ -130,9 +130,9 @@ class Training:
         self.meter.start()
         random, clock = random_state(self.fabric.device), time.perf_counter()
         try:
-            for step, (x, y) in enumerate(self.batches.epoch(epoch)):
-                progress = epoch + step / self.batches.steps
-                if self._step(epoch, progress, x, y):
+            for group in groups(self.batches.epoch(epoch), self.recipe.accumulate):
+                progress = epoch + self.meter.steps / self.batches.steps
+                if self._step(epoch, progress, group):
                     speed = self.fabric.world_size * self.meter.rows / (time.perf_counter() - clock)
                     show(progress - epoch, self.meter.means() | {"lr": self.lr, "rows_per_second": speed})
             self.meter.look()
@@ -143,19 +143,30 @@ class Training:
         share_buffers(self.fabric, self.full)
         return row | self._validate(phase)
 
-    def _step(self, epoch: int, progress: float, x: Inputs, y: Tensor) -> bool:
-        """Make one step; return whether the loss was looked at."""
+    def _step(self, epoch: int, progress: float, group: list[Batch]) -> bool:
+        """Make one step with the batches of a group, as if they were one; return whether a loss was looked at."""
         self.lr = set_rates(self.optimizer, self.recipe, progress)
         self.beta = schedule.beta(self.recipe, progress)
+        self.optimizer.zero_grad()
+        rows, looked = sum(len(y) for _, y in group), False
+        for x, y in group[:-1]:
+            with not_shared(self.modules[self._phase(epoch)]):
+                looked |= self._add_gradient(epoch, x, y, len(y) / rows)
+        x, y = group[-1]
+        looked |= self._add_gradient(epoch, x, y, len(y) / rows)
+        clip(self.full, self.recipe)
+        self.optimizer.step()
+        return looked
+
+    def _add_gradient(self, epoch: int, x: Inputs, y: Tensor, share: float) -> bool:
+        """Add the gradient of a batch, which is this share of its group; return whether the loss was looked at."""
         self.meter.before()
         with self._first_step(epoch, x, y) if self.first else nullcontext():
             terms = self._loss(epoch)(x, y, self.beta)
         self.first = False
         looked = self.meter.add(terms, len(y))
-        self.optimizer.zero_grad()
-        terms.loss.backward()  # type: ignore[no-untyped-call]
-        clip(self.full, self.recipe)
-        self.optimizer.step()
+        loss = terms.loss if share == 1 else terms.loss * share
+        loss.backward()  # type: ignore[no-untyped-call]
         return looked
 
     @contextmanager

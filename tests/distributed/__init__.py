@@ -1,0 +1,1 @@
+"""Several processes are one: DDP, FSDP2, accumulated gradients, torchrun."""

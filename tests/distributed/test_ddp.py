@@ -1,0 +1,109 @@
+"""Two and four processes equal one on the same global batches, for every method; the KL counts once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import leanbayes as lb
+from leanbayes.methods import all_methods
+
+from .problem import batches, Checkpointed, gradients, network, shared, train, trained
+from .together import together
+
+WORLDS = (2, 4)
+DRAWS = 150
+KINDS = {"kept": {}, "not reentrant": {"reentrant": False}, "reentrant": {"reentrant": True}}
+
+methods = pytest.mark.parametrize("name", all_methods())
+worlds = pytest.mark.parametrize("world", WORLDS)
+
+
+def work(rank, world):
+    """What every process does, in one go: starting it takes longer than most of this."""
+    found = {f"{name}/{noise}": trained(name, rank, world, noise=noise) for name in all_methods() for noise in (0, 1)}
+    found["components"] = components(rank, world)
+    if world == 2:
+        found |= {f"{kind}": checkpointed(rank, world, **options) for kind, options in KINDS.items()}
+        # Seeds of their own, for once: with equal ones the gradients would be one process's to the last digits.
+        found |= {f"{name}/gradients": means(name, rank, world, seed=10 + rank) for name in all_methods()}
+    return found
+
+
+def components(rank, world):
+    """Return which of three components serves each row of this process; they do not divide the global batch."""
+    bnn = lb.convert(network(), lb.Rank1(components=3))
+    torch.manual_seed(7)
+    bnn(batches()[0][0][rank::world])
+    return bnn[0].draws.component.rows()
+
+
+def checkpointed(rank, world, reentrant=None):
+    """Train with noise, under activation checkpointing or without it."""
+    bnn = lb.convert(network() if reentrant is None else Checkpointed(reentrant), lb.Rank1())
+    # The older, reentrant kind runs a backward of its own, and the KL another one through the same parameters.
+    train(shared(bnn, world, static_graph=bool(reentrant)), rank, world)
+    return {path.removeprefix("net."): p.detach() for path, p in bnn.named_parameters()}
+
+
+def means(name, rank, world, seed):
+    each = gradients(name, rank, world, count=DRAWS, seed=seed)
+    return {"mean": each.mean(0), "variance": each.var(0) / DRAWS}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return {world: together(world, work, tmp_path_factory.mktemp("ranks")) for world in WORLDS}
+
+
+def compare(ours, theirs, **tolerance):
+    for key in theirs:
+        if key.startswith(("parameter/", "kl_gradient")):
+            torch.testing.assert_close(ours[key], theirs[key], **tolerance, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@methods
+def test_with_noise_off_several_processes_equal_one(ranks, name):
+    one = trained(name, 0, 1, noise=False)
+    for world in WORLDS:
+        for found in ranks[world]:
+            compare(found[f"{name}/0"], one, atol=1e-5, rtol=0)
+
+
+@methods
+def test_with_equal_seeds_rows_have_the_noise_that_one_process_gives_them(ranks, name):
+    one = trained(name, 0, 1, noise=True)
+    for world in WORLDS:
+        compare(ranks[world][0][f"{name}/1"], one, atol=1e-5, rtol=0)
+
+
+@methods
+@worlds
+def test_processes_differ_in_noise_and_agree_in_parameters_and_named_draws(ranks, name, world):
+    first, *others = (found[f"{name}/1"] for found in ranks[world])
+    for other in others:
+        assert not torch.allclose(first["outputs"], other["outputs"])
+        assert first.keys() == other.keys()
+        assert all(torch.equal(first[key], other[key]) for key in first if key != "outputs")
+
+
+@methods
+def test_gradients_agree_in_the_mean(ranks, name):
+    one = means(name, 0, 1, seed=0)
+    for found in ranks[2]:
+        two = found[f"{name}/gradients"]
+        error = (one["variance"] + two["variance"]).sqrt()
+        assert ((one["mean"] - two["mean"]).abs() <= 4 * error + 1e-6).all()
+
+
+@worlds
+def test_components_are_balanced_over_the_global_batch(ranks, world):
+    counts = torch.cat([found["components"] for found in ranks[world]]).bincount()
+    assert sorted(counts.tolist()) == [5, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["not reentrant", "reentrant"])
+def test_activation_checkpointing_changes_nothing(ranks, kind):
+    for found in ranks[2]:
+        for path, tensor in found["kept"].items():
+            torch.testing.assert_close(found[kind][path], tensor, atol=1e-6, rtol=0)
