@@ -194,7 +194,7 @@ def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path)
         "--ood",
         "none",
         "--recipe.epochs",
-        "150",  # longer than a busy machine may keep this process waiting
+        "60",  # longer than a busy machine may keep this process waiting
         "--train-rows",
         "400",
     ]
