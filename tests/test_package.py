@@ -20,7 +20,8 @@ def test_import_is_light_and_silent():
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
     assert not [name for name in loaded if name.startswith(HEAVY)]
-    assert len(loaded) < 180
+    foreign = [name for name in loaded if not name.startswith("leanbayes")]
+    assert len(foreign) < 20
     assert run.stderr == ""
 
 

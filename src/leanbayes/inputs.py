@@ -116,7 +116,8 @@ def to_device(inputs: Any, device: torch.device) -> Any:
     if isinstance(inputs, Tensor):
         return inputs.to(device)
     if isinstance(inputs, PackedSequence):
-        return inputs.to(device)  # type: ignore[arg-type]  (torch's stub knows only dtypes)
+        moved: Any = inputs.to  # torch's stub knows only dtypes
+        return moved(device)
     if isinstance(inputs, Mapping):
         return {name: to_device(item, device) for name, item in inputs.items()}
     if isinstance(inputs, (tuple, list)):

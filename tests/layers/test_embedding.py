@@ -299,3 +299,28 @@ def test_gaussian_weights_of_a_conv1d_are_those_of_a_linear(method):
             results.append(model(x))
     torch.testing.assert_close(*results)
     torch.testing.assert_close(lb.kl(plain), lb.kl(turned))
+
+
+def test_nested_dropout_on_conv1d_is_that_on_linear_with_the_transposed_weight():
+    """Divergence and narrow networks are those of the same network made of Linears."""
+    torch.manual_seed(0)
+    linear = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    turned = nn.Sequential(*(layer if isinstance(layer, nn.ReLU) else as_conv1d(layer) for layer in linear))
+    method = lb.NestedDropout(groups=4)
+    theirs, ours = lb.convert(linear, method), lb.convert(turned, method)
+    for (_, one), (_, other) in zip(lb.stochastic_layers(theirs), lb.stochastic_layers(ours), strict=True):
+        with torch.no_grad():
+            one.posterior.log_alpha.uniform_(-5, 0)
+            other.posterior.log_alpha.copy_(one.posterior.log_alpha.T)
+    torch.testing.assert_close(lb.kl(ours), lb.kl(theirs))
+    x = torch.randn(4, 5)
+    for width in (0.25, 0.5, 1.0):
+        narrow, expected = lb.slim.extract(ours, width), lb.slim.extract(theirs, width)
+        torch.testing.assert_close(narrow(x), expected(x))
+        assert narrow[2].weight.shape == expected[2].weight.T.shape
+
+
+def as_conv1d(layer: nn.Linear) -> nn.Module:
+    turned = TRANSFORMERS(layer.out_features, layer.in_features)
+    turned.weight, turned.bias = nn.Parameter(layer.weight.detach().T.clone()), layer.bias
+    return turned

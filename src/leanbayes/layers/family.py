@@ -290,6 +290,9 @@ LINEAR_MAPS: tuple[type[nn.Module], ...] = tuple(
 )
 """The layers with a linear map between channels: what factor methods target."""
 
+TRANSPOSED: tuple[type[nn.Module], ...] = (Conv1D, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""The linear maps whose weight is (inputs, outputs of a group, ...)."""
+
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 """The layers that drop what passes; how many channels they see, only the input tells."""
 

@@ -101,7 +101,9 @@ class Ensemble(nn.Module):
                 outputs.append(member(*own_args, **own_kwargs))
                 order.append(mine)
         back = torch.cat(order).argsort()
-        return _pytree.tree_map(lambda *parts: torch.cat(parts)[back], outputs[0], *outputs[1:])
+        # What is no tensor (a cache of keys, a name) belongs to one member alone and has no rows to put together.
+        joined: Any = lambda *parts: torch.cat(parts)[back] if isinstance(parts[0], Tensor) else None  # noqa: E731
+        return _pytree.tree_map(joined, outputs[0], *outputs[1:])
 
 
 @dataclass(frozen=True, kw_only=True)

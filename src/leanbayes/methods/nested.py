@@ -30,7 +30,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import NO_LOSS, peaked_log_uniform_kl
 from leanbayes.layers.channels import Channels, follow
-from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, spread
+from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, spread, TRANSPOSED
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods.base import Method, plain_copy, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_positive
@@ -136,14 +136,14 @@ class NestedLayer(GaussianLayer):
     def _over_outputs(self, each: Tensor) -> Tensor:
         """Return the sum or the mean of what belongs to the weights of each output channel.
 
-        A transposed convolution has its outputs on the second axis, in each of its groups.
+        A transposed map has its outputs on the second axis, in each of its groups.
         """
         outputs = self.family.outputs(self.base)
         reduce = torch.mean if self.method.kl_over == "mean" else torch.sum
-        if not getattr(self.base, "transposed", False):
+        if not isinstance(self.base, TRANSPOSED):
             return reduce(each.view(outputs, -1), 1)
-        groups: int = self.base.groups
-        pixels = math.prod(self.base.weight.shape[2:])
+        weight: Tensor = self.base.weight
+        groups, pixels = getattr(self.base, "groups", 1), math.prod(weight.shape[2:])
         return reduce(each.view(groups, -1, outputs // groups, pixels), (1, 3)).flatten()
 
     @override

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.layers.family import CHANNEL_NORMS
-
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+from leanbayes.layers.family import CHANNEL_NORMS, Conv1D, TRANSPOSED
 
 
 def cut(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
@@ -25,6 +23,12 @@ def cut(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
         _keep(layer, "weight", inputs, 1)
         _keep(layer, "bias", outputs, 0)
         layer.out_features, layer.in_features = layer.weight.shape
+    elif isinstance(layer, Conv1D):
+        _keep(layer, "weight", inputs, 0)
+        _keep(layer, "weight", outputs, 1)
+        _keep(layer, "bias", outputs, 0)
+        inside: Any = layer
+        inside.nx, inside.nf = inside.weight.shape
     elif isinstance(layer, (*CHANNEL_NORMS, nn.PReLU)):
         for name in ("weight", "bias", "running_mean", "running_var"):
             _keep(layer, name, outputs, 0)
@@ -59,6 +63,8 @@ def _weight_indices(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -
     """Return what is kept along the first two axes of the weight: (out, in / groups), transposed (in, out / groups)."""
     if isinstance(layer, nn.Linear):
         return outputs, inputs
+    if isinstance(layer, Conv1D):
+        return inputs, outputs
     first, second = (inputs, outputs) if isinstance(layer, TRANSPOSED) else (outputs, inputs)
     size = layer.out_channels if isinstance(layer, TRANSPOSED) else layer.in_channels
     if second is not None and layer.groups > 1:  # every group keeps the same of its channels
