@@ -306,7 +306,7 @@ def _fresh_noise(layer: Sampled, rows: int) -> tuple[Tensor, ...]:
         return layer.draw_noise(rows, None)
     # Noise of the global batch, of which this process takes its rows: equal seeds on all ranks do not mean equal noise.
     everybody = layer.draw_noise(rows * world, None)
-    return tuple(noise[rank::world] if len(noise) == rows * world else noise for noise in everybody)
+    return tuple(noise[rank::world].contiguous() if len(noise) == rows * world else noise for noise in everybody)
 
 
 def _normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -316,7 +316,7 @@ def _normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
     rank, world = rank_and_world()
     if world == 1:
         return torch.randn(x.shape, device=x.device)
-    return torch.randn(len(x), world, *x.shape[1:], device=x.device)[:, rank]
+    return torch.randn(len(x), world, *x.shape[1:], device=x.device)[:, rank].contiguous()
 
 
 def _generator(seed: int, index: int, ordinal: int, path: str) -> torch.Generator:

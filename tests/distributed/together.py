@@ -12,13 +12,14 @@ import torch
 import torch.multiprocessing as mp
 from torch import distributed
 
+SLOW = ("torch.distributed.fsdp", "lightning_fabric", "leanbayes.training", "sklearn.datasets")
 Work = Callable[[int, int], dict[str, Any]]
 
 
 def together(world: int, work: Work, folder: Path) -> list[dict[str, Any]]:
     """Call `work(rank, world)` in processes that have joined, and return what each of them returned."""
     # Forked from a server that has imported what is slow, instead of importing it in each of them.
-    multiprocessing.set_forkserver_preload(["torch", "lightning_fabric", "leanbayes.training"])
+    multiprocessing.set_forkserver_preload(list(SLOW))
     mp.start_processes(_one, (world, work, str(folder)), nprocs=world, start_method="forkserver")
     return [torch.load(folder / f"{rank}of{world}.pt", weights_only=True) for rank in range(world)]
 

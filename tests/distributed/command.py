@@ -1,0 +1,31 @@
+"""The command line under torchrun, in processes that keep what they trained: `command FOLDER ARGUMENTS`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leanbayes.cli import main
+from leanbayes.experiments import run
+
+
+def keeping(folder: Path) -> Any:
+    """Return `fit`, after which each process writes down what it has."""
+    fit = run.fit
+
+    def kept(model: Any, *args: Any, **kwargs: Any) -> Any:
+        history = fit(model, *args, **kwargs)
+        torch.save(model.state_dict(), folder / f"{os.environ['RANK']}.pt")
+        return history
+
+    return kept
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    run.fit = keeping(Path(sys.argv[1]))
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,69 @@
+"""What a user starts with torchrun: the example, sharded and not, and the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import leanbayes as lb
+from examples import torchrun
+
+from .together import together
+
+ROOT = Path(__file__).parent.parent.parent
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+
+
+def work(rank, world, folder):
+    """Run the example both ways; the test looks at what the first process wrote."""
+    kinds = {"ddp": False, "fsdp": True}
+    return {kind: torchrun.main(shard=shard, epochs=1, folder=folder / kind) for kind, shard in kinds.items()}
+
+
+def test_the_example_trains_alike_sharded_and_not(tmp_path):
+    first, second = together(2, partial(work, folder=tmp_path), tmp_path)
+    assert first == second
+    assert first["ddp"]["processes"] == 2
+    assert first["ddp"]["accuracy"] > 0.9
+    assert first["ddp"]["first_process_is_off_by"] == 0
+    assert first["fsdp"] == pytest.approx(first["ddp"], abs=1e-3)
+    models = []
+    for kind in ("ddp", "fsdp"):
+        assert json.loads((tmp_path / kind / "torchrun.json").read_text()) == first[kind]
+        models.append(lb.load(tmp_path / kind / "torchrun.safetensors", torchrun.DigitNet()))
+    for ours, theirs in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=0)
+
+
+@pytest.mark.slow  # torchrun and two more processes import everything from the beginning, twice: half a minute
+def test_the_command_line_trains_once_with_the_same_weights_in_all_processes(tmp_path):
+    flags = ["--methods", "rank1", "--train-rows", "200", "--recipe.epochs", "2", "--late", "0.5", "--device", "cpu"]
+    models = []
+    for devices in ([], ["--devices", "2"]):  # torchrun overrules it
+        out = tmp_path / f"out{len(models)}"
+        command = ["tests.distributed.command", str(tmp_path), "train", *flags, *devices, "--out", str(out)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*TORCHRUN, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("rank1, seed 0: trained") == 1
+        (path,) = out.rglob("model.safetensors")
+        assert sorted(file.name for file in path.parent.rglob("*.*")) == [
+            "job.json",
+            "last.safetensors",
+            "model.safetensors",
+        ]
+        states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+        models.append(lb.load(path, lb.models.SmallConvNet(input_shape=(1, 8, 8))).state_dict())
+        for name, tensor in models[-1].items():
+            assert torch.equal(states[0][name], tensor)
+            assert torch.equal(states[1][name], tensor)
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
