@@ -152,8 +152,9 @@ def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None)
         late: share of the epochs before the conversion; None is the method's own habit.
     """
     if method is None:
-        return replace(recipe, convert_at_epoch=0, posterior_lr=None)
-    share = method.late if late is None else late
+        return replace(recipe, convert_at_epoch=0, posterior_lr=None, freeze=False)
+    habit = 0.0 if recipe.freeze else method.late
+    share = habit if late is None else late
     if not 0 <= share < 1:
         raise ValueError(f"expected late to be a share of the epochs, at least 0 and below 1, got {share}")
     return replace(

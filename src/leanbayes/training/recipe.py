@@ -17,7 +17,7 @@ Precision = Literal["32-true", "bf16-mixed"]
 HIGHEST_ADAM_RATE = 0.1
 """Adam moves every weight by about its rate at every step: from here on it only destroys."""
 
-LATER = {"accumulate": 1}
+LATER = {"accumulate": 1, "freeze": False}
 """Fields that are younger than kept results, with their defaults, which go unsaid: the results keep their identity."""
 
 
@@ -51,6 +51,8 @@ class Recipe:
         alternate_epochs: train the weights and the posterior in turn, so many epochs each, while the other rests (its
             rate is zero; the mean of patched copies counts as weights); 0 trains both at once.
         convert_at_epoch: train the plain network of the shared weights until then.
+        freeze: train the posterior alone. Shared weights rest, and modules with buffers, such as batch norms, stay in
+            eval mode: what was converted does not change, and `lb.save(only="posterior")` is all there is to keep.
         clip_norm: largest norm of the gradient.
         augment: what is done to the images of a batch, on the device.
         precision: "bf16-mixed" runs the network under autocast; losses and KL stay in float32.
@@ -86,6 +88,7 @@ class Recipe:
     aggregate: Aggregate = "average"
     alternate_epochs: int = 0
     convert_at_epoch: int = 0
+    freeze: bool = False
     clip_norm: float | None = None
     augment: Augment = "none"
     precision: Precision = "32-true"
@@ -154,6 +157,8 @@ class Recipe:
             raise ValueError(
                 f"expected tile_last_epochs to be at most the {self.epochs} epochs, got {self.tile_last_epochs!r}"
             )
+        if self.freeze and (self.convert_at_epoch or self.alternate_epochs):
+            raise ValueError("expected convert_at_epoch and alternate_epochs to be 0 where freeze rests the weights")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"expected milestones to be rising epochs, got {self.milestones!r}")
 

@@ -23,6 +23,7 @@ from leanbayes.training.batches import Batch, batches_of, Data, groups, Placemen
 from leanbayes.training.devices import first_answer, not_shared, on_first, share_buffers
 from leanbayes.training.failure import explain, TAME, TrainingError
 from leanbayes.training.first import explained, watched
+from leanbayes.training.freeze import to_train_mode, weights_frozen
 from leanbayes.training.history import History, peak_memory_mb
 from leanbayes.training.meter import Meter, NotFinite
 from leanbayes.training.optimise import clip, optimizer_of, set_rates
@@ -69,7 +70,8 @@ def run(model: nn.Module, recipe: Recipe, wishes: Wishes, fabric: Any, shown: Di
     """Train one model on the device of `fabric`, and show progress after `done` epochs of others."""
     likelihood = wishes.likelihood or own_likelihood(model) or Categorical()
     phase = Phase(model, likelihood, recipe.precision)
-    with left_as_it_was(phase, fabric.device, channels_last=recipe.channels_last):
+    resting = weights_frozen(phase) if recipe.freeze else nullcontext()
+    with left_as_it_was(phase, fabric.device, channels_last=recipe.channels_last), resting:
         return Training(phase, likelihood, recipe, wishes, fabric).run(shown, done)
 
 
@@ -126,7 +128,7 @@ class Training:
     def _epoch(self, epoch: int, show: Callable[[float, dict[str, Any]], None]) -> dict[str, Any]:
         """Train one epoch and return its row of the history."""
         phase = self._phase(epoch)
-        phase.train()
+        to_train_mode(phase, freeze=self.recipe.freeze)
         self.meter.start()
         random, clock = random_state(self.fabric.device), time.perf_counter()
         try:
