@@ -13,6 +13,7 @@ from .together import together
 
 WORLDS = (2, 4)
 DRAWS = 150
+WAYS = {"compiled": 1e-5, "bfloat16": 1e-2}
 KINDS = {"kept": {}, "not reentrant": {"reentrant": False}, "reentrant": {"reentrant": True}}
 
 methods = pytest.mark.parametrize("name", all_methods())
@@ -24,7 +25,8 @@ def work(rank, world):
     found = {f"{name}/{noise}": trained(name, rank, world, noise=noise) for name in all_methods() for noise in (0, 1)}
     found["components"] = components(rank, world)
     if world == 2:
-        found |= {f"{kind}": checkpointed(rank, world, **options) for kind, options in KINDS.items()}
+        found |= {kind: in_other_ways(rank, world, kind) for kind in WAYS}
+        found |= {kind: checkpointed(rank, world, **options) for kind, options in KINDS.items()}
         # Seeds of their own, for once: with equal ones the gradients would be one process's to the last digits.
         found |= {f"{name}/gradients": means(name, rank, world, seed=10 + rank) for name in all_methods()}
     return found
@@ -44,6 +46,15 @@ def checkpointed(rank, world, reentrant=None):
     # The older, reentrant kind runs a backward of its own, and the KL another one through the same parameters.
     train(shared(bnn, world, static_graph=bool(reentrant)), rank, world)
     return {path.removeprefix("net."): p.detach() for path, p in bnn.named_parameters()}
+
+
+def in_other_ways(rank, world, kind):
+    """Train with noise, compiled (graphs as they are, without a compiler of C++) or in bfloat16."""
+    bnn = lb.convert(network(), lb.Rank1())
+    model = shared(bnn, world)
+    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):
+        train(torch.compile(model, backend="aot_eager") if kind == "compiled" else model, rank, world)
+    return {path: p.detach() for path, p in bnn.named_parameters()}
 
 
 def means(name, rank, world, seed):
@@ -107,3 +118,12 @@ def test_activation_checkpointing_changes_nothing(ranks, kind):
     for found in ranks[2]:
         for path, tensor in found["kept"].items():
             torch.testing.assert_close(found[kind][path], tensor, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", WAYS)
+def test_compiled_and_in_bfloat16_two_processes_equal_one(ranks, kind):
+    one = in_other_ways(0, 1, "eager" if kind == "compiled" else kind)
+    first, second = (found[kind] for found in ranks[2])
+    for path, tensor in one.items():
+        torch.testing.assert_close(first[path], tensor, atol=WAYS[kind], rtol=0)
+        assert torch.equal(first[path], second[path])

@@ -22,6 +22,8 @@ pytestmark = pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()), reason="needs torch with gloo"
 )
 
+HOW = ("whole", "kept", "fabric", "freed")
+
 
 def rank1():
     return lb.convert(network(), lb.Rank1(components=3))  # three rows of factors: two processes get unequal shards
@@ -29,11 +31,30 @@ def rank1():
 
 def sharded(how):
     """Shard the model as a whole, or layer by layer, with weights that stay whole until backward or do not."""
-    bnn, mesh = rank1(), init_device_mesh("cpu", (distributed.get_world_size(),))
+    if how == "fabric":
+        return sharded_by_fabric()
+    return shard(rank1(), init_device_mesh("cpu", (distributed.get_world_size(),)), how)
+
+
+def shard(bnn, mesh, how):
     for _, layer in lb.stochastic_layers(bnn) if how != "whole" else ():
         fully_shard(layer, mesh=mesh, reshard_after_forward=how == "freed")
-    fully_shard(bnn, mesh=mesh)
-    return bnn
+    return fully_shard(bnn, mesh=mesh)
+
+
+def sharded_by_fabric():
+    """Let Lightning Fabric do it."""
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies import ModelParallelStrategy
+
+    def parallelise(bnn, mesh):
+        return shard(bnn, mesh["data_parallel"], "kept")
+
+    world = distributed.get_world_size()
+    strategy = ModelParallelStrategy(parallelise, data_parallel_size=world, tensor_parallel_size=1)
+    fabric = Fabric(accelerator="cpu", devices=world, strategy=strategy)
+    fabric.launch()
+    return fabric.setup_module(rank1()).module
 
 
 def train_with_gathered_kl(bnn, rank, world):
@@ -68,7 +89,7 @@ def work(rank, world):
         with nullcontext() if noise else silenced(replica):
             train(shared(replica, world), rank, world)
         found[f"ddp/{noise}"] = replica.state_dict()
-        for how in ("whole", "kept", "freed"):
+        for how in HOW:
             bnn = sharded(how)
             with nullcontext() if noise else lb.draws(bnn, mean=True):
                 (train if how != "freed" else train_with_gathered_kl)(bnn, rank, world)
@@ -89,7 +110,7 @@ def ranks(tmp_path_factory):
 
 
 @pytest.mark.parametrize("noise", [False, True])
-@pytest.mark.parametrize("how", ["whole", "kept", "freed"])
+@pytest.mark.parametrize("how", HOW)
 def test_shards_train_as_replicas_do(ranks, how, noise):
     for found in ranks:
         for name, tensor in found[f"ddp/{noise}"].items():
