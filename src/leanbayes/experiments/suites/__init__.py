@@ -8,6 +8,7 @@ from typing import Any
 from leanbayes.experiments.suites.implicit_cifar import implicit_cifar
 from leanbayes.experiments.suites.implicit_complexity import implicit_complexity
 from leanbayes.experiments.suites.implicit_noise import implicit_noise
+from leanbayes.experiments.suites.implicit_pretrained import implicit_pretrained
 from leanbayes.experiments.suites.nested_annotators import nested_annotators
 from leanbayes.experiments.suites.nested_generation import nested_generation
 from leanbayes.experiments.suites.nested_limited import nested_limited
@@ -31,6 +32,7 @@ SUITES: dict[str, SuiteOf] = {
     "implicit-cifar": implicit_cifar,
     "implicit-complexity": implicit_complexity,
     "implicit-noise": implicit_noise,
+    "implicit-pretrained": implicit_pretrained,
     "patch-uci": patch_uci,
     "patch-overhead": patch_overhead,
     "patch-samples": patch_samples,

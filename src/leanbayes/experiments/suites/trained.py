@@ -85,10 +85,20 @@ class Trainee:
         return out / FOLDER / f"{self.name}-{hashlib.sha256(settings.encode()).hexdigest()[:12]}" / f"seed{seed}"
 
 
-def train(trainee: Trainee, case: Case, seed: int, *, callbacks: Sequence[Callback] = ()) -> Trained:
-    """Train a network, go on with its training, or read it if it is finished."""
+def train(
+    trainee: Trainee, case: Case, seed: int, *, callbacks: Sequence[Callback] = (), start: nn.Module | None = None
+) -> Trained:
+    """Train a network, go on with its training, or read it if it is finished.
+
+    Args:
+        trainee: what is trained, and how.
+        case: where, and whether anew.
+        seed: of the network and of the training.
+        callbacks: called after every epoch.
+        start: the model to train, in place; None makes a fresh one.
+    """
     data = loaded(trainee.source)
-    model = trainee.make(data, seed)
+    model = trainee.make(data, seed) if start is None else start
     fit(
         model,
         data.prepared(data.train),
