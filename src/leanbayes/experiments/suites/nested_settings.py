@@ -43,6 +43,9 @@ NORM_ROWS = 1024
 POSTERIOR_RATE = NestedDropout.posterior_rate
 """Of keep probabilities and noise, in units of the weights' rate."""
 
+ANNEALED = 2 / 3
+"""Share of the epochs over which the divergence comes in: at once, it would drop channels before they are of use."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Individual(Trainee):
@@ -85,6 +88,7 @@ def _common(setting: Setting, data: str, name: str) -> dict[str, Any]:
     if setting.budget == "full":
         steps: dict[str, Any] = {"schedule": "step", "milestones": (150, 300, 450)}
         recipe = replace(recipe, epochs=600, batch_size=128, lr=0.1, posterior_lr=0.1 * POSTERIOR_RATE, **steps)
+    recipe = replace(recipe, anneal_epochs=round(ANNEALED * recipe.epochs))
     recipe = replace(recipe, compile=device_of(setting.device).type == "cuda")  # many small operations, else
     source = setting.source(data, quick_rows=1000)
     return {"name": name, "source": source, "net": NETS[data], "recipe": setting.recipe(recipe)}

@@ -19,6 +19,7 @@ from leanbayes import data
 from leanbayes.convert import convert
 from leanbayes.data import AnnotatedImages, OneAnnotator
 from leanbayes.experiments.run import device_of
+from leanbayes.experiments.suites.nested_settings import ANNEALED
 from leanbayes.experiments.suites.study import Case
 from leanbayes.experiments.suites.trained import FOLDER
 from leanbayes.generative import fit as fit_generative
@@ -98,7 +99,12 @@ class Segmenter:
         whole = replace(self.recipe, epochs=scale.epochs, batch_size=scale.batch_size, lr=scale.lr, seed=seed)
         if self.kind == "BN3":
             pixels = self.images().images[0, 0].numel()
-            return replace(whole, beta=1 / pixels, posterior_lr=min(0.05, scale.lr * NestedDropout.posterior_rate))
+            return replace(
+                whole,
+                beta=1 / pixels,
+                posterior_lr=min(0.05, scale.lr * NestedDropout.posterior_rate),
+                anneal_epochs=round(ANNEALED * scale.epochs),
+            )
         return whole
 
     def folder(self, out: Path, seed: int) -> Path:
