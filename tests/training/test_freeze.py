@@ -13,6 +13,7 @@ from leanbayes.convert import strip
 from leanbayes.experiments.config import recipe_for
 from leanbayes.training import fit, Recipe
 from leanbayes.training.freeze import to_train_mode
+from tests.distributed.together import together
 
 from .problems import images, line, network, rank1, same, short
 
@@ -138,3 +139,17 @@ def test_the_command_line_converts_frozen_networks_from_the_start():
     assert "freeze" not in Recipe().fields(), "older results keep their identity"
     assert recipe_for(lb.Rank1(), recipe).convert_at_epoch == 0
     assert not recipe_for(None, recipe).freeze
+
+
+def two_steps(rank: int, world: int) -> dict[str, torch.Tensor]:
+    """Train with frozen weights in one of several processes; return the state."""
+    bnn = rank1()
+    fit(bnn, images(32), short(epochs=1, freeze=True, posterior_lr=0.2), progress=False)
+    return dict(bnn.state_dict())
+
+
+def test_two_processes_freeze_as_one(tmp_path):
+    one = two_steps(0, 1)
+    for state in together(2, two_steps, tmp_path):
+        for name, tensor in one.items():
+            torch.testing.assert_close(state[name], tensor, atol=1e-5, rtol=1e-4)
