@@ -19,6 +19,7 @@ from leanbayes.experiments.suites.patch_samples import patch_samples
 from leanbayes.experiments.suites.patch_uci import patch_uci
 from leanbayes.experiments.suites.rank1_ablations import rank1_ablations
 from leanbayes.experiments.suites.rank1_cifar import rank1_cifar
+from leanbayes.experiments.suites.rank1_ehr import rank1_ehr
 from leanbayes.experiments.suites.runner import run_named
 from leanbayes.experiments.suites.suite import SuiteOf
 from leanbayes.experiments.suites.variance_adversarial import variance_adversarial
@@ -29,6 +30,7 @@ from leanbayes.experiments.suites.variance_table1 import variance_table1
 SUITES: dict[str, SuiteOf] = {
     "rank1-cifar": rank1_cifar,
     "rank1-ablations": rank1_ablations,
+    "rank1-ehr": rank1_ehr,
     "implicit-cifar": implicit_cifar,
     "implicit-complexity": implicit_complexity,
     "implicit-noise": implicit_noise,
