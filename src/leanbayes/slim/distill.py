@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 from leanbayes.convert import own_likelihood, unwrap
-from leanbayes.inputs import call, Inputs
+from leanbayes.inputs import call, Inputs, repeat_rows
 from leanbayes.likelihoods import Categorical
 from leanbayes.methods.checks import check_at_least_zero, check_choice
 from leanbayes.norm import update_norm
@@ -125,9 +125,10 @@ class Lesson(nn.Module):
             logits = call(self.student, x).float()
         if groups not in self.teachers:
             self.teachers[groups] = self._teacher(share, logits.device)
-        with torch.no_grad():
-            beliefs = [call(self.teachers[groups], x).float().softmax(1) for _ in range(self.samples)]
-        return torch.stack([logits, *beliefs], 1)
+        rows = len(logits)
+        with torch.no_grad():  # one pass for all draws: the noise on weights is another in every row
+            beliefs = call(self.teachers[groups], repeat_rows(x, rows, self.samples)).float().softmax(1)
+        return torch.cat([logits[:, None], beliefs.view(self.samples, rows, -1).transpose(0, 1)], 1)
 
     def _teacher(self, share: float, device: torch.device) -> nn.Module:
         """Cut the teacher, with randomness of its own: a resumed training cuts it at another step."""
