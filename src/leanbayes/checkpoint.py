@@ -44,7 +44,8 @@ def save(
     Args:
         model: a converted model.
         path: a `.safetensors` file; its folder is made if needed.
-        only: "posterior" leaves the shared weights out; `load` then takes them from the network it is given.
+        only: "posterior" leaves the shared weights out; `load` then takes them from the network it is given, which is the
+            same model where the weights did not change in training: `Recipe(freeze=True)`.
         extra: further metadata, strings by name.
     """
     model = unwrap(model)

@@ -11,6 +11,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.convert import strip
 from leanbayes.experiments.config import recipe_for
+from leanbayes.options import comparison_options, parse
 from leanbayes.training import fit, Recipe
 from leanbayes.training.freeze import to_train_mode
 from tests.distributed.together import together
@@ -137,6 +138,7 @@ def test_the_command_line_converts_frozen_networks_from_the_start():
     recipe = Recipe(freeze=True)
     assert recipe.fields()["freeze"] is True
     assert "freeze" not in Recipe().fields(), "older results keep their identity"
+    assert parse(comparison_options(), ["--recipe.freeze", "True"], "train").recipe.freeze
     assert recipe_for(lb.Rank1(), recipe).convert_at_epoch == 0
     assert not recipe_for(None, recipe).freeze
 

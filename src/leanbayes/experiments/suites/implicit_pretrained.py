@@ -97,7 +97,7 @@ def plain_network(setting: Setting, data: str) -> Trainee:
     """Return the network that is trained first, by the recipe that is usual for its data."""
     rows = setting.pick(quick=0, short=10_000, full=0)
     recipe = Recipe(
-        epochs=setting.pick(quick=15, short=10, full=100),
+        epochs=setting.pick(quick=15, short=20, full=100),
         batch_size=setting.pick(quick=32, short=128, full=128),
         lr=setting.pick(quick=0.05, short=0.05, full=0.1),
         warmup_epochs=1,
@@ -158,7 +158,7 @@ def measure(case: Case, *, plain: Trainee, sequels: Mapping[str, Sequel]) -> Num
         rows["SGD"]["after"].append(judge(first.model, plain.folder(case.out, seed) / "after.json"))
         for name, sequel in sequels.items():
             folder, model = sequel.folder(case.out, seed), sequel.begin(first.model, seed).eval()
-            if sequel.method is not None:
+            if sequel.method is not None and not sequel.recipe.freeze:  # it begins as its twin does
                 rows[name]["before"].append(judge(model, folder / "before.json"))
             found = train(sequel, case, seed, start=model)
             rows[name]["after"].append(judge(found.model, folder / "after.json"))
