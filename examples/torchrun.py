@@ -70,14 +70,10 @@ def joined() -> Iterator[tuple[int, int, torch.device]]:
 
 
 def sharded(bnn: nn.Module, device: torch.device) -> nn.Module:
-    """Share the parameters out, block by block. Shard whole layers or more: what lies inside a layer is read together.
-
-    Blocks keep their weights whole from forward to backward (reshard_after_forward=False), where `lb.elbo` takes the
-    KL. Those who cannot spare that memory take it themselves, inside `leanbayes.processes.gathered`.
-    """
+    """Share the parameters out, block by block. Shard whole layers or more: what lies inside a layer is read together."""
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for block in bnn.blocks:
-        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+        fully_shard(block, mesh=mesh)
     return fully_shard(bnn, mesh=mesh)
 
 

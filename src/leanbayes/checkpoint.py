@@ -24,9 +24,13 @@ from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
 from leanbayes.methods.ensemble import Ensemble
+from leanbayes.processes import refuse_shards
 
 FORMAT = 1
 HEADER = "leanbayes"
+FILES = ("posterior.safetensors", "model.safetensors")
+"""What a folder may call its checkpoint."""
+
 PathLike = str | os.PathLike[str]
 
 
@@ -44,8 +48,8 @@ def save(
     Args:
         model: a converted model.
         path: a `.safetensors` file; its folder is made if needed.
-        only: "posterior" leaves the shared weights out; `load` then takes them from the network it is given, which is the
-            same model where the weights did not change in training: `Recipe(freeze=True)`.
+        only: "posterior" leaves the shared weights out; `load` then takes them from the network it is given, which is
+            the same model where the weights did not change in training: `Recipe(freeze=True)`.
         extra: further metadata, strings by name.
     """
     model = unwrap(model)
@@ -54,6 +58,7 @@ def save(
         raise ValueError("expected a converted model, got a plain one; save its state_dict() with safetensors instead")
     if only not in ("all", "posterior"):
         raise ValueError(f"expected only to be one of all, posterior, got {only!r}")
+    refuse_shards(model.parameters(), chain[0]["paths"][0] if chain[0]["paths"] else "")
     tensors, others = untied(_state(model, only))
     header = {
         "format": FORMAT,
@@ -71,14 +76,16 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
     """Read a converted model: `net` is converted as the file says, then its tensors are filled in.
 
     Args:
-        path: a file that `save` wrote.
+        path: a file that `save` wrote, or a local folder with it: `posterior.safetensors`, which may lie beside a
+            public checkpoint, or else `model.safetensors`. Nothing is fetched from anywhere.
         net: a network of the architecture that was converted; it stays as it is.
         method: the method, where the file names one that is not part of leanbayes.
 
     Raises:
         ValueError: in one sentence, if the file is damaged, foreign, or does not fit the network.
     """
-    header, tensors = _read(Path(path))
+    path = _file(Path(path))
+    header, tensors = _read(path)
     model = net
     for step in (header, *header.get("chain", [])):
         recipe = _method(step, method, path)
@@ -91,8 +98,18 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
 
 
 def header_of(path: PathLike) -> dict[str, Any]:
-    """Return what a checkpoint says of itself."""
-    return _read(Path(path), tensors=False)[0]
+    """Return what a checkpoint, or that of a folder, says of itself."""
+    return _read(_file(Path(path)), tensors=False)[0]
+
+
+def _file(path: Path) -> Path:
+    """Return the file itself, or that of a folder: the small one first, since it lies beside other people's weights."""
+    if not path.is_dir():
+        return path
+    found = [path / name for name in FILES if (path / name).is_file()]
+    if not found:
+        raise FileNotFoundError(f"expected {' or '.join(FILES)} in the folder '{path}', found neither")
+    return found[0]
 
 
 def _conversions(model: nn.Module) -> list[dict[str, Any]]:
@@ -117,7 +134,7 @@ def _state(model: nn.Module, only: str) -> dict[str, Tensor]:
 
 def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at '{path}'")
+        raise FileNotFoundError(f"no checkpoint at '{path}'; expected a local file or folder, since nothing is fetched")
     metadata, state = read_tensors(path, tensors=tensors)
     if HEADER not in metadata:
         raise ValueError(

@@ -16,6 +16,7 @@ from leanbayes.inputs import call, divisible, Inputs, leading_rows, Output, repe
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
+from leanbayes.processes import gathered
 from leanbayes.sampling import assigned, components_of, deal
 
 Aggregate = Literal["average", "mixture"]
@@ -50,7 +51,9 @@ def kl(model: nn.Module) -> Tensor:
     for _, layer in stochastic_layers(model):
         groups.setdefault((type(layer), layer.method), []).append(layer)
     if groups:
-        return torch.stack([layers[0].kl_of(layers).float() for layers in groups.values()]).sum()
+        posteriors = [layer.posterior for layers in groups.values() for layer in layers]
+        with nullcontext() if torch.compiler.is_compiling() else gathered(posteriors):
+            return torch.stack([layers[0].kl_of(layers).float() for layers in groups.values()]).sum()
     parameter = next(model.parameters(), None)
     return torch.zeros((), device=None if parameter is None else parameter.device)
 

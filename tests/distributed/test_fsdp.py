@@ -13,9 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import leanbayes as lb
-from leanbayes.processes import gathered
 
-from .problem import batches, network, ROWS, shared, silenced, STEPS, train
+from .problem import batches, network, ROWS, shared, silenced, train
 from .together import together
 
 pytestmark = pytest.mark.skipif(
@@ -57,19 +56,6 @@ def sharded_by_fabric():
     return fabric.setup_module(rank1()).module
 
 
-def train_with_gathered_kl(bnn, rank, world):
-    """Train as `train` does, where layers give their weights up after their turn."""
-    optimiser = torch.optim.SGD(lb.parameter_groups(bnn, lr=0.05, posterior_lr=0.1, weight_decay=1e-3), momentum=0.9)
-    torch.manual_seed(7)
-    for x, y in batches():
-        nll = lb.Categorical().nll(bnn(x[rank::world]), y[rank::world])
-        with gathered(layer.posterior for _, layer in lb.stochastic_layers(bnn)):
-            loss = nll + lb.kl(bnn) / (ROWS * STEPS)
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-
-
 def full(bnn):
     return get_model_state_dict(bnn, options=StateDictOptions(full_state_dict=True))
 
@@ -92,14 +78,14 @@ def work(rank, world):
         for how in HOW:
             bnn = sharded(how)
             with nullcontext() if noise else lb.draws(bnn, mean=True):
-                (train if how != "freed" else train_with_gathered_kl)(bnn, rank, world)
+                train(bnn, rank, world)
             found[f"{how}/{noise}"] = full(bnn)
     x = batches()[0][0]
-    with gathered([bnn]):
-        found["kl"] = lb.kl(bnn).detach()
+    found["kl"] = lb.kl(bnn).detach()
     found["stays sharded"] = all(type(p).__name__ == "DTensor" for p in bnn.parameters())
     found["refused"] = [refusal(functools.partial(f, bnn)) for f in (lb.draw, lb.mean)]
     found["refused"].append(refusal(lambda: lb.predict(bnn, x)))
+    found["refused"].append(refusal(lambda: lb.save(bnn, "never.safetensors")))
     found["elbo"] = lb.elbo(sharded("kept"), x, batches()[0][1], num_data=ROWS).loss.detach()
     return found
 
