@@ -70,7 +70,7 @@ def joined() -> Iterator[tuple[int, int, torch.device]]:
 
 
 def sharded(bnn: nn.Module, device: torch.device) -> nn.Module:
-    """Share the parameters out, block by block. Shard whole layers or more: what lies inside a layer is read together."""
+    """Share the parameters out, block by block: whole layers or more, since what lies inside one is read together."""
     mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
     for block in bnn.blocks:
         fully_shard(block, mesh=mesh)
