@@ -170,6 +170,36 @@ def test_a_missing_file_is_named(tmp_path):
         lb.load(tmp_path / "none.safetensors", small_net())
 
 
+def test_a_name_on_a_hub_is_not_fetched():
+    with pytest.raises(FileNotFoundError, match="at 'someone/network'; expected a local file or folder"):
+        lb.load("someone/network", small_net())
+
+
+def test_a_folder_has_the_whole_model(saved):
+    bnn, path = saved
+    path.rename(path.parent / "model.safetensors")
+    loaded = lb.load(path.parent, small_net())
+    assert torch.equal(lb.predict(loaded, X).samples, lb.predict(bnn, X).samples)
+    assert header_of(str(path.parent))["method"] == "rank1"
+
+
+def test_a_folder_may_have_a_posterior_beside_a_public_checkpoint(tmp_path):
+    torch.manual_seed(1)
+    net = small_net()
+    bnn = lb.convert(net, lb.Rank1(components=3))
+    save_file(net.state_dict(), tmp_path / "model.safetensors")
+    lb.save(bnn, tmp_path / "posterior.safetensors", only="posterior")
+    fresh = small_net()
+    fresh.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    loaded = lb.load(tmp_path, fresh)
+    assert torch.equal(lb.predict(loaded, X).samples, lb.predict(bnn, X).samples)
+
+
+def test_a_folder_without_either_file_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"posterior.safetensors or model.safetensors in the folder .* neither"):
+        lb.load(tmp_path, small_net())
+
+
 def test_a_plain_model_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match="expected a converted model, got a plain one"):
         lb.save(small_net(), tmp_path / "m.safetensors")

@@ -1,0 +1,119 @@
+"""Converted models under Lightning's Trainer: a mixin with the steps, and a callback that lets the KL come in slowly.
+
+The mixin imports nothing, so it goes with the `LightningModule` of `lightning.pytorch` and of `pytorch_lightning`:
+
+    class Classifier(ElboSteps, LightningModule):
+        def __init__(self, net):
+            super().__init__()
+            self.model = lb.convert(net, lb.Rank1(components=4))
+
+    Trainer(max_epochs=10, callbacks=[anneal_beta(1000)]).fit(Classifier(net), train_loader, valid_loader)
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sized
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.inputs import Inputs
+from leanbayes.likelihoods import Categorical
+from leanbayes.objective import elbo, linear_beta
+from leanbayes.parameters import parameter_groups
+from leanbayes.predict import predict
+
+PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+"""The names of the library; its parts do not mix, so one that the caller has imported goes first."""
+
+
+class ElboSteps:
+    """Steps of a `LightningModule`, to be named before it among the bases; `self.model` is the converted model.
+
+    The training loss is that of `lb.elbo`, nll + beta * KL / N, with the likelihood given to `lb.convert`. What does
+    not suit is a class attribute to set or a method to override: another optimiser, another kind of batch.
+
+    Attributes:
+        model: a converted model, set in `__init__`.
+        num_data: N, the number of data points of all processes; None counts those of the training loader.
+        beta: weight of the KL; see `anneal_beta`.
+        lr: learning rate of the shared weights.
+        posterior_lr: learning rate of the posterior; None is `lr`.
+        weight_decay: of the shared weights alone.
+        samples: draws of a validation.
+    """
+
+    model: nn.Module
+    trainer: Any
+    log_dict: Callable[..., None]
+
+    num_data: int | None = None
+    beta: float = 1.0
+    lr: float = 1e-3
+    posterior_lr: float | None = None
+    weight_decay: float = 0.0
+    samples: int = 4
+
+    def split(self, batch: Any) -> tuple[Inputs, Tensor]:
+        """Return inputs and target of a batch; several inputs, which loaders collect in a list, become a tuple."""
+        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+            raise TypeError(f"expected batches (inputs, target), got {type(batch).__name__}; override split(batch)")
+        x, y = batch
+        return (tuple(x) if isinstance(x, list) else x), y
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Return the loss of `lb.elbo`, and log its terms."""
+        x, y = self.split(batch)
+        terms = elbo(self.model, x, y, num_data=self.num_data or self._count(), beta=self.beta)
+        self.log_dict({"train_nll": terms.nll.detach(), "train_kl": terms.kl.detach()}, batch_size=len(y))
+        return terms.loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Log valid_nll, valid_epistemic and, for classes, valid_accuracy of the mean of a few draws."""
+        x, y = self.split(batch)
+        p = predict(self.model, x, samples=self.samples)
+        figures = {"valid_nll": -p.likelihood.average(p.log_prob(y), y), "valid_epistemic": p.epistemic.mean()}
+        if isinstance(p.likelihood, Categorical):
+            counted = y != p.likelihood.ignore_index
+            figures["valid_accuracy"] = p.mean.argmax(1).eq(y)[counted].float().mean()
+        self.log_dict(figures, batch_size=len(y), sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        """Return AdamW over the groups of `lb.parameter_groups`: the posterior has its own rate, and no decay."""
+        groups = parameter_groups(
+            self.model, lr=self.lr, posterior_lr=self.posterior_lr, weight_decay=self.weight_decay
+        )
+        return torch.optim.AdamW(groups, lr=self.lr)
+
+    def _count(self) -> int:
+        data = getattr(self.trainer.train_dataloader, "dataset", None)
+        if not isinstance(data, Sized):
+            raise ValueError(
+                f"expected a training loader whose data set has a length, got {type(data).__name__}; set num_data to "
+                "the number of data points"
+            )
+        return len(data)
+
+
+def anneal_beta(steps: int, *, start: float = 0.0, end: float = 1.0) -> Any:
+    """Return a Lightning callback that raises `beta` of the module linearly over so many optimiser steps.
+
+    It serves `ElboSteps`, and any module whose loss reads `self.beta`.
+    """
+
+    def set_beta(trainer: Any, module: Any, *batch: Any) -> None:
+        module.beta = linear_beta(trainer.global_step, steps, start=start, end=end)
+
+    return _library().callbacks.LambdaCallback(on_train_batch_start=set_beta)
+
+
+def _library() -> Any:
+    for package in sorted(PACKAGES, key=lambda name: name not in sys.modules):
+        try:
+            return importlib.import_module(package)
+        except ModuleNotFoundError:
+            continue
+    raise ModuleNotFoundError("anneal_beta needs Lightning: pip install lightning")
