@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from leanbayes.experiments.run import Stage
 from leanbayes.experiments.workers import run_on_workers
 from leanbayes.files import write_text
+from leanbayes.integrations.ray import on_ray, run_on_ray
 from leanbayes.options import comparison_options, out_of, parse, plan_of
 from leanbayes.processes import is_first
 
@@ -244,7 +245,11 @@ def _run(options: Any, stage: Stage) -> int:
     plan = plan_of(options)
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
-    found = run_on_workers(plan.jobs, out_of(options), workers=options.workers, stage=stage, fresh=options.fresh)
+    how = {"stage": stage, "fresh": options.fresh}
+    if on_ray(options.backend, options.workers):
+        found = run_on_ray(plan.jobs, out_of(options), workers=options.workers, **how)
+    else:
+        found = run_on_workers(plan.jobs, out_of(options), workers=options.workers or 1, **how)
     return 0 if all(result["status"] == "done" for result in found) else 1
 
 

@@ -66,7 +66,10 @@ class Common:
         device: auto, cpu, cuda or mps.
         precision: bf16-mixed runs networks in bfloat16.
         devices: processes on this machine; torchrun overrules it.
-        workers: runs at a time, each a process with one thread; useful for small networks on a CPU.
+        workers: runs at a time, each a process with one thread; useful for small networks on a CPU. Default 1, on a Ray
+            cluster as many as it has room for.
+        backend: where workers are: ray, or local processes; auto is ray where it is installed and there are several
+            workers or RAY_ADDRESS names a cluster, local otherwise. Results are the same.
         out: where results go; default runs/DATA.
         fresh: begin anew instead of keeping finished runs and resuming others.
     """
@@ -92,7 +95,8 @@ class Common:
     device: str = "auto"
     precision: Literal["32-true", "bf16-mixed"] = "32-true"
     devices: int = 1
-    workers: int = 1
+    workers: int | None = None
+    backend: Literal["auto", "local", "ray"] = "auto"
     out: Path | None = None
     fresh: bool = False
 

@@ -1,21 +1,23 @@
-"""Jobs on several local processes: worker i takes every n-th job; results meet in the output folder."""
+"""Work on several local processes: worker i takes every n-th item; results meet in the output folder."""
 
 from __future__ import annotations
 
 import multiprocessing
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from leanbayes.experiments.compare import look_ahead, run_all
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Stage
 from leanbayes.results import read_result
 
+Item = TypeVar("Item")
+
 
 def run_on_workers(
-    jobs: Sequence[Job], out: Path, *, workers: int, stage: Stage = "compare", fresh: bool = False
+    jobs: Sequence[Job], out: Path, *, workers: int = 1, stage: Stage = "compare", fresh: bool = False
 ) -> list[dict[str, Any]]:
     """Perform the jobs on so many processes, each with one thread, and return their results.
 
@@ -27,9 +29,22 @@ def run_on_workers(
     if workers == 1 or len(jobs) == 1:
         return run_all(jobs, out, stage=stage, fresh=fresh)
     look_ahead(jobs, out, stage=stage, fresh=fresh)
+    on_processes(_perform, [(share, out, stage, fresh) for share in dealt(jobs, workers)])
+    return [_found(job, out) for job in jobs]
+
+
+def dealt(items: Sequence[Item], workers: int) -> list[list[Item]]:
+    """Deal items to at most so many workers: worker i gets every n-th."""
+    return [list(items[i::workers]) for i in range(min(workers, len(items)))]
+
+
+def on_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> None:
+    """Call `function(*task)` for every task, each in a process of its own with one thread, and wait for all.
+
+    Answers are not sent back: what a task leaves behind are files. What is wrong is said on stderr, in a sentence.
+    """
     spawn = multiprocessing.get_context("spawn")
-    shares = [list(jobs[i::workers]) for i in range(min(workers, len(jobs)))]
-    processes = [spawn.Process(target=_work, args=(share, out, stage, fresh, sys.argv)) for share in shares]
+    processes = [spawn.Process(target=_work, args=(function, task, sys.argv)) for task in tasks]
     for process in processes:
         process.start()
     try:
@@ -39,21 +54,24 @@ def run_on_workers(
         for process in processes:
             process.join()
         raise
-    return [_found(job, out) for job in jobs]
 
 
-def _work(jobs: list[Job], out: Path, stage: Stage, fresh: bool, argv: list[str]) -> None:
+def _work(function: Callable[..., Any], task: tuple[Any, ...], argv: list[str]) -> None:
     import torch
 
     sys.argv = argv  # results name the command that a person typed
     torch.set_num_threads(1)
     try:
-        run_all(jobs, out, stage=stage, fresh=fresh)
+        function(*task)
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"leanbayes: {error}\n")
         sys.exit(2)
+
+
+def _perform(jobs: list[Job], out: Path, stage: Stage, fresh: bool) -> None:
+    run_all(jobs, out, stage=stage, fresh=fresh)
 
 
 def _found(job: Job, out: Path) -> dict[str, Any]:
