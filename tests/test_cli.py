@@ -243,6 +243,7 @@ def test_two_processes_train_and_evaluate_as_one(tmp_path):
 
 def test_workers_share_the_jobs(tmp_path):
     command = [sys.executable, "-m", "leanbayes", "compare", "--methods", "plain,mc_dropout", "--workers", "2", *FAST]
+    command += ["--backend", "local"]  # where Ray is installed, too
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]

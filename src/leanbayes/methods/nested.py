@@ -140,10 +140,10 @@ class NestedLayer(GaussianLayer):
         """
         outputs = self.family.outputs(self.base)
         reduce = torch.mean if self.method.kl_over == "mean" else torch.sum
-        if not isinstance(self.base, TRANSPOSED):
+        base: Any = self.base
+        if not isinstance(base, TRANSPOSED):
             return reduce(each.view(outputs, -1), 1)
-        weight: Tensor = self.base.weight
-        groups, pixels = getattr(self.base, "groups", 1), math.prod(weight.shape[2:])
+        groups, pixels = getattr(base, "groups", 1), math.prod(self.scales.shape[2:])
         return reduce(each.view(groups, -1, outputs // groups, pixels), (1, 3)).flatten()
 
     @override
