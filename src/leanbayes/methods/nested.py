@@ -143,7 +143,7 @@ class NestedLayer(GaussianLayer):
         base: Any = self.base
         if not isinstance(base, TRANSPOSED):
             return reduce(each.view(outputs, -1), 1)
-        groups, pixels = getattr(base, "groups", 1), math.prod(self.scales.shape[2:])
+        groups, pixels = getattr(base, "groups", 1), math.prod(self.posterior.log_alpha.shape[2:])
         return reduce(each.view(groups, -1, outputs // groups, pixels), (1, 3)).flatten()
 
     @override
