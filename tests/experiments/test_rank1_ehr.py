@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,8 +18,9 @@ from leanbayes.data.icu import SHAPE
 from leanbayes.experiments.suites import SUITES
 from leanbayes.experiments.suites.ehr_networks import DETERMINISTIC, networks
 from leanbayes.experiments.suites.runner import run
+from leanbayes.experiments.suites.study import Case
 from leanbayes.experiments.suites.suite import Setting
-from leanbayes.experiments.suites.trained import Trainee
+from leanbayes.experiments.suites.trained import Trained
 from tests.data.test_icu import write_cache
 
 ehr = importlib.import_module("leanbayes.experiments.suites.rank1_ehr")
@@ -61,6 +64,11 @@ def test_rank1_rows_are_mixtures_of_four_with_one_law_for_posterior_and_prior():
         assert made[name].recipe.clip_norm == 1.0
 
 
+def test_bayesian_networks_have_the_papers_draws_and_members_one_each():
+    found = {name: network.samples for name, network in networks(Setting()).items()}
+    assert found == dict.fromkeys(LAYERS, 25) | {"BatchEnsemble": 4}
+
+
 def test_networks_of_one_seed_begin_with_the_same_weights():
     data = stays()
     plain, *others = (network.make(data, 7) for network in networks(Setting()).values())
@@ -69,21 +77,26 @@ def test_networks_of_one_seed_begin_with_the_same_weights():
         assert torch.equal(tensors.get("head.base.weight", tensors.get("head.weight")), plain.head.weight)
 
 
-def test_members_of_an_ensemble_have_seeds_of_their_own(tmp_path, monkeypatch):
+def test_members_of_an_ensemble_have_seeds_of_their_own_and_scores_are_kept(tmp_path, monkeypatch):
     seen = []
 
     def train(network, case, seed):
         seen.append(seed)
-        return ehr_trained(network, seed)
-
-    def ehr_trained(network: Trainee, seed: int):
-        return type("Trained", (), {"model": network.make(stays(), seed)})
+        return Trained(network.make(stays(), seed).eval(), stays(), [])
 
     monkeypatch.setattr(ehr, "train", train)
-    found = ehr.ensemble(networks(Setting())[DETERMINISTIC], None, 3, 4)
+    network, case = networks(Setting())[DETERMINISTIC], Case((), tmp_path, (3,), "quick", "cpu")
+    found = ehr.scored_ensemble(network, case, 3, 4)
     assert seen == [3, 1003, 2003, 3003]
-    assert found.components == 4
-    assert not found.training
+    data = stays()
+    with torch.no_grad():
+        members = [network.make(data, seed).eval()(data.test.x).softmax(1) for seed in seen]
+    for part in ehr.SETS:
+        assert found[part] == pytest.approx(ehr.scores(torch.stack(members).mean(0), data.test.y), rel=1e-4)
+    assert ehr.scored_ensemble(network, case, 3, 4) == found
+    assert len(seen) == 4, "what was judged is read"
+    ehr.scored_ensemble(network, replace(case, fresh=True), 3, 4)
+    assert len(seen) == 8
 
 
 # ------------------------------------------------------------------------------------ measures
@@ -166,3 +179,31 @@ def test_without_the_data_the_suite_says_how_to_get_them(tmp_path):
     setting = Setting(root=str(tmp_path))
     with pytest.raises(ValueError, match=r"nothing to run: .*`leanbayes data prepare physionet2012` fetches it"):
         run("rank1-ehr", SUITES["rank1-ehr"](setting), setting, tmp_path)
+
+
+# ------------------------------------------------------------------------------------ the published page
+
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "ehr.md"
+
+
+def published(name: str) -> dict:
+    return json.loads((PAGE.parent / "ehr" / f"{name}.json").read_text())
+
+
+def test_the_published_page_says_what_its_files_say():
+    page, numbers = PAGE.read_text(), published("ehr")["numbers"]
+    found = ehr.overview(numbers)
+    lines = [f"| {' | '.join(cells)} |\n" for cells in found.rows]
+    lines += [f"* {line}\n" for line in (*found.says, *ehr.say(numbers))]
+    assert [line for line in lines if line not in page] == []
+    assert "(ehr/ehr.svg)" in page
+    assert all(len(row["seeds"]) == 5 for row in numbers["rows"].values())
+
+
+def test_the_published_trials_are_on_the_page():
+    page = PAGE.read_text()
+    rows = [
+        f"| {t['row']} | {t['setting']} | {t['seed']} | {t['nll']:.4f} | {t['aupr']:.3f} | {t['ece']:.4f} |\n"
+        for t in published("trials")
+    ]
+    assert [row for row in rows if row not in page] == []

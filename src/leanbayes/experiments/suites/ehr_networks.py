@@ -29,6 +29,8 @@ DATA = "physionet2012"
 NET = "lstm-ehr"
 QUICK_ROWS = 256
 DETERMINISTIC = "Deterministic"
+SAMPLES = 25
+"""Draws of a prediction, as in the paper."""
 
 EMBEDDING = ("embedding",)
 AFFINE = ("lstm", "head")
@@ -55,6 +57,12 @@ class Converted(Trainee):
 
     parts: tuple[Conversion, ...] = ()
 
+    @property
+    def samples(self) -> int:
+        """Draws of a prediction; the members of a BatchEnsemble have no noise, and each is asked once."""
+        counts = [method.components for method, _ in self.parts if isinstance(method, BatchEnsemble)]
+        return counts[0] if counts else SAMPLES
+
     @override
     def make(self, data: DataSet, seed: int) -> nn.Module:
         """Return the untrained model; all that share a seed begin with the same weights, and compare in pairs."""
@@ -66,7 +74,7 @@ class Converted(Trainee):
         return model
 
 
-def networks(setting: Setting) -> dict[str, Trainee]:
+def networks(setting: Setting) -> dict[str, Converted]:
     """Return the networks of the table by the name of their row; the ensemble is made of deterministic ones."""
     plain = Recipe(
         epochs=setting.pick(quick=2, short=8, full=8), batch_size=128, optimizer="adam", lr=2e-3, clip_norm=1.0
@@ -85,7 +93,7 @@ def networks(setting: Setting) -> dict[str, Trainee]:
     return {name: _network(setting, name, recipe, conversions) for name, (recipe, conversions) in parts.items()}
 
 
-def _network(setting: Setting, name: str, recipe: Recipe, parts: tuple[Conversion, ...]) -> Trainee:
+def _network(setting: Setting, name: str, recipe: Recipe, parts: tuple[Conversion, ...]) -> Converted:
     folder = name.lower().replace(",", "").replace(" ", "-")
     source = setting.source(DATA, quick_rows=QUICK_ROWS)
     return Converted(name=folder, source=source, net=NET, recipe=setting.recipe(recipe), parts=parts)

@@ -7,7 +7,7 @@ sums hour by hour (`leanbayes.models.EHRNet`). Networks learn from set a and are
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import nn, Tensor
 from leanbayes import metrics
 from leanbayes.data import DataSet, Split
 from leanbayes.evaluation import evaluate
-from leanbayes.experiments.suites.ehr_networks import DATA, DETERMINISTIC, networks
+from leanbayes.experiments.suites.ehr_networks import Converted, DATA, DETERMINISTIC, networks, SAMPLES
 from leanbayes.experiments.suites.overview import Overview
 from leanbayes.experiments.suites.study import Case, new_figure, Numbers, save_figure, Study
 from leanbayes.experiments.suites.suite import printed, Setting, Suite
@@ -26,6 +26,9 @@ from leanbayes.experiments.suites.trained import loaded, train, Trainee
 from leanbayes.files import write_text
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.report.estimate import Estimate, estimate
+
+Scores = dict[str, dict[str, float]]
+"""Measures by set and name."""
 
 PAPER = "Dusenberry, Jerfel, Wen, Ma, Snoek, Heller, Lakshminarayanan, Tran, 2020: Rank-1 factors"
 STUDY = "ehr"
@@ -35,7 +38,6 @@ MEMBERS = {"quick": 2, "short": 4, "full": 4}
 APART = 1000
 """Members of an ensemble have the seeds s, s + 1000, ...; the first one is the deterministic network of seed s."""
 
-SAMPLES = 25
 SETS = {"set-b": "set b", "set-c": "set c"}
 MEASURES = {"nll": ("NLL", 4, -1), "aupr": ("AUC-PR", 3, 1), "ece": ("ECE", 4, -1)}
 """By name: head, decimals, and 1 where more is better."""
@@ -83,26 +85,39 @@ def measure(case: Case, *, setting: Setting) -> Numbers:
         rows[name] = {"seeds": seeds, "parameters": parameters(network, data)}
     members = MEMBERS[case.budget]
     plain = made[DETERMINISTIC]
-    seeds = [{"seed": seed} | judged(ensemble(plain, case, seed, members), data) for seed in case.seeds]
+    seeds = [{"seed": seed} | scored_ensemble(plain, case, seed, members) for seed in case.seeds]
     rows[ENSEMBLE] = {"seeds": seeds, "parameters": members * parameters(plain, data)}
     return {"members": members, "samples": SAMPLES, "rows": rows, "counts": counts_baseline(data)}
 
 
-def scored(network: Trainee, case: Case, seed: int) -> dict[str, dict[str, float]]:
-    """Train and judge a network, or read what is kept beside it: 25 draws of 8,000 stays cost as much as training."""
-    path = network.folder(case.out, seed) / f"scores-{SAMPLES}.json"
+def scored(network: Converted, case: Case, seed: int) -> Scores:
+    """Train a network and judge it."""
+
+    def judge() -> Scores:
+        trained = train(network, case, seed)
+        return judged(trained.model, trained.data, network.samples)
+
+    return kept(network.folder(case.out, seed) / f"scores-{network.samples}.json", case, judge)
+
+
+def scored_ensemble(plain: Converted, case: Case, seed: int, members: int) -> Scores:
+    """Train deterministic networks and judge their ensemble."""
+
+    def judge() -> Scores:
+        trained = [train(plain, case, seed + APART * k) for k in range(members)]
+        return judged(Ensemble([one.model for one in trained]).eval(), trained[0].data, members)
+
+    return kept(plain.folder(case.out, seed) / f"scores-ensemble-{members}.json", case, judge)
+
+
+def kept(path: Path, case: Case, judge: Callable[[], Scores]) -> Scores:
+    """Judge, or read what was kept beside the training: 25 draws of 8,000 stays cost as much as learning from 4,000."""
     if path.is_file() and not case.fresh:
-        kept: dict[str, dict[str, float]] = json.loads(path.read_text(encoding="utf-8"))
-        return kept
-    trained = train(network, case, seed)
-    found = judged(trained.model, trained.data)
+        found: Scores = json.loads(path.read_text(encoding="utf-8"))
+        return found
+    found = judge()
     write_text(json.dumps(found) + "\n", path)
     return found
-
-
-def ensemble(plain: Trainee, case: Case, seed: int, members: int) -> nn.Module:
-    """Return an ensemble of deterministic networks."""
-    return Ensemble([train(plain, case, seed + APART * k).model for k in range(members)]).eval()
 
 
 def parameters(network: Trainee, data: DataSet) -> int:
@@ -110,11 +125,11 @@ def parameters(network: Trainee, data: DataSet) -> int:
     return sum(p.numel() for p in network.make(data, 0).parameters())
 
 
-def judged(model: nn.Module, data: DataSet) -> dict[str, dict[str, float]]:
-    """Return NLL, AUC-PR and ECE on both sets; networks without noise need fewer draws than they are given."""
+def judged(model: nn.Module, data: DataSet, samples: int) -> Scores:
+    """Return NLL, AUC-PR and ECE on both sets; a network without noise has one draw, whatever is asked for."""
     found = {}
     for name, split in judged_on(data).items():
-        result = evaluate(model, data.prepared(split), samples=SAMPLES)
+        result = evaluate(model, data.prepared(split), samples=samples)
         found[name] = scores(result.prediction.mean, result.targets)
     return found
 
@@ -138,7 +153,7 @@ def scores(p: Tensor, y: Tensor) -> dict[str, float]:
     }
 
 
-def counts_baseline(data: DataSet) -> dict[str, dict[str, float]]:
+def counts_baseline(data: DataSet) -> Scores:
     """Judge a logistic regression that knows only in how many hours each variable was in each bin."""
     from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
     from sklearn.pipeline import make_pipeline  # type: ignore[import-untyped]
