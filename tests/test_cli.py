@@ -185,6 +185,15 @@ def test_regression_from_csv(tmp_path, monkeypatch):
     assert found["metrics"]["test"]["rmse"] < rows[:, 3].std()
 
 
+@pytest.fixture
+def interruptible():
+    """What a shell starts in the background ignores interrupts, and so would all that it starts itself."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path):
     out = tmp_path / "out"
     flags = [
@@ -194,7 +203,7 @@ def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path)
         "--ood",
         "none",
         "--recipe.epochs",
-        "60",  # longer than a busy machine may keep this process waiting
+        "40",
         "--train-rows",
         "400",
     ]
