@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
+from leanbayes.predict import distinct_draws
 
 from .networks import Nested, small_net
 
@@ -210,3 +211,22 @@ def test_memory_does_not_grow_with_the_number_of_samples():
         peaks.append(int(run.stdout))
     # keeping 496 more samples of (2000, 200) floats would take 790 MB
     assert peaks[1] <= 1.1 * peaks[0]
+
+
+def test_few_networks_run_once_each_however_many_samples_are_asked_for():
+    """Members of a BatchEnsemble have no noise: draw i is member i mod K, and K passes are all there is to do."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(6, 5)
+    bnn = lb.convert(net, lb.BatchEnsemble(components=4))
+    runs = []
+    seen = nn.modules.module.register_module_forward_hook(
+        lambda module, args, y: runs.append(1) if type(module) is nn.Sequential else None
+    )
+    p = lb.predict(bnn, x, samples=8)
+    seen.remove()
+    assert len(runs) == 4
+    for index in range(8):
+        torch.testing.assert_close(lb.draw(bnn, index=index)(x).softmax(1), p.samples[index])
+    assert distinct_draws(bnn) == 4
+    assert distinct_draws(lb.convert(net, lb.Rank1(components=4))) is None
+    assert distinct_draws(net) == 1

@@ -22,7 +22,7 @@ from leanbayes.methods.base import one_draw
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.prediction import concatenate, Prediction
 from leanbayes.replay import Prefix
-from leanbayes.sampling import draws, many_draws
+from leanbayes.sampling import components_of, draws, many_draws
 from leanbayes.uncertainty import RunningUncertainty
 
 Noise = Literal["function", "activation"]
@@ -89,11 +89,15 @@ def predict(
 
 
 def distinct_draws(model: nn.Module) -> int | None:
-    """Return how many different draws a model has: 1 for a plain one, K for K plain members, None without end."""
+    """Return how many different draws a model has: K for K components without noise, 1 for a plain one, or None.
+
+    None where there is no end to them, or where an ensemble has stochastic members.
+    """
     model = unwrap(model)
-    if any(True for _ in stochastic_layers(model)):
-        return None
-    return model.components if isinstance(model, Ensemble) else 1
+    if isinstance(model, Ensemble):
+        return None if any(True for _ in stochastic_layers(model)) else model.components
+    noisy = any(layer.log_choices for _, layer in stochastic_layers(model))
+    return None if noisy else components_of(model)
 
 
 class Source(Protocol):
@@ -130,7 +134,7 @@ class FrozenDraws:
             plain = {id(layer): layer.freeze() for layer in layers}
         self.network = substitute(model, dict(plain)).eval()
         self.pairs = [(layer, plain[id(layer)]) for layer in layers]
-        self.distinct = None if layers else 1
+        self.distinct = distinct_draws(model)
         self.at_once = max(1, min(DRAWS_AT_ONCE, MOST_VARIABLES // max(1, sum(layer.nodes for layer in layers))))
         self.prefix = Prefix(self.network, plain.values())
         self.forget = self.prefix.forget

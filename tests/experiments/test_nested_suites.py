@@ -35,6 +35,7 @@ def test_nested_networks_are_the_papers():
     setting = Setting(budget="full")
     bn3 = settings.trainee(setting, "cifar10", "bn3", settings.ours("cifar10"))
     assert (bn3.net, bn3.recipe.epochs, bn3.recipe.lr, bn3.recipe.milestones) == ("vgg11-bn", 600, 0.1, (150, 300, 450))
+    assert (bn3.recipe.batch_size, bn3.recipe.anneal_epochs) == (128, 400)
     assert (bn3.method.groups, bn3.method.always_on, bn3.method.tail) == (32, 2, "learned")
     fixed = settings.fixed("cifar10")
     assert (fixed.tail, fixed.weight_noise) == ("categorical", False)
@@ -54,6 +55,14 @@ def test_sizes_are_those_of_the_mean_network():
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     found = settings.size_of(lb.convert(net, lb.NestedDropout(groups=4)), torch.zeros(1, 6))
     assert found == {"parameters": 6 * 8 + 8 + 8 * 3 + 3, "multiply_adds": 6 * 8 + 8 * 3}
+
+
+def test_times_are_told_from_the_smallest_to_the_largest_repeat():
+    times = importlib.import_module("leanbayes.experiments.suites.nested_times")
+    runs = [{"train": 2.5, "test": 6.6}, {"train": 2.0, "test": 6.1}, {"train": 2.25, "test": 6.4}]
+    told = times.say({"device": "cpu", "samples": 6, "rows": 256, "ratios": {"BN3": runs, "DT-BN3": runs}})
+    assert told[1] == "BN3: training 2.00 to 2.50, test 6.10 to 6.60 (6 draws at most)"
+    assert told[2] == "DT-BN3: test 6.10 to 6.60 (1 draws at most)"
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
