@@ -6,6 +6,7 @@ import importlib
 import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,9 +61,17 @@ def test_sizes_are_those_of_the_mean_network():
 def test_times_are_told_from_the_smallest_to_the_largest_repeat():
     times = importlib.import_module("leanbayes.experiments.suites.nested_times")
     runs = [{"train": 2.5, "test": 6.6}, {"train": 2.0, "test": 6.1}, {"train": 2.25, "test": 6.4}]
-    told = times.say({"device": "cpu", "samples": 6, "rows": 256, "ratios": {"BN3": runs, "DT-BN3": runs}})
-    assert told[1] == "BN3: training 2.00 to 2.50, test 6.10 to 6.60 (6 draws at most)"
-    assert told[2] == "DT-BN3: test 6.10 to 6.60 (1 draws at most)"
+    told = times.say({"device": "cpu", "samples": 6, "rows": 256, "ratios": {"BN3": runs}})
+    assert told[1] == "BN3: training 2.00 to 2.50, test of 6 draws 6.10 to 6.60"
+
+
+@pytest.mark.parametrize("name", ["widths", "times"])
+def test_the_published_page_says_what_its_files_say(name):
+    results = Path(__file__).parents[2] / "docs" / "results"
+    study = json.loads((results / "nested" / f"{name}-cifar10.json").read_text())
+    page = (results / "nested.md").read_text()
+    suite = importlib.import_module(f"leanbayes.experiments.suites.nested_{name}")
+    assert all(f"* {line}\n" in page for line in suite.say(study["numbers"]))
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)

@@ -20,7 +20,7 @@ WIDTH = 100
 LEGEND = "Ours: mean ± standard error over seeds. Paper: as printed; its ± is a standard deviation over seeds."
 BUDGETS = {
     "quick": "The quick budget shows that everything runs: small networks, few rows, few epochs. It decides nothing.",
-    "short": "The short budget has smaller networks and fewer epochs than the paper: compare rows, not numbers.",
+    "short": "The short budget has fewer epochs than the paper, mostly smaller networks: compare rows, not numbers.",
     "full": "The full budget has the paper's networks, epochs and hyper-parameters.",
 }
 
