@@ -12,8 +12,18 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-METHODS = [lb.Rank1(), lb.BatchEnsemble(), lb.ImplicitNodes(), lb.Rank1(posterior="cauchy", prior="cauchy")]
-each_method = pytest.mark.parametrize("method", METHODS, ids=["rank1", "batch_ensemble", "implicit", "cauchy"])
+METHODS = {
+    "rank1": lb.Rank1(),
+    "batch_ensemble": lb.BatchEnsemble(),
+    "implicit": lb.ImplicitNodes(),
+    "cauchy": lb.Rank1(posterior="cauchy", prior="cauchy"),
+    "patch": lb.ModelPatch(),
+    "mean_field": lb.MeanField(),
+    "variance": lb.VarianceLayers(),
+    "nested": lb.NestedDropout(),
+    "dropconnect": lb.DropConnect(),
+}
+each_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 
 
 @each_method

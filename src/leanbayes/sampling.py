@@ -25,6 +25,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
+from leanbayes.distributions.hashing import normals
 from leanbayes.inputs import rows_of
 from leanbayes.processes import rank_and_world, refuse_shards
 
@@ -46,10 +47,10 @@ class Sampled(Protocol):
         """Yield the layer's parameters."""
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw standard noise for `rows` rows, first axis first; with a generator, on the CPU."""
+        """Draw standard noise for `rows` rows, first axis first; with a generator, from it alone."""
 
     def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the noise of one function, with a first axis of one, on the CPU."""
+        """Draw the noise of one function, with a first axis of one."""
 
 
 class Reading(NamedTuple):
@@ -312,7 +313,7 @@ def _fresh_noise(layer: Sampled, rows: int) -> tuple[Tensor, ...]:
 def _normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw noise for the entries of x: seeded, or this process's rows of the noise of the global batch."""
     if generator is not None:
-        return torch.randn(x.shape, generator=generator).to(x.device)
+        return normals(tuple(x.shape), generator, x.device)
     rank, world = rank_and_world()
     if world == 1:
         return torch.randn(x.shape, device=x.device)

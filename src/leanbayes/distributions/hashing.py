@@ -1,10 +1,16 @@
-"""Uniform numbers from a seed and an index, by tensor arithmetic alone.
+"""Random numbers from a seed and an index, by tensor arithmetic alone: the same on any device.
 
-For variables whose number is known only when an activation arrives (the channels under a dropout layer): a draw keeps
-one seed, and number c is computed where it is needed, in compiled graphs, exported networks and on any device alike.
+`uniforms` is for variables whose number is known only when an activation arrives (the channels under a dropout layer):
+a draw keeps one seed, and number c is computed where it is needed, in compiled graphs and exported networks alike.
+
+`normals` and `shares` are for as many numbers as a network has weights. Torch's generators differ between devices, and
+to draw ten million numbers on a CPU and send them to a GPU takes longer than ten passes of the network.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -32,3 +38,54 @@ def uniforms(seeds: Tensor, like: Tensor) -> Tensor:
     for turn in range(ROUNDS):
         state = (state * state + index * 40692 + seeds + turn) % PRIME
     return state.to(torch.float64) / PRIME
+
+
+PIECE = 2**16
+"""Numbers that a CPU makes at a time: they stay in its cache."""
+
+GOLDEN, FIRST, SECOND = (n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+"""The constants of SplitMix64 (Steele, Lea, Flood, 2014), as signed numbers."""
+
+
+def normals(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Return standard normal numbers: two for each 64 bits, by Box and Muller; none beyond 6.7."""
+    return _counted(shape, generator, device, _box_muller)
+
+
+def shares(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Return uniform numbers in [0, 1), two for each 64 bits."""
+    return _counted(shape, generator, device, lambda bits: torch.stack([bits >> 40, bits << 32 >> 40], 1) / 2**24 + 0.5)
+
+
+def _counted(
+    shape: tuple[int, ...], generator: torch.Generator, device: torch.device, law: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Fill a shape with what a law makes of the bits 0, 1, ... of a seed, two numbers (pairs, 2) of each."""
+    seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
+    pairs = -(-math.prod(shape) // 2)
+    drawn = torch.empty(pairs, 2, device=device, dtype=torch.float32)
+    piece = PIECE if device.type == "cpu" else max(1, pairs)
+    for start in range(0, pairs, piece):
+        stop = min(start + piece, pairs)
+        drawn[start:stop] = law(_bits(seed, torch.arange(start, stop, device=device)))
+    return drawn.flatten()[: math.prod(shape)].view(shape)
+
+
+def _bits(seed: int, index: Tensor) -> Tensor:
+    """Return 64 random bits for each index, by SplitMix64; signed integers wrap around as unsigned ones do."""
+    state = index.mul_(GOLDEN).add_(seed)
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        state.bitwise_xor_(_shifted(state, shift)).mul_(factor)
+    return state.bitwise_xor_(_shifted(state, 31))
+
+
+def _shifted(bits: Tensor, by: int) -> Tensor:
+    """Shift to the right and fill with zeros, where torch fills with the sign."""
+    return (bits >> by).bitwise_and_(2 ** (64 - by) - 1)
+
+
+def _box_muller(bits: Tensor) -> Tensor:
+    """Return r (cos a, sin a), r^2 = -2 log u: u from the upper 31 bits, never zero, the angle a from the lower 32."""
+    u = (_shifted(bits, 33).float() + 0.5) / 2**31
+    angle = (bits << 32 >> 32).float() * (math.pi / 2**31)
+    return u.log_().mul_(-2).sqrt_()[:, None] * torch.stack([angle.cos(), angle.sin()], 1)

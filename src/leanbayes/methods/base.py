@@ -78,7 +78,7 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw standard noise for `rows` rows: on the layer's device, or with a generator on the CPU, from it alone."""
+        """Draw standard noise for `rows` rows, with a generator from it alone: a few numbers on the CPU, many on the device."""
 
     def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Draw the noise of one function for all rows; override it where noise per row is of another kind."""

@@ -18,6 +18,7 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.assignment import pick
+from leanbayes.distributions.hashing import shares
 from leanbayes.layers.family import LINEAR_MAPS, spread
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_rate
@@ -51,7 +52,7 @@ class DropConnectLayer(StochasticLayer):
         shape = (1, *self.base.weight.shape)
         if generator is None:
             return (torch.rand(shape, device=self.device),)
-        return (torch.rand(shape, generator=generator),)
+        return (shares(shape, generator, self.device),)
 
     @override
     def sample(self, rows: int) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from leanbayes.distributions.hashing import normals
 from leanbayes.layers.family import EMBEDDINGS, spread
 from leanbayes.methods.base import Method, StochasticLayer
 
@@ -127,7 +128,7 @@ class GaussianLayer(StochasticLayer):
 
 def normal(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
     """Draw standard normal numbers; under compilation a generator must not be named, not even as None."""
-    return torch.randn(shape, device=device) if generator is None else torch.randn(shape, generator=generator)
+    return torch.randn(shape, device=device) if generator is None else normals(shape, generator, device)
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
