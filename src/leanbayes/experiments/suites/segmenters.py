@@ -104,6 +104,7 @@ class Segmenter:
                 beta=1 / pixels,
                 posterior_lr=min(0.05, scale.lr * NestedDropout.posterior_rate),
                 anneal_epochs=round(ANNEALED * scale.epochs),
+                compile=device_of(self.recipe.accelerator).type == "cuda",  # many small operations, else
             )
         return whole
 
