@@ -12,6 +12,7 @@ usage: leanbayes COMMAND ...
   compare     train methods on your data and network, evaluate them alike, write a table and one HTML report
   train       only train; the models can be evaluated later
   evaluate    only evaluate what was trained
+  predict     predict for new rows with a network of a comparison, as many rows as you like
   report      write the report of a folder of results anew
   reproduce   repeat a table or figure of a paper, our numbers beside the paper's
   list        what there is: methods, nets, data, suites
@@ -67,6 +68,7 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "compare": commands.compare,
         "train": commands.train,
         "evaluate": commands.evaluate,
+        "predict": commands.predict,
         "report": commands.report,
         "reproduce": commands.reproduce,
         "list": commands.list_names,

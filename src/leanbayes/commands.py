@@ -149,6 +149,65 @@ def data(arguments: list[str]) -> int:
 
 
 @dataclass(frozen=True)
+class Predict:
+    """Predict for new rows with a network of a comparison; rows are prepared as those that it was trained on.
+
+    Attributes:
+        checkpoint: folder of a run, such as runs/digits/digits/small/rank1/seed0, or the model.safetensors in it.
+        data: rows: .npy; .npz with one array, or one named x or x_test; .csv; or a known data set (leanbayes list
+            data), of which the test rows are taken. Default the test rows of the run.
+        out: where predictions go: predictions.csv for a spreadsheet, part-*.npz for Python (read_scores). Default
+            predictions/DATA.
+        samples: draws of every prediction.
+        seed: names the draws.
+        part_rows: rows of a file; what is finished when you interrupt is kept.
+        workers: processes, each with one thread; default this one, on a Ray cluster as many as it has room for.
+        backend: where workers are: ray, or local processes; auto is ray where it is installed and there are several
+            workers or RAY_ADDRESS names a cluster, local otherwise. Predictions are the same.
+        device: auto, cpu, cuda or mps.
+        root: folder of the known data sets; default that of the run.
+        fresh: begin anew instead of keeping finished parts.
+    """
+
+    checkpoint: Path
+    data: str = ""
+    out: Path | None = None
+    samples: int = 16
+    seed: int = 0
+    part_rows: int = 4096
+    workers: int | None = None
+    backend: Literal["auto", "local", "ray"] = "auto"
+    device: str = "auto"
+    root: str | None = None
+    fresh: bool = False
+
+
+def predict(arguments: list[str]) -> int:
+    """Predict, part by part, and say where the predictions are."""
+    from leanbayes.experiments.reopen import open_run
+    from leanbayes.experiments.run import device_of
+    from leanbayes.integrations.predictions import find_rows, judged, predict_rows, TABLE
+
+    options = parse(_positional(Predict), arguments, "predict")
+    device = device_of(options.device)
+    run = open_run(options.checkpoint, options.root)
+    asked = find_rows(options.data, run, options.root)
+    out = options.out or Path("predictions") / Path(options.data or run.data.name).stem
+    sys.stderr.write(f"{asked.name}; network {run.net}, {run.method}, of '{run.folder}'\n")
+    run.model.to(device)
+    how = {name: getattr(options, name) for name in ("samples", "seed", "part_rows", "workers", "backend", "fresh")}
+    try:
+        predict_rows(run, asked, out, **how)
+    except RuntimeError as error:  # a worker died, or the memory was too small
+        sys.stderr.write(f"leanbayes: {error}\n")
+        return 1
+    if asked.y is not None:
+        sys.stdout.write(f"{judged(out, asked.y, run.data.task)}\n")
+    sys.stdout.write(f"predictions: {out / TABLE}\n")
+    return 0
+
+
+@dataclass(frozen=True)
 class Bench:
     """Measure what each method costs, in units of the plain network in the same run.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,16 @@ _FEWEST_ROWS = 3  # a header and an example for each split
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The cells of a file as text (n, columns), the names of the columns, and the line of each row."""
+    """The cells of a file as text (n, columns), the names of the columns, and the line of each row.
+
+    `titled` says whether the file names its columns; else they are called by their positions.
+    """
 
     path: Path
     header: list[str]
     cells: Array
     lines: list[int]
+    titled: bool
 
     def complain(self, row: int, column: int, expected: str) -> ValueError:
         """Return an error about one cell."""
@@ -75,6 +79,44 @@ def read_csv(
     return Raw(x[~test], values[~test], x[test], values[test]), chosen
 
 
+def read_features(path: Path, like: Path | None = None, target: str | int | None = None) -> Array:
+    """Read rows (n, d) whose target is not asked for.
+
+    With `like`, the file that the training data came from, and `target`, its column that is predicted, features are
+    found by their names, whatever their order and what lies beside them; where one of the files has no header, by their
+    positions, with the target or without. Otherwise every column is a feature.
+    """
+    table = _read_table(path, fewest=1)
+    names = table.header
+    if like is not None:
+        known = _read_table(like)
+        names = [name for i, name in enumerate(known.header) if i != _position(known, target)]
+        if not (known.titled and table.titled):
+            table = _by_position(table, names, len(known.header), _position(known, target))
+    lacking = [name for name in names if name not in table.header]
+    if lacking:
+        raise ValueError(
+            f"{path} has no column {lacking[0]!r}, which the training data had; expected the columns "
+            f"{', '.join(names)}, got {', '.join(table.header)}. Name them as in training."
+        )
+    if not len(table.cells):
+        raise ValueError(f"{path} has a header and no row; expected at least one. Add rows.")
+    return np.stack([table.numbers(table.header.index(name)) for name in names], 1)
+
+
+def _by_position(table: Table, names: list[str], whole: int, target: int) -> Table:
+    """Name columns as in the training file, which had `whole` of them, the target at its place."""
+    there = len(table.header)
+    if there == len(names):
+        return replace(table, header=names)
+    if there == whole:
+        return replace(table, header=[*names[:target], "target", *names[target:]])
+    raise ValueError(
+        f"{table.path} has {there} columns; expected the {len(names)} features of the training data, or these and the "
+        "target. Give it a header, or these columns."
+    )
+
+
 def are_numbers(cells: Array) -> bool:
     """Tell whether every cell can be read as a number."""
     try:
@@ -84,11 +126,11 @@ def are_numbers(cells: Array) -> bool:
     return True
 
 
-def _read_table(path: Path) -> Table:
+def _read_table(path: Path, fewest: int = _FEWEST_ROWS) -> Table:
     rows = _read_rows(path)
-    if len(rows) < _FEWEST_ROWS:
+    if len(rows) < fewest:
         raise ValueError(
-            f"{path} has {len(rows)} rows; expected at least {_FEWEST_ROWS}: a header or none, then one row an "
+            f"{path} has {len(rows)} rows; expected at least {fewest}: a header or none, then one row an "
             "example. Add rows."
         )
     width = len(rows[0][1])
@@ -101,7 +143,7 @@ def _read_table(path: Path) -> Table:
     cells, lines = np.array([row for _, row in rows]), [line for line, _ in rows]
     titled = any(are_numbers(cells[1:2, i]) and not are_numbers(cells[:1, i]) for i in range(width))
     header = list(map(str, cells[0])) if titled else [f"column {i}" for i in range(width)]
-    return Table(path, header, cells[titled:], lines[titled:])
+    return Table(path, header, cells[titled:], lines[titled:], titled)
 
 
 def _read_rows(path: Path) -> list[tuple[int, list[str]]]:

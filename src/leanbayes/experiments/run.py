@@ -17,6 +17,7 @@ from torch import nn
 from leanbayes import results
 from leanbayes.checkpoint import save
 from leanbayes.convert import own_likelihood, stochastic_layers
+from leanbayes.data import DataSet
 from leanbayes.evaluation import evaluate, Result
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.examples import examples
@@ -139,7 +140,7 @@ def _perform(
     if stage == "train":
         return header | {"status": "done", "history": list(history)}
     with _precision(job, device):
-        result = _evaluate(job, workshop, _at_full_width(model, workshop), likelihood)
+        result = _evaluate(job, workshop, at_full_width(model, workshop.data), likelihood)
     return header | _outcome(workshop, model, result, history) | {"status": "done"}
 
 
@@ -184,12 +185,12 @@ def _evaluate(job: Job, workshop: Workshop, model: nn.Module, likelihood: Likeli
     )
 
 
-def _at_full_width(model: nn.Module, workshop: Workshop) -> nn.Module:
+def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
     """Return what is judged: of a network whose channels are ordered the full width, not a mixture of all widths."""
     if not any(layer.ordered for _, layer in stochastic_layers(model)):
         return model
-    x, _ = workshop.data.prepared(workshop.data.train)
-    return narrow(model, 1.0, data=x[:NORM_ROWS].to(next(model.parameters()).device))
+    x = data.inputs(data.train.x[:NORM_ROWS])
+    return narrow(model, 1.0, data=x.to(next(model.parameters()).device))
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Workshop:
 
     def likelihood(self) -> Likelihood:
         """Return a fresh likelihood for the task."""
-        return Categorical() if self.data.task == "classification" else Gaussian(std=START_STD, learn=True)
+        return likelihood_for(self.data)
 
     def plain(self, seed: int) -> nn.Module:
         """Return the plain network as this seed initialises it."""
@@ -115,6 +115,11 @@ class Workshop:
                 f"expected the network {net} to give outputs of shape (rows, {self.data.num_outputs}) for "
                 f"{self.data.name}, got {got}"
             )
+
+
+def likelihood_for(data: DataSet) -> Likelihood:
+    """Return a fresh likelihood for the task of a data set."""
+    return Categorical() if data.task == "classification" else Gaussian(std=START_STD, learn=True)
 
 
 def load(source: Source) -> DataSet:

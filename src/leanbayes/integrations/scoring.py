@@ -22,6 +22,8 @@ from torch import nn, Tensor
 
 from leanbayes.checkpoint import load, PathLike
 from leanbayes.convert import own_likelihood, unwrap
+from leanbayes.data.cache import array_names, read_array
+from leanbayes.evaluation import in_units, Units
 from leanbayes.experiments.workers import dealt, on_processes
 from leanbayes.files import remove_leftovers, write_text, write_whole
 from leanbayes.integrations.ray import Backend, on_ray, tasks_on_ray
@@ -43,6 +45,7 @@ class Work:
     data: Rows
     inputs: Callable[[Tensor], Tensor] | None
     likelihood: Likelihood
+    units: Units | None
     samples: int
     seed: int
 
@@ -64,6 +67,7 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
     net: nn.Module | None = None,
     inputs: Callable[[Tensor], Tensor] | None = None,
     likelihood: Likelihood | None = None,
+    units: Units | None = None,
     samples: int = 16,
     seed: int = 0,
     part_rows: int = 4096,
@@ -84,6 +88,7 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
         net: with a file, a network of the architecture that was converted.
         inputs: makes network inputs of raw rows, such as `lb.data.load(...).inputs`.
         likelihood: how to read outputs; default the model's own, else `Categorical`.
+        units: mean and standard deviation by which real targets were standardised; files are then in their own units.
         samples: number of draws.
         seed: names the draws.
         part_rows: rows of a file.
@@ -100,12 +105,13 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
         >>> score("run/model.safetensors", "rows.npy", "scores", net=net, workers=4)
         >>> read_scores("scores")["epistemic"]
     """
-    if part_rows < 1:
-        raise ValueError(f"expected part_rows to be at least 1, got {part_rows}")
+    for name, number in {"part_rows": part_rows, "samples": samples}.items():
+        if number < 1:
+            raise ValueError(f"expected {name} to be at least 1, got {number}")
     use_ray = on_ray(backend, workers)
     whole = _model(model, net)
     data = Path(data) if isinstance(data, str) else data
-    rows = len(_opened(data))
+    rows = len(opened(data))
     if not rows:
         raise ValueError("expected at least one row to predict, got none")
     work = Work(
@@ -113,7 +119,8 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
         device=str(next((p.device for p in whole.parameters()), "cpu")),
         data=data,
         inputs=inputs,
-        likelihood=likelihood or own_likelihood(whole) or Categorical(),
+        likelihood=copy.deepcopy(likelihood or own_likelihood(whole) or Categorical()).cpu(),
+        units=units,
         samples=samples,
         seed=seed,
     )
@@ -149,14 +156,21 @@ def read_scores(out: PathLike) -> dict[str, np.ndarray[Any, Any]]:
 
 def _predict(work: Work, parts: list[Part]) -> None:
     """Predict and write parts."""
-    rows = _opened(work.data)
-    model = work.model.to(work.device)
+    rows = opened(work.data)
+    model, likelihood = work.model.to(work.device), work.likelihood.to(work.device)
     for part in parts:
-        x = _taken(rows, part.start, part.stop)
-        x = x if work.inputs is None else work.inputs(x)
-        found = predict(model, x, work.likelihood, samples=work.samples, seed=work.seed, keep_samples=False)
+        x = _prepared(work, _taken(rows, part.start, part.stop), part)
+        found = predict(model, x, likelihood, samples=work.samples, seed=work.seed, keep_samples=False).to("cpu")
+        found = found if work.units is None else in_units(found, *work.units)
         remove_leftovers(part.path)
-        write_whole(part.path, _writer({name: getattr(found, name).cpu().numpy() for name in FIELDS}))
+        write_whole(part.path, _writer({name: getattr(found, name).numpy() for name in FIELDS}))
+
+
+def _prepared(work: Work, x: Tensor, part: Part) -> Tensor:
+    try:
+        return x if work.inputs is None else work.inputs(x)
+    except ValueError as error:
+        raise ValueError(f"rows {part.start} to {part.stop - 1}: {error}") from error
 
 
 def _writer(arrays: dict[str, Any]) -> Callable[[Path], None]:
@@ -191,20 +205,38 @@ def _model(model: nn.Module | PathLike, net: nn.Module | None) -> nn.Module:
     return load(model, net)
 
 
-def _opened(data: Rows) -> Any:
-    """Return something with a length and rows; a .npy file stays on disk."""
+def opened(data: Rows) -> Any:
+    """Return something with a length and rows; a .npy file stays on disk.
+
+    Raises:
+        ValueError: in one sentence, if a file does not hold rows.
+    """
     if not isinstance(data, Path):
         return data
     if data.suffix not in (".npy", ".npz"):
         raise ValueError(f"expected rows in a .npy or .npz file, got '{data}'")
-    found = np.load(data, mmap_mode="r" if data.suffix == ".npy" else None, allow_pickle=False)
-    if data.suffix == ".npy":
-        return found
-    names = list(found)
+    if not data.is_file():
+        raise FileNotFoundError(f"there is no file '{data}' (looked in '{Path.cwd()}')")
+    rows = _mapped(data) if data.suffix == ".npy" else read_array(data, _field(data))
+    if not rows.ndim or rows.dtype.kind not in "buif":
+        raise ValueError(f"expected rows of numbers in '{data}', got {rows.dtype} of shape {rows.shape}")
+    return rows
+
+
+def _mapped(data: Path) -> np.ndarray[Any, Any]:
+    try:
+        return np.asarray(np.load(data, mmap_mode="r", allow_pickle=False))
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"'{data}' is damaged or not a .npy file of numbers; write it with numpy.save") from error
+
+
+def _field(data: Path) -> str:
+    """Return the name of the array with the rows."""
+    names = array_names(data)
     name = next((name for name in ("x", "x_test") if name in names), names[0] if len(names) == 1 else None)
     if name is None:
         raise ValueError(f"expected one array, or one named x or x_test, in '{data}', got {', '.join(names)}")
-    return found[name]
+    return name
 
 
 def _taken(rows: Any, start: int, stop: int) -> Tensor:
@@ -226,6 +258,7 @@ def _described(work: Work, rows: int, part_rows: int) -> dict[str, Any]:
         "likelihood": type(work.likelihood).__name__,
         "model": _digest(*(tensor for _, tensor in sorted(work.model.state_dict().items()))),
         "data": _named(work.data),
+        **({} if work.units is None else {"units": [moment.tolist() for moment in work.units]}),
     }
 
 
@@ -256,8 +289,8 @@ def _claim(folder: Path, said: dict[str, Any], *, fresh: bool) -> None:
         if other := [name for name in said if there.get(name) != said[name]]:
             difference = f"{other[0]}: {there.get(other[0])!r} there, {said[other[0]]!r} now"
             raise ValueError(
-                f"'{folder}' holds predictions of something else ({difference}); choose another folder, or fresh=True "
-                "to begin anew"
+                f"'{folder}' holds predictions of something else ({difference}); choose another folder, or begin "
+                "anew: fresh=True, on the command line --fresh"
             )
     write_text(json.dumps(said, indent=1) + "\n", path)
 
