@@ -16,6 +16,7 @@ from leanbayes.layers.hooks import copy_hooks
 from leanbayes.layers.lowering import aliases, lower, opaque, raise_back, RowsFirst
 from leanbayes.layers.recurrent import Recurrent
 from leanbayes.layers.select import choose, Where
+from leanbayes.layers.ties import follow_ties
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
@@ -70,6 +71,7 @@ def convert(
         copy_hooks(raise_back(root), model)  # somebody's own model, where it was to be changed in place
         raise
     root = raise_back(root, spare=lambda unit: any(True for _ in stochastic_layers(unit)))
+    follow_ties(root)
     if likelihood is not None:
         attach_likelihood(root, likelihood)
     return root
@@ -201,6 +203,7 @@ def substitute(model: nn.Module, layers: dict[int, nn.Module]) -> nn.Module:
     twin: nn.Module = copying.deepcopy(model, memo)
     for module in (*twin.modules(), *layers.values()):
         _unhook(module)
+    follow_ties(twin)
     return twin
 
 

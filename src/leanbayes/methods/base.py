@@ -78,7 +78,10 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw standard noise for `rows` rows, with a generator from it alone: a few numbers on the CPU, many on the device."""
+        """Draw standard noise for `rows` rows, with a generator from it alone.
+
+        A few numbers are drawn on the CPU, many on the device.
+        """
 
     def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Draw the noise of one function for all rows; override it where noise per row is of another kind."""
@@ -121,6 +124,20 @@ class StochasticLayer(nn.Module, abc.ABC):
             if base is None or name.startswith("_"):
                 raise
             return getattr(base, name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Put what `layer.weight` reads where it is read: `layer.weight = other.weight` ties the original layer's."""
+        base = self._modules.get("base")
+        there = None if base is None else base._parameters.get(name)
+        if there is None:
+            super().register_parameter(name, param)
+            return
+        if param is not None and param.shape != there.shape:
+            raise ValueError(
+                f"expected the {name} of layer '{self.path}' to keep its shape {tuple(there.shape)}, which its "
+                f"posterior fits, got {tuple(param.shape)}; resize the network before it is converted"
+            )
+        setattr(base, name, param)
 
     def extra_parameters(self) -> list[nn.Parameter]:
         """Return the parameters that the plain layer does not have: of the posterior and of a learned likelihood."""
