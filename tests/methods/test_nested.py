@@ -161,8 +161,48 @@ def test_masks_are_ordered_and_kept_as_often_as_the_unit_says():
         assert ((by_group.mean(0) - keep).abs() <= 4 * error).all()
 
 
-def test_masks_of_different_streams_are_independent():
+def test_coupled_streams_are_narrow_or_wide_together():
     bnn = residual()
+    set_keep_logits(bnn, 0.0, 0.0)
+    first, second = ((z * unit.group_of).amax(1) for unit, z in zip(units_of(bnn), masks(bnn, 300), strict=True))
+    assert len(first.unique()) == 4
+    assert torch.equal(first, second)
+
+
+def groups_kept(one: OrderingUnit, uniform: Tensor) -> Tensor:
+    """Return how many groups a unit keeps in the passes of uniform numbers (R, groups of the order)."""
+    one.draws.noise, one.draws.fixed = {one.path: (uniform,)}, True
+    return (one.factors().detach() * (one.group_of + 1)).amax(1)
+
+
+@pytest.mark.parametrize("always_on", [1, 3])
+def test_a_coupled_unit_of_fewer_groups_keeps_its_own_law(always_on):
+    narrow, n = unit(size=5, groups=12, always_on=always_on), 20_000
+    kept = groups_kept(narrow, torch.rand(n, 12, generator=torch.Generator().manual_seed(0)))
+    for group, keep in enumerate(narrow.keep.tolist()):
+        assert abs((kept > group).float().mean() - keep) <= 4.5 * math.sqrt(keep * (1 - keep) / n)
+
+
+def test_a_coupled_unit_of_fewer_groups_keeps_the_same_share():
+    wide, narrow = (unit(size=size, groups=12, tail="categorical") for size in (12, 6))
+    uniform = torch.rand(500, 12, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(groups_kept(narrow, uniform), (groups_kept(wide, uniform) / 2).ceil())
+
+
+def test_a_compiled_pass_pools_noise_as_an_eager_one():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    bnn = lb.convert(net, lb.NestedDropout(groups=7, first=True))
+    set_keep_logits(bnn, 0.0, 1.0)
+    compiled = torch.compile(bnn, backend="aot_eager", fullgraph=True)
+    x = torch.randn(6, 3)
+    for index in range(3):
+        with lb.draws(bnn, seed=0, index=index):
+            torch.testing.assert_close(compiled(x), bnn(x))
+
+
+def test_masks_of_streams_that_are_not_coupled_are_independent():
+    bnn = residual(coupled=False)
     set_keep_logits(bnn)
     n = 4000
     first, second = (z.sum(1) for z in masks(bnn, n))
@@ -204,8 +244,8 @@ def test_noise_on_activations_has_the_masks_of_its_seed():
 
 
 def unit(size: int = 8, lanes: int = 1, **fields) -> OrderingUnit:
-    defaults = {"groups": 4, "always_on": 1, "tail": "learned", "prior_keep": 0.95, "temperature": 2.0}
-    order = Order(**(defaults | {"hard": True, "rescale": True} | fields))
+    defaults = {"groups": 4, "always_on": 1, "tail": "learned", "coupled": True, "prior_keep": 0.95, "temperature": 2.0}
+    order = Order(**(defaults | {"init_keep": 0.95, "hard": True, "rescale": True} | fields))
     made = OrderingUnit(Stream(size, lanes), order)
     if made.learned:
         with torch.no_grad():

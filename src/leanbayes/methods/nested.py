@@ -81,7 +81,7 @@ class NestedLayer(GaussianLayer):
     def attach(self, draws: Draws, path: str) -> None:
         super().attach(draws, path)
         if self.posterior.order is not None and self.leads:
-            self.posterior.order.draws, self.posterior.order.path = draws, f"{path}.order"
+            self.posterior.order.attach(draws, path)
 
     @property
     @override
@@ -288,7 +288,10 @@ class NestedDropout(Method):
         groups: groups of neighbouring channels that are dropped together, in every stream; fewer where it is narrower.
         always_on: how many first groups are never dropped.
         tail: how many are kept: "learned", or fixed as "geometric" (stopping with 1 - `prior_keep`) or "categorical".
+        coupled: a pass is narrow or wide in all layers, as the networks are that are cut from it; False draws every
+            layer's width on its own, as in the paper.
         prior_keep: the prior's probability to go on to the next group.
+        init_keep: where the learned probabilities to go on start.
         temperature: of the relaxed masks; larger is smoother.
         hard: masks of zeros and ones, with the (biased) gradient of soft ones.
         rescale: at a fixed width, multiply what is kept by its keep probability (B.2).
@@ -315,7 +318,9 @@ class NestedDropout(Method):
     groups: int = 32
     always_on: int = 1
     tail: Tail = "learned"
+    coupled: bool = True
     prior_keep: float = 0.95
+    init_keep: float = 0.95
     temperature: float = 2.0
     hard: bool = True
     rescale: bool = True
@@ -337,8 +342,9 @@ class NestedDropout(Method):
         check_at_least_zero(weight_cost=self.weight_cost)
         if not 1 <= self.always_on <= self.groups:
             raise ValueError(f"expected always_on from 1 to groups={self.groups}, got {self.always_on}")
-        if not 0 < self.prior_keep < 1:
-            raise ValueError(f"expected prior_keep between 0 and 1, got {self.prior_keep}; 0.95 is usual")
+        for name in ("prior_keep", "init_keep"):
+            if not 0 < (value := getattr(self, name)) < 1:
+                raise ValueError(f"expected {name} between 0 and 1, got {value}; 0.95 is usual")
 
     @override
     def wrap(self, layer: nn.Module) -> NestedLayer:

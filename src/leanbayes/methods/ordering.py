@@ -3,7 +3,11 @@
     z = 1 - exclusive cumsum(c),   c ~ Gumbel-softmax(log q, tau),   q_j = (1 - mu_{j+1}) prod_{k<=j} mu_k
 
 over groups of channels, mu learned. A unit belongs to a stream of channels (`leanbayes.layers.channels`): all layers
-that make or normalise these channels share it, and with it a mask for each pass. Masks are independent across units.
+that make or normalise these channels share it, and with it a mask for each pass.
+
+Units that are `coupled` read the same Gumbel noise: where their q are alike, all keep the same share of their channels.
+That changes no unit's own law. A unit with fewer groups reads the largest number of each block of groups: the maximum
+of n standard Gumbel numbers, less log n, is one again, and belongs to the share of the channels that the block has.
 """
 
 from __future__ import annotations
@@ -31,7 +35,6 @@ from leanbayes.sampling import Draws
 
 Tail = Literal["learned", "geometric", "categorical"]
 
-INITIAL_KEEP_LOGIT = 3.0
 LIMIT = 5.0
 """Logits of keep probabilities are used between minus and plus this, as the paper clamps them."""
 
@@ -44,7 +47,9 @@ class Order:
         groups: how many groups of neighbours are dropped together; fewer where a stream has fewer positions.
         always_on: how many of the `groups` are never dropped.
         tail: the law of the last group kept; "geometric" stops with probability 1 - `prior_keep` at each group.
+        coupled: read the noise of all other coupled units.
         prior_keep: conditional keep probability of the prior chain.
+        init_keep: where learned keep probabilities start.
         temperature: of the relaxation.
         hard: masks of zeros and ones, with the gradient of soft ones.
         rescale: at a fixed width, multiply what is kept by its keep probability (appendix B.2).
@@ -53,7 +58,9 @@ class Order:
     groups: int
     always_on: int
     tail: Tail
+    coupled: bool
     prior_keep: float
+    init_keep: float
     temperature: float
     hard: bool
     rescale: bool
@@ -75,6 +82,8 @@ class OrderingUnit(nn.Module):
 
     group_of: Tensor
     free_of: Tensor
+    block_of: Tensor
+    block_size: Tensor
     temperature: Tensor
     prior_log_tails: Tensor
     fixed_log_tails: Tensor
@@ -90,11 +99,14 @@ class OrderingUnit(nn.Module):
         index = torch.tensor([position * self.groups // length for position in positions(stream)])
         self.register_buffer("group_of", index, persistent=False)
         self.register_buffer("free_of", (index - self.always_on + 1).clamp_min(0), persistent=False)
+        block = torch.arange(order.groups) * self.groups // order.groups
+        self.register_buffer("block_of", block[None], persistent=False)
+        self.register_buffer("block_size", block.bincount().float(), persistent=False)
         self.register_buffer("temperature", torch.tensor(float(order.temperature)))
         prior = torch.full((self.groups - self.always_on,), order.prior_keep).logit()
         self.register_buffer("prior_log_tails", log_tails_of(prior), persistent=False)
         if order.tail == "learned":
-            self.keep_logits = nn.Parameter(torch.full((self.groups - self.always_on,), INITIAL_KEEP_LOGIT))
+            self.keep_logits = nn.Parameter(torch.full((self.groups - self.always_on,), order.init_keep).logit())
         else:
             count = self.groups - self.always_on + 1
             stop = 1 - order.prior_keep
@@ -102,6 +114,10 @@ class OrderingUnit(nn.Module):
             beyond = fixed.flip(0).cumsum(0).flip(0)  # from the end, so that small ones are exact
             self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
             self.register_buffer("fixed_keep", beyond / beyond[0], persistent=False)
+
+    def attach(self, draws: Draws, path: str) -> None:
+        """Take part in a model's draws: under a name of its own, or under one that all coupled units share."""
+        self.draws, self.path = draws, f"*.order.{self.order.groups}" if self.order.coupled else f"{path}.order"
 
     @property
     def learned(self) -> bool:
@@ -135,10 +151,10 @@ class OrderingUnit(nn.Module):
         return F.pad(free, (self.always_on - 1, 0), value=1.0)
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw uniform numbers (1, groups): a pass has one mask for all of its rows."""
+        """Draw uniform numbers, one for each of the order's groups: a pass has one mask for all of its rows."""
         if generator is None:  # compiled code must not name a generator, not even as None
-            return (torch.rand(1, self.groups, device=self.device),)
-        return (torch.rand(1, self.groups, generator=generator),)
+            return (torch.rand(1, self.order.groups, device=self.device),)
+        return (torch.rand(1, self.order.groups, generator=generator, device=generator.device),)
 
     def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
         """Draw the numbers of one function."""
@@ -154,9 +170,16 @@ class OrderingUnit(nn.Module):
             return self.at_width(reading.width, again=again)[None]
         if reading.noise is None:
             return torch.ones(1, len(self.group_of), device=self.device)
-        noise = gumbel(reading.noise[0][:, self.always_on - 1 :])
+        noise = gumbel(self._pooled(reading.noise[0])[:, self.always_on - 1 :])
         z = downhill(self.free_log_tails, self.temperature, noise, self.order.hard)
         return z.index_select(1, self.free_of)
+
+    def _pooled(self, uniform: Tensor) -> Tensor:
+        """Return uniform numbers for this unit's groups (R, groups), those of the maxima of blocks."""
+        if self.groups == self.order.groups:
+            return uniform
+        rows = uniform.new_zeros(len(uniform), self.groups)
+        return rows.scatter_reduce(1, self.block_of.expand_as(uniform), uniform, "amax").pow(self.block_size)
 
     def at_width(self, width: float | int, *, again: bool = False) -> Tensor:
         """Return the factors of a fixed width: zero beyond it, one or the keep probability up to it."""
