@@ -237,12 +237,18 @@ def _wrap_all(model: nn.Module, method: Method, layers: dict[int, tuple[str, nn.
     """Wrap every chosen layer once and give all the model's `Draws`, the existing one where there is one."""
     existing = draws_of(model)
     state = existing[0][0] if existing else Draws()
-    by_path = method.wrap_all(model, dict(layers.values()))
+    with _device_of(model):  # what a layer makes of numbers alone belongs there, too
+        by_path = method.wrap_all(model, dict(layers.values()))
     for path, layer in by_path.items():
         layer.attach(state, path)
     wrapped = {key: by_path[path] for key, (path, _) in layers.items() if path in by_path}
     state.components = math.lcm(state.components, *(layer.components for layer in wrapped.values()))
     return wrapped
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    """Return where a model is: the CPU if it has no tensor."""
+    return next((tensor.device for tensor in tensors_of(model)), torch.device("cpu"))
 
 
 def _replace(model: nn.Module, wrapped: dict[int, StochasticLayer]) -> nn.Module:

@@ -283,7 +283,7 @@ def _histograms(p: Prediction, foreign: Mapping[str, Prediction]) -> dict[str, A
         values = {"test": _per_row(getattr(p, measure)).double()}
         values |= {name: _per_row(getattr(other, measure)).double() for name, other in foreign.items()}
         top = max(1e-9, *(float(rows.max()) for rows in values.values()))
-        edges = torch.linspace(0, top, HISTOGRAM_BINS + 1, dtype=torch.float64)
+        edges = torch.linspace(0, top, HISTOGRAM_BINS + 1, dtype=torch.float64, device="cpu")
         counts = {name: torch.histogram(rows, edges).hist / len(rows) for name, rows in values.items()}
         found[measure] = {
             "edges": [round(edge, 6) for edge in edges.tolist()],

@@ -77,8 +77,8 @@ def ambiguous_images(
     return AmbiguousImages(
         name="ambiguous",
         images=images,
-        annotations=modes[torch.arange(len(modes))[:, None], chosen],
-        annotators=torch.full((len(modes),), annotators),
+        annotations=modes[torch.arange(len(modes), device=modes.device)[:, None], chosen],
+        annotators=torch.full((len(modes),), annotators, device=modes.device),
         classes=("background", "shape"),
         splits=splits,
         modes=modes,
@@ -88,7 +88,7 @@ def ambiguous_images(
 
 def _draw_scene(count: int, size: int, generator: torch.Generator) -> Scene:
     """Draw shapes that lie wholly inside their image."""
-    kind, radius, row, column, level = torch.rand(5, count, 1, 1, generator=generator)
+    kind, radius, row, column, level = torch.rand(5, count, 1, 1, generator=generator, device=generator.device)
     radius = size / 8 * (1 + radius)
     room = size - 1 - 2 * radius
     return Scene(kind < 0.5, radius, radius + row * room, radius + column * room, FAINT + level * (BRIGHT - FAINT))
@@ -96,7 +96,8 @@ def _draw_scene(count: int, size: int, generator: torch.Generator) -> Scene:
 
 def _modes(scene: Scene, size: int) -> Tensor:
     """Return the masks of the three opinions, (N, 3, S, S) uint8."""
-    rows, columns = torch.arange(size)[:, None] - scene.row, torch.arange(size) - scene.column
+    pixels = torch.arange(size, device=scene.row.device)
+    rows, columns = pixels[:, None] - scene.row, pixels - scene.column
     disc = rows.square() + columns.square() <= scene.radius.square()
     square = torch.maximum(rows.abs(), columns.abs()) <= scene.radius
     whole = torch.where(scene.round, disc, square)
@@ -106,7 +107,7 @@ def _modes(scene: Scene, size: int) -> Tensor:
 def _draw_images(scene: Scene, shape: Tensor, generator: torch.Generator) -> Tensor:
     """Paint the shapes and add noise, (N, 1, S, S) uint8."""
     clean = torch.where(shape.bool(), scene.level, BACKGROUND)
-    noisy = clean + NOISE * torch.randn(shape.shape, generator=generator)
+    noisy = clean + NOISE * torch.randn(shape.shape, generator=generator, device=generator.device)
     return noisy.clamp(0, 1).mul(255).round().byte()[:, None]
 
 

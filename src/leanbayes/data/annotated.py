@@ -114,7 +114,7 @@ class AnnotatedImages(Dataset[Item]):
 
 def draw_annotators(annotators: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw a number from 0 to n - 1 for each count n, (N,) int64."""
-    uniform = torch.rand(len(annotators), dtype=torch.float64, generator=generator)
+    uniform = torch.rand(len(annotators), dtype=torch.float64, generator=generator, device=annotators.device)
     return (uniform * annotators).long().minimum(annotators - 1)  # rounding may reach n itself
 
 

@@ -145,7 +145,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     over = [0, *range(2, x.dim())]
     count = x.numel() / x.shape[1]
     rows = max(1, _CHUNK * len(x) // x.numel())
-    zero = torch.zeros(x.shape[1], dtype=torch.float64)
+    zero = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
     mean = sum((chunk.double().sum(over) for chunk in torch.split(x, rows)), zero) / count
     centre = mean.view(-1, *(1 for _ in over[1:]))
     squares = ((chunk.double() - centre).square_().sum(over) for chunk in torch.split(x, rows))

@@ -136,6 +136,6 @@ def _digits(split: int) -> Raw:
 
     bunch = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(split)).numpy()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(split), device="cpu").numpy()
     train, test = order[:_DIGITS_TRAIN], order[_DIGITS_TRAIN:]
     return Raw(images[train], bunch.target[train], images[test], bunch.target[test], tuple("0123456789"))

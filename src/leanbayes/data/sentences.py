@@ -86,7 +86,7 @@ def encode(sentences: Sequence[str], words: Sequence[str], length: int = LENGTH)
 
 def _parts(y: Array) -> tuple[Array, Array, Array]:
     """Return the rows of test, validation and training: shuffled, the same shares of each class cut off the front."""
-    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0)).numpy()
+    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0), device="cpu").numpy()
     by_class = (shuffled[y[shuffled] == label] for label in range(len(CLASSES)))
     cut = [np.split(rows, [len(rows) // TEST_SHARE, 2 * (len(rows) // TEST_SHARE)]) for rows in by_class]
     test, validation, train = (np.sort(np.concatenate(rows)) for rows in zip(*cut, strict=True))

@@ -25,7 +25,7 @@ def draw_seeds(rows: int, generator: torch.Generator | None, device: torch.devic
     """Draw `rows` seeds (rows, 1)."""
     if generator is None:  # compiled code must not name a generator, not even as None
         return torch.randint(1, PRIME, (rows, 1), device=device)
-    return torch.randint(1, PRIME, (rows, 1), generator=generator)
+    return torch.randint(1, PRIME, (rows, 1), generator=generator, device=generator.device)
 
 
 def uniforms(seeds: Tensor, like: Tensor) -> Tensor:

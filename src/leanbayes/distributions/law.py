@@ -43,7 +43,9 @@ class Law(abc.ABC):
     def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
         """Draw standard noise in float32: on `device`, or with a generator on the CPU, the same for every device."""
         # A compiled graph with a varying batch size takes no generator argument, not even None.
-        return torch.randn(shape, device=device) if generator is None else torch.randn(shape, generator=generator)
+        if generator is None:
+            return torch.randn(shape, device=device)
+        return torch.randn(shape, generator=generator, device=generator.device)
 
     @abc.abstractmethod
     def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
@@ -63,8 +65,8 @@ class Law(abc.ABC):
 
     def prior(self, around: float, std: float) -> Distribution:
         """Return the prior of this law with scale `std` and, where it has a location, centred at `around`."""
-        scale = torch.tensor(std)
-        return self.distribution(self.locate(torch.tensor(around), scale), scale)
+        scale = torch.tensor(std, device="cpu")
+        return self.distribution(self.locate(torch.tensor(around, device="cpu"), scale), scale)
 
 
 class NormalLaw(Law):
@@ -84,7 +86,10 @@ class CauchyLaw(Law):
 
     @override
     def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        uniform = torch.rand(shape, device=device) if generator is None else torch.rand(shape, generator=generator)
+        if generator is None:  # compiled code must not name a generator, not even as None
+            uniform = torch.rand(shape, device=device)
+        else:
+            uniform = torch.rand(shape, generator=generator, device=generator.device)
         return torch.tan(math.pi * (uniform - 0.5))
 
     @override

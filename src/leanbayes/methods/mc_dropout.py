@@ -50,7 +50,7 @@ class MaskedLayer(StochasticLayer):
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         if generator is None:  # compiled code must not name a generator, not even as None
             return (torch.rand(rows, self.nodes, device=self.device),)
-        return (torch.rand(rows, self.nodes, generator=generator),)
+        return (torch.rand(rows, self.nodes, generator=generator, device=generator.device),)
 
     @override
     def sample(self, rows: int) -> dict[str, Tensor]:

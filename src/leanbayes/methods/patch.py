@@ -103,7 +103,7 @@ class PatchLayer(StochasticLayer):
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
         if generator is None:  # compiled code must not name a generator, not even as None
             return (torch.rand(1, self.nodes, device=self.device),)
-        return (torch.rand(1, self.nodes, generator=generator),)
+        return (torch.rand(1, self.nodes, generator=generator, device=generator.device),)
 
     @override
     def sample(self, rows: int) -> dict[str, Tensor]:
@@ -254,7 +254,7 @@ def contrasts(count: int) -> Tensor:
         >>> contrasts(2)
         tensor([[ 0.7071], [-0.7071]])
     """
-    basis = torch.zeros(count, count - 1, dtype=torch.float64)
+    basis = torch.zeros(count, count - 1, dtype=torch.float64, device="cpu")
     for j in range(1, count):
         basis[:j, j - 1], basis[j, j - 1] = 1.0, -float(j)
         basis[:, j - 1] /= math.sqrt(j * (j + 1))

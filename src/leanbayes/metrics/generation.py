@@ -111,7 +111,7 @@ def sample_diversity(rows: Tensor, *, most: int = 2000, seed: int = 0) -> Divers
     if rows.dim() < 2 or len(rows) < 2:
         raise ValueError(f"expected at least two rows, (N, ...), got shape {tuple(rows.shape)}")
     if len(rows) > most:
-        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:most]
+        chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed), device="cpu")[:most]
         rows = rows[chosen.to(rows.device)]
     points = finite(rows.detach(), "rows").flatten(1)
     points = points - points.mean(0)  # distances are differences of squares: a common offset would cost digits

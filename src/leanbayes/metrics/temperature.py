@@ -62,7 +62,7 @@ def calibrated_nll(probabilities: Tensor, y: Tensor, seed: int = 0) -> Tensor:
     flatten(probabilities, y)  # refuses wrong input as a whole, before it is split
     if len(probabilities) < 2:
         raise ValueError(f"expected at least two rows, one to fit and one to score, got {len(probabilities)}")
-    order = torch.randperm(len(probabilities), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(probabilities), generator=torch.Generator().manual_seed(seed), device="cpu")
     first, second = order.tensor_split(2)
     scores = []
     for fitted, scored in ((first, second), (second, first)):

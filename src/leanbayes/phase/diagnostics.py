@@ -37,7 +37,7 @@ def permute_scales(model: nn.Module, *, seed: int = 0) -> nn.Module:
     for path, layer in _layers(model):
         twin = additive(layer)
         sigma = twin.posterior.log_sigma
-        order = torch.randperm(sigma.numel(), generator=generator).to(sigma.device)
+        order = torch.randperm(sigma.numel(), generator=generator, device=generator.device).to(sigma.device)
         sigma.copy_(sigma.flatten()[order].view_as(sigma))
         put(model, path, twin)
     return model

@@ -8,6 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+CPU = torch.device("cpu")
+"""Named, so that the numbers are the same whatever torch's default device is."""
+
 
 class Streams:
     """Random numbers for images first, first + 1, ...: a function of (seed, corruption, index, number of the call).
@@ -22,15 +25,15 @@ class Streams:
         self.device = device
         self._key = f"{seed}/{corruption}"
         self._calls = 0
-        self._generator = torch.Generator()
+        self._generator = torch.Generator(CPU)
 
     def normal(self, *shape: int) -> Tensor:
         """Return standard normal numbers (n, *shape)."""
-        return self._draw(lambda row: torch.randn(shape, generator=self._generator))
+        return self._draw(lambda row: torch.randn(shape, generator=self._generator, device=CPU))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Return uniform numbers (n, *shape) between low and high."""
-        return low + (high - low) * self._draw(lambda row: torch.rand(shape, generator=self._generator))
+        return low + (high - low) * self._draw(lambda row: torch.rand(shape, generator=self._generator, device=CPU))
 
     def poisson(self, rates: Tensor) -> Tensor:
         """Return Poisson counts with the rates (n, ...)."""

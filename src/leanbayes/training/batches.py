@@ -88,7 +88,8 @@ class Placement:
 
     def order(self, rows: int, epoch: int) -> Tensor:
         """Return the permutation of an epoch, the same in every process."""
-        return torch.randperm(rows, generator=seeded(torch.device("cpu"), self.recipe.seed, "order", epoch))
+        cpu = torch.device("cpu")
+        return torch.randperm(rows, generator=seeded(cpu, self.recipe.seed, "order", epoch), device=cpu)
 
     def spans(self, rows: int) -> list[tuple[int, int]]:
         """Return where the global batches of an epoch begin and end in its permutation."""

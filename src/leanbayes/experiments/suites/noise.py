@@ -22,13 +22,14 @@ LOOKED_AT = {"quick": 100, "short": 2000, "full": 10_000}
 def gaussian(data: DataSet, x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Mix raw images with standard normal noise; returns network inputs."""
     clean = data.inputs(x)
-    return (1 - strength) * clean + strength * torch.randn(clean.shape, generator=generator)
+    return (1 - strength) * clean + strength * torch.randn(clean.shape, generator=generator, device=generator.device)
 
 
 def salt_and_pepper(data: DataSet, x: Tensor, strength: float, generator: torch.Generator) -> Tensor:
     """Set each number of raw images to 0 or to its largest with probability `strength`; returns network inputs."""
-    hit = torch.rand(x.shape, generator=generator) < strength
-    salt = (torch.rand(x.shape, generator=generator) < 0.5).to(x.dtype) * (255 if x.dtype == torch.uint8 else 1)
+    hit = torch.rand(x.shape, generator=generator, device=generator.device) < strength
+    white = torch.rand(x.shape, generator=generator, device=generator.device) < 0.5
+    salt = white.to(x.dtype) * (255 if x.dtype == torch.uint8 else 1)
     return data.inputs(torch.where(hit, salt, x))
 
 

@@ -126,7 +126,7 @@ class Mirrored(Dataset[tuple[Tensor, Tensor]]):
         """Draw the annotators of an epoch, and who is mirrored in it."""
         self.pairs.set_epoch(epoch)
         coins = seeded(torch.device("cpu"), self.pairs.seed, "mirror", epoch)
-        self.chosen = torch.rand(len(self.pairs), generator=coins) < 0.5
+        self.chosen = torch.rand(len(self.pairs), generator=coins, device=coins.device) < 0.5
 
     def __len__(self) -> int:
         """Return the number of images."""

@@ -36,8 +36,8 @@ STEPS = {"quick": 300, "short": 1200, "full": 4000}
 def regress(case: Case) -> Numbers:
     """Fit both methods at every depth to the data of the first seed."""
     generator = torch.Generator().manual_seed(case.seeds[0])
-    x = (2 * torch.rand(POINTS, 1, generator=generator) - 1) * EDGE
-    y = x**3 + NOISE * torch.randn(POINTS, 1, generator=generator)
+    x = (2 * torch.rand(POINTS, 1, generator=generator, device=generator.device) - 1) * EDGE
+    y = x**3 + NOISE * torch.randn(POINTS, 1, generator=generator, device=generator.device)
     grid = torch.linspace(-6, 6, 121)[:, None]
     rows = [
         {"method": name, "depth": depth} | fitted(method, depth, (x, y), grid, STEPS[case.budget])

@@ -1,0 +1,114 @@
+"""Whatever torch's default device is, numbers are made where they belong.
+
+The default is set to "meta", whose tensors hold nothing: whatever is made there by mistake cannot meet a number of the
+CPU. A default of "cuda" fails in the same places, where there is such a device.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.data.annotated import draw_annotators
+from leanbayes.distributions.hashing import draw_seeds
+from leanbayes.distributions.law import LAWS
+from leanbayes.methods import all_methods
+from leanbayes.shift.streams import Streams
+
+EXAMPLES = {f"{name}:{label}": m for name, kind in all_methods().items() for label, m in kind.examples().items()}
+
+
+@pytest.fixture
+def elsewhere():
+    """Return a function that sets the default device; it is put back in the end."""
+    before = torch.get_default_device()
+    yield lambda: torch.set_default_device("meta")
+    torch.set_default_device(before)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    features = [nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.1), nn.Flatten()]
+    return nn.Sequential(*features, nn.Linear(6 * 36, 12), nn.LayerNorm(12), nn.Linear(12, 3))
+
+
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(8, 1, 8, 8, generator=generator), torch.arange(8) % 3
+
+
+def outcome(net, method, x, y):
+    """Convert, predict and draw, with what torch's generator gives."""
+    torch.manual_seed(2)
+    bnn = lb.convert(net, method)
+    predicted = lb.predict(bnn, x, samples=4, seed=1)
+    drawn = None if method.targets == () else lb.draw(bnn, seed=1).eval()(x)
+    terms = None if method.targets == () else lb.elbo(bnn, x, y, lb.Categorical(), num_data=8)
+    return bnn, predicted, drawn, terms
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_same_numbers_as_under_the_usual_default(example, elsewhere):
+    net, (x, y), method = network(), rows(), EXAMPLES[example]
+    _, expected, drawn, terms = outcome(net, method, x, y)
+    elsewhere()
+    bnn, found, drawn_there, terms_there = outcome(net, method, x, y)
+    assert all(tensor.device.type == "cpu" for tensor in [*bnn.parameters(), *bnn.buffers()])
+    assert torch.equal(found.mean, expected.mean)
+    assert torch.equal(found.epistemic, expected.epistemic)
+    if drawn is not None:
+        assert torch.equal(drawn_there, drawn)
+        assert torch.equal(terms_there.loss, terms.loss)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("method", [lb.Rank1(components=2), lb.MCDropout(rate=0.1)], ids=["rank1", "mc_dropout"])
+def test_fit_and_evaluate(method, elsewhere, tmp_path):
+    net, (x, y) = network(), rows()
+    recipe = lb.Recipe(epochs=1, batch_size=4, accelerator="cpu")
+    usual = lb.convert(net, method)
+    torch.manual_seed(2)
+    there = lb.convert(net, method)
+    there.load_state_dict(usual.state_dict())
+    lb.fit(usual, (x, y), recipe, progress=False)
+    elsewhere()
+    lb.fit(there, (x, y), recipe, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(usual.parameters(), there.parameters(), strict=True))
+    assert lb.evaluate(there, (x, y), samples=2).metrics["test"]["nll"] > 0
+    lb.save(there, tmp_path / "model.safetensors")
+    again = lb.load(tmp_path / "model.safetensors", net)
+    assert torch.equal(lb.predict(again, x, samples=2).mean, lb.predict(there, x, samples=2).mean)
+
+
+def test_draws_are_made_on_the_device_of_their_generator(elsewhere):
+    elsewhere()
+    generator = torch.Generator().manual_seed(0)
+    assert draw_seeds(3, generator).device.type == "cpu"
+    for law in LAWS.values():
+        assert law.noise((2, 3), torch.device("meta"), generator).device.type == "cpu"
+    streams = Streams(0, "fog", range(2), torch.device("cpu"))
+    assert streams.normal(3).device.type == streams.uniform(3).device.type == "cpu"
+    counts = torch.tensor([2, 3], device="cpu")
+    assert draw_annotators(counts, generator).device.type == "cpu"
+
+
+def test_data_are_on_the_cpu(elsewhere):
+    elsewhere()
+    digits = lb.data.load("digits")
+    x, y = digits.prepared(digits.test)
+    made = lb.data.ambiguous_images(train=2, val=1, test=1)
+    foreign = [lb.data.foreign(name, digits) for name in ("noise", "shuffled")]
+    for tensor in (x, y, made.images, made.annotations, made.annotators, *foreign):
+        assert tensor.device.type == "cpu"
+        assert bool(torch.isfinite(tensor.float()).all())
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("example", [name for name in EXAMPLES if not name.startswith("patch")])
+def test_what_a_conversion_adds_is_where_the_network_is(example):
+    """A network on a GPU is converted there; "meta" stands for it. Patches look at their weights, which it has not."""
+    bnn = lb.convert(network().to("meta"), EXAMPLES[example])
+    assert all(tensor.is_meta for tensor in [*bnn.parameters(), *bnn.buffers()])
