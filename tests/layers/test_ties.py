@@ -68,7 +68,9 @@ def test_names_are_those_of_the_original_in_plain_networks(make, method):
         assert plain.all_tied_weights_keys == own_keys
         assert all(name in dict(plain.named_parameters(remove_duplicate=False)) for name in own_keys)
     again = (
-        lb.convert(bnn, lb.ModelPatch(), where="*LayerNorm" if make is bert else "*ln_1") if method.name == "rank1" else bnn
+        lb.convert(bnn, lb.ModelPatch(), where="*LayerNorm" if make is bert else "*ln_1")
+        if method.name == "rank1"
+        else bnn
     )
     assert all(name in dict(again.named_parameters(remove_duplicate=False)) for name in again.all_tied_weights_keys)
 
