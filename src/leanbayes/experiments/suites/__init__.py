@@ -22,6 +22,7 @@ from leanbayes.experiments.suites.rank1_cifar import rank1_cifar
 from leanbayes.experiments.suites.rank1_ehr import rank1_ehr
 from leanbayes.experiments.suites.runner import run_named
 from leanbayes.experiments.suites.suite import SuiteOf
+from leanbayes.experiments.suites.text_reviews import text_reviews
 from leanbayes.experiments.suites.variance_adversarial import variance_adversarial
 from leanbayes.experiments.suites.variance_criterion import variance_criterion
 from leanbayes.experiments.suites.variance_parameterizations import variance_parameterizations
@@ -47,6 +48,7 @@ SUITES: dict[str, SuiteOf] = {
     "nested-student": nested_student,
     "nested-annotators": nested_annotators,
     "nested-generation": nested_generation,
+    "text-reviews": text_reviews,
 }
 """Suites by name: functions of a `Setting`; the first line of their docstrings says what they repeat."""
 
