@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import math
@@ -70,6 +71,37 @@ def test_samples_of_the_law_reach_the_optimum():
     spread = 100 * 0.5 / math.sqrt(16 * 133)
     assert all(value < 4 * spread for name, value in found.items() if name.startswith("points off"))
     assert sum(found[f"mode {k}"] for k in range(3)) == pytest.approx(1)
+
+
+def test_the_optimum_is_estimated_where_no_law_is_known():
+    known = ambiguous_images(train=4, val=1, test=400, size=16)
+    fields = {field.name: getattr(known, field.name) for field in dataclasses.fields(AnnotatedImages)}
+    found, best = truth(AnnotatedImages(**fields)), truth(known)
+    assert found["images"] == 400
+    assert "mode 0" not in found
+    for count in SAMPLES:  # the distance of two annotators is between 0 and 1
+        spread = 0.5 / math.sqrt(400) * (1 / 4 + 1 / count)
+        assert found[f"ged {count}"] == pytest.approx(best[f"ged {count}"], abs=4 * spread)
+
+
+def test_one_pixel_by_hand():
+    """A line of one pixel shares nothing with its neighbour, two side by side share a third; two of the four agree."""
+    masks = torch.zeros(2, 2, 8, 8, dtype=torch.uint8)
+    masks[0, :, :, 3] = 1
+    masks[1, 0, :, 3:5] = 1
+    masks[1, 1, :, 4] = 1
+    images = AnnotatedImages(
+        name="lines",
+        images=torch.zeros(2, 1, 8, 8),
+        annotations=masks,
+        annotators=torch.tensor([2, 2]),
+        classes=("no", "yes"),
+        splits={"test": 2},
+    )
+    found = truth(images)
+    assert found["apart"] == pytest.approx((0 + 1 / 2) / 2)
+    assert found["one pixel"] == pytest.approx((1 + (2 / 3 + 1) / 2) / 2)
+    assert found["ged 4"] == pytest.approx(found["apart"] * (1 / 2 + 1 / 4))
 
 
 def test_points_off_by_hand():

@@ -143,23 +143,26 @@ def test_the_papers_numbers_are_those_of_cifar():
 def test_seeds_are_averaged_and_the_papers_numbers_stand_beside_cifar():
     runs = [{"frechet": 1.0, "inception": 2.0, "reconstruction": 0.5, "diversity": 4.0}] * 2
     runs = [runs[0], {**runs[1], "frechet": 3.0}]
-    assert told(runs, "frechet") == "2 ± 1.4"
-    assert told(runs[:1], "frechet") == "1"
+    assert told(runs, "frechet") == "2.000 ± 1.414"
+    assert told(runs[:1], "frechet") == "1.000"
     studies = {name: {"data": name, "methods": {"VAE": {"25": runs}}} for name in ("cifar10", "mnist")}
     page = overview({**studies, "pictures": {}})
-    assert page.rows[0] == ["cifar10", "VAE", "25", "2 ± 1.4", "175.17", "2 ± 0", "2.71", "0.5 ± 0", "0.947", "4 ± 0"]
-    assert page.rows[1][3:6] == ["2 ± 1.4", "", "2 ± 0"]
+    ours = ["2.000 ± 1.414", "2.000 ± 0.000", "0.5000 ± 0.0000", "4.000 ± 0.000"]
+    assert page.rows[0][:3] == ["cifar10", "VAE", "25"]
+    assert page.rows[0][3:] == [ours[0], "175.17", ours[1], "2.71", ours[2], "0.947", ours[3]]
+    assert page.rows[1][3:6] == [ours[0], "", ours[1]]
     assert "Seeds: 2." in page.says[0]
     alone = overview({"mnist": studies["mnist"]})
     assert alone.heads == ["", "model", "code, %", "Fréchet", "inception", "error", "diversity"]
-    assert alone.rows == [["mnist", "VAE", "25", "2 ± 1.4", "2 ± 0", "0.5 ± 0", "4 ± 0"]]
+    assert alone.rows == [["mnist", "VAE", "25", *ours]]
 
 
 def test_an_order_that_is_broken_is_told():
     ordered = nested_generation_page._ordered([1.0, 0.5, 0.2, 0.199])
     assert "never rises, and 3 dimensions" in ordered
     assert "never rises" in nested_generation_page._ordered([1.0, 1.0])  # a code that holds nothing
-    assert "rises by 10.00% of the fall at most" in nested_generation_page._ordered([1.0, 0.0, 0.1, 0.0])
+    assert "never rises" in nested_generation_page._ordered([1.0, 0.0, 1e-9])  # rounding
+    assert "rises by 10 % of the fall at most" in nested_generation_page._ordered([1.0, 0.0, 0.1, 0.0])
 
 
 # ------------------------------------------------------------------------------------ tiny runs

@@ -55,6 +55,27 @@ def test_images_of_odd_sides_and_several_channels():
     assert model(torch.randn(2, 3, 6, 10), torch.zeros(2, 6, 10)).isfinite().all()
 
 
+def test_lengths_of_a_fixed_chain_tell_nothing():
+    """Images and masks change means and deviations alone; the divergence has no part for the length."""
+    model, x = tiny(keep=0.75).eval(), scans()
+    prior, posterior = model.prior(x), model.posterior(torch.cat([x, model._planes(masks())], 1))
+    tails = torch.tensor([0.25, 0.75 * 0.25, 0.75**2 * 0.25, 0.75**3]).expand(5, -1)
+    torch.testing.assert_close(prior.log_tails.exp(), tails)
+    torch.testing.assert_close(posterior.log_tails, prior.log_tails)
+    kappa = kl_divergence(Normal(posterior.mean, posterior.std), Normal(prior.mean, prior.std))
+    torch.testing.assert_close(posterior.kl(prior), (tails * kappa.cumsum(1)).sum(1))
+    torch.testing.assert_close(posterior.kl(prior), (prior.keep * kappa).sum(1))
+    assert all("keep_logits" not in name and "chain" not in name for name in model.state_dict())
+    for length in (1, 2, 3, 4, None):
+        assert model.sample(x, 2, length=length).isfinite().all()
+
+
+@pytest.mark.parametrize(("ordered", "keep"), [(False, 0.5), (True, 0.0), (True, 1.0)])
+def test_a_chain_needs_ordered_codes_and_a_probability(ordered, keep):
+    with pytest.raises(ValueError, match="expected keep between 0 and 1, and ordered codes"):
+        tiny(ordered, keep=keep)
+
+
 @torch.no_grad()
 @ordered_or_not
 def test_the_loss_by_hand(ordered):

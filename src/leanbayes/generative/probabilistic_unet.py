@@ -4,10 +4,16 @@
 
 Prior and posterior are networks of their own, Gaussian, or with ordered codes (VND-PUNet, eq. 25 to 28): then a code
 may be cut to a length, and the divergence is that of `leanbayes.generative.codes` (eq. 30, with the cumulative kappa).
+
+The paper lets both networks learn how long codes are. The length is then a message of its own: long codes may say that
+nothing is marked, short ones all else. As drawn, samples are right; at a forced length only the opinions of that length
+are left. With `keep`, lengths come from a fixed chain, whatever image and annotation are: they tell nothing, and codes
+of every length carry all opinions as well as they can.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -32,9 +38,14 @@ class CodeNet(nn.Module):
         dimensions: of the code.
         ordered: whether codes have a length.
         widths: of its levels; each is two 3x3 convolutions, and halves the image.
+        keep: probability to go on to the next dimension, if it is not to be learned.
     """
 
-    def __init__(self, channels: int, dimensions: int, *, ordered: bool, widths: Sequence[int]) -> None:
+    chain: Tensor | None
+
+    def __init__(
+        self, channels: int, dimensions: int, *, ordered: bool, widths: Sequence[int], keep: float | None = None
+    ) -> None:
         """Build the levels and the heads."""
         super().__init__()
         levels: list[nn.Module] = []
@@ -45,13 +56,21 @@ class CodeNet(nn.Module):
             levels.append(nn.AvgPool2d(2, ceil_mode=True))
         self.levels = nn.Sequential(*levels, nn.AdaptiveAvgPool2d(1), nn.Flatten())
         self.mean, self.log_std = nn.Linear(channels, dimensions), nn.Linear(channels, dimensions)
-        self.keep_logits = nn.Linear(channels, dimensions - 1) if ordered else None
+        self.keep_logits = nn.Linear(channels, dimensions - 1) if ordered and keep is None else None
+        chain = None if keep is None else torch.full((dimensions - 1,), math.log(keep / (1 - keep)))
+        self.register_buffer("chain", chain, persistent=False)
 
     def forward(self, x: Tensor) -> Code:
         """Return the law of the code of every image."""
         features = self.levels(x)
-        keep_logits = None if self.keep_logits is None else self.keep_logits(features)
-        return Code.of(self.mean(features), self.log_std(features), keep_logits)
+        return Code.of(self.mean(features), self.log_std(features), self._going_on(features))
+
+    def _going_on(self, features: Tensor) -> Tensor | None:
+        """Return the logits of going on to the next dimension (B, D - 1); None where codes have no length."""
+        if self.keep_logits is not None:
+            logits: Tensor = self.keep_logits(features)
+            return logits
+        return None if self.chain is None else self.chain.expand(len(features), -1)
 
 
 class ProbabilisticUNet(nn.Module):
@@ -62,6 +81,8 @@ class ProbabilisticUNet(nn.Module):
         input_shape: of an image (C, H, W).
         dimensions: of the code.
         ordered: codes with a length (VND-PUNet).
+        keep: None lets prior and posterior learn how long codes are, as the paper does; sample them as drawn. A number
+            is the probability to go on to the next dimension, in both: take 0.8, say, if codes are to be cut.
         widths: of the U-Net and of both code networks.
         beta: weight of the divergence.
         temperature: of the relaxed masks of ordered codes.
@@ -73,13 +94,14 @@ class ProbabilisticUNet(nn.Module):
         >>> p = model.predict(x_test, samples=16)           # an ordinary Prediction, for every pixel
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two have a usual value
         self,
         num_classes: int,
         input_shape: tuple[int, ...],
         *,
         dimensions: int = 6,
         ordered: bool = False,
+        keep: float | None = None,
         widths: Sequence[int] = (32, 64, 128, 192),
         beta: float = 1.0,
         temperature: float = 1.0,
@@ -88,11 +110,16 @@ class ProbabilisticUNet(nn.Module):
         super().__init__()
         if num_classes < 2 or dimensions < 2:
             raise ValueError(f"expected at least two classes and dimensions, got {num_classes} and {dimensions}")
+        if keep is not None and not (ordered and 0 < keep < 1):
+            raise ValueError(
+                f"expected keep between 0 and 1, and ordered codes, got {keep} and ordered={ordered}; leave keep out "
+                "to learn lengths, or for codes without one"
+            )
         self.num_classes, self.dimensions, self.ordered = num_classes, dimensions, ordered
         self.beta, self.temperature = beta, temperature
         self.unet = UNet(FEATURES, input_shape, widths=widths)
-        self.prior = CodeNet(input_shape[0], dimensions, ordered=ordered, widths=widths)
-        self.posterior = CodeNet(input_shape[0] + num_classes, dimensions, ordered=ordered, widths=widths)
+        self.prior = CodeNet(input_shape[0], dimensions, ordered=ordered, widths=widths, keep=keep)
+        self.posterior = CodeNet(input_shape[0] + num_classes, dimensions, ordered=ordered, widths=widths, keep=keep)
         self.combine = nn.Sequential(
             nn.Conv2d(FEATURES + dimensions, FEATURES, 1),
             nn.ReLU(),
@@ -121,7 +148,8 @@ class ProbabilisticUNet(nn.Module):
         Args:
             x: images.
             count: opinions on each.
-            length: use only so many dimensions of the code; None as many as the prior draws.
+            length: use only so many dimensions of the code; None as many as the prior draws. Where lengths are learned
+                (`keep` is None) they carry opinions of their own, and a forced length leaves out those of all others.
             seed: the same seed gives the same opinions on the same images.
         """
         return self._opinions(x, self._noise(count, len(x), seed), length)

@@ -18,8 +18,8 @@ Tile = npt.NDArray[np.uint8]
 IMAGES = 3
 MASKS = 4
 ANNOTATORS = "annotators"
-STRIP = 2.6
-"""Inches of an image and its masks."""
+TILE, LABEL = 0.6, 1.5
+"""Inches of the height of a mask, and of the names beside them."""
 
 GAP, PAPER, MARKED, UNMARKED = 2, 255, 40, 235
 """Pixels between tiles; grey levels of the ground, of what is marked and of what is not."""
@@ -48,19 +48,18 @@ def pictures(images: AnnotatedImages, masks: Mapping[str, Tensor]) -> Numbers:
 
 
 def draw_pictures(numbers: Numbers, path: Path) -> None:
-    """Draw a column for each image, and a row for the annotators and each model."""
+    """Draw a column for each image, which stands on top, and a row of masks for the annotators and each model."""
     channels, height, width = numbers["shape"]
-    rows, columns = numbers["masks"], len(numbers["images"])
-    tile = STRIP / (MASKS + 1)
-    figure = new_figure(STRIP * columns + 1.2, (tile * height / width + 0.1) * len(rows))
-    axes = figure.subplots(len(rows), columns, squeeze=False)
-    for row, (name, groups) in zip(axes, rows.items(), strict=True):
-        for axis, packed, image in zip(row, groups, numbers["images"], strict=True):
-            shown = _image(image, (channels, height, width)) if name == ANNOTATORS else _blank(height, width)
-            axis.imshow(_strip([shown, *(_unpacked(mask, height, width) for mask in packed)]), interpolation="nearest")
-            axis.set(xticks=[], yticks=[])
-            axis.spines[:].set_visible(False)
-        row[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=7)
+    names, columns = list(numbers["masks"]), len(numbers["images"])
+    figure = new_figure(TILE * width / height * MASKS * columns + LABEL, TILE * (len(names) + 1))
+    for axis, k in zip(figure.subplots(1, columns, squeeze=False)[0], range(columns), strict=True):
+        masks = [[_unpacked(mask, height, width) for mask in groups[k]] for groups in numbers["masks"].values()]
+        strips = [_strip([_image(numbers["images"][k], (channels, height, width))]), *map(_strip, masks)]
+        axis.imshow(np.concatenate(strips), interpolation="none")  # "none" keeps thin lines, which resampling breaks
+        labels = ["image", *names] if k == 0 else []
+        axis.set(xticks=[], yticks=[(height + GAP) * (row + 0.5) for row in range(len(labels))], yticklabels=labels)
+        axis.tick_params(length=0)
+        axis.spines[:].set_visible(False)
     save_figure(figure, path)
 
 
@@ -86,7 +85,8 @@ def _blank(height: int, width: int) -> Tile:
 
 
 def _strip(tiles: list[Tile]) -> Tile:
-    """Return tiles in a row, room for all masks, a gap between any two."""
+    """Return tiles in a row, room for as many as there are masks, a gap beside and below each."""
     height, width, _ = tiles[0].shape
-    tiles = [*tiles, *(_blank(height, width) for _ in range(1 + MASKS - len(tiles)))]
-    return np.concatenate([np.pad(tile, ((0, 0), (0, GAP), (0, 0)), constant_values=PAPER) for tile in tiles], axis=1)
+    tiles = [*tiles, *(_blank(height, width) for _ in range(MASKS - len(tiles)))]
+    gaps = ((0, GAP), (0, GAP), (0, 0))
+    return np.concatenate([np.pad(tile, gaps, constant_values=PAPER) for tile in tiles], axis=1)

@@ -24,6 +24,19 @@ SCALES = {
     ("full", "bsds500"): Scale(widths=USUAL, epochs=400, batch_size=10, lr=5e-4, members=4, flip=True),
 }
 STYLES = {"BN3": "s--", "VND-PUNet": "o-", "P-UNet": "^-"}
+COLOURS = {
+    "deterministic": "#999999",
+    "dropout": "#8c6d31",
+    "ensemble": "#2ca02c",
+    "P-UNet": "#d62728",
+    "VND-PUNet 1/3": "#9ecae1",
+    "VND-PUNet full": "#4292c6",
+    "VND-PUNet as drawn": "#08519c",
+    "BN3 0.25": "#fdc692",
+    "BN3 0.5": "#f58a38",
+    "BN3 1": "#b84a05",
+}
+"""Of lines and bars alike: one hue for each kind of model, darker the more of it is in use."""
 
 
 def nested_annotators(setting: Setting) -> Suite:
@@ -94,8 +107,12 @@ def say(numbers: Numbers) -> list[str]:
         f"{best['images']} test images, {100 * best['marked']:.1f} % of whose pixels annotators mark. Energy distance "
         f"(squared, less is better) with {counts} samples:"
     ]
-    if "ged 1" in best:
-        lines.append(f"optimum: {_distances(best, 'ged')}")
+    if "apart" in best:
+        lines.append(
+            f"Two annotators of an image are {best['apart']:.3f} apart (1 - IoU), a mask and itself one pixel to the "
+            f"right {best['one pixel']:.3f}. The optimum is an estimate from the former."
+        )
+    lines.append(f"optimum: {_distances(best, 'ged')}")
     lines += [f"{name}: {_distances(row, 'ged')}; {_rest(row)}" for name, row in models.items()]
     if "mode 0" in best:
         lines.append(
@@ -114,22 +131,30 @@ def say(numbers: Numbers) -> list[str]:
 def draw(numbers: Numbers, path: Path) -> None:
     """Draw the distance over samples, and that of the most samples for each model; of balanced masks if there are."""
     best, models, most = numbers["truth"], numbers["models"], max(SAMPLES)
-    name = "ged" if "ged 1" in best else "balanced ged"
-    figure = new_figure(11, 3.6)
+    name = "ged" if "mode 0" in best else "balanced ged"
+    figure = new_figure(11, 4.4)
     lines, bars = figure.subplots(1, 2)
-    for model, row in models.items():
-        style = STYLES.get(model.split(" ")[0], ".:")
-        lines.plot(SAMPLES, [row[f"{name} {count}"] for count in SAMPLES], style, ms=4, label=model)
-    bars.barh(list(models), [row[f"{name} {most}"] for row in models.values()])
-    if "ged 1" in best:
-        lines.plot(SAMPLES, [best[f"ged {count}"] for count in SAMPLES], color="black", lw=1, label="optimum")
-        bars.axvline(best[f"ged {most}"], color="black", lw=1)
-    lines.set(xlabel="samples", ylabel="squared energy distance", xscale="log", xticks=SAMPLES, xticklabels=SAMPLES)
+    for place, (model, row) in enumerate(models.items()):
+        colour = COLOURS.get(model, f"C{place}")
+        lines.plot(SAMPLES, [row[f"{name} {n}"] for n in SAMPLES], _style(model), color=colour, ms=5)
+        drawn = bars.barh(model, row[f"{name} {most}"], color=colour)
+        bars.bar_label(drawn, fmt="%.3f", padding=3, fontsize=8)
+    lines.plot(SAMPLES, [best[f"ged {count}"] for count in SAMPLES], color="black", lw=1)
+    bars.axvline(best[f"ged {most}"], color="black", lw=1)
+    bars.annotate("optimum", (best[f"ged {most}"], 1), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+    lines.set(xlabel="samples", ylabel="squared energy distance (less is better)", xscale="log", ylim=(0, None))
+    lines.set_xticks(SAMPLES, SAMPLES)
     lines.minorticks_off()
     bars.invert_yaxis()
+    bars.margins(x=0.12)
     bars.set(xlabel=f"squared energy distance, {most} samples")
-    figure.legend(fontsize=7, loc="outside right upper")
+    for axis in (lines, bars):
+        axis.spines[["top", "right"]].set_visible(False)
     save_figure(figure, path)
+
+
+def _style(model: str) -> str:
+    return STYLES.get(model.split(" ")[0], ".:")
 
 
 def _distances(row: Numbers, name: str) -> str:

@@ -12,7 +12,16 @@ from leanbayes.experiments.suites.overview import Overview
 from leanbayes.experiments.suites.study import new_figure, Numbers, save_figure
 
 HEADS = {"frechet": "Fréchet", "inception": "inception", "reconstruction": "error"}
+LABELS = {
+    "frechet": "Fréchet distance (less is better)",
+    "inception": "inception score (more is better)",
+    "reconstruction": "reconstruction error",
+}
 STYLES = {"VND-AE": "o-", "VAE": "s-", "VAE, cut": "s:", "BetaVAE": "^", "JointVAE": "v", "SWAE": "D"}
+COLOURS = dict(zip(STYLES, ("#08519c", "#d62728", "#f4a6a0", "#7f7f7f", "#8c6d31", "#2ca02c"), strict=True))
+
+ROUNDING = 1e-6
+"""Share of the whole fall of an error: a rise of less is none."""
 
 PRINTED = {
     ("BetaVAE", "100"): (215.04, 2.19, 1.286),
@@ -78,26 +87,28 @@ def _cells(data: str, name: str, percent: str, runs: Sequence[Mapping[str, float
 def told(runs: Sequence[Mapping[str, float]], key: str) -> str:
     """Return the mean of a figure over seeds, with their standard deviation where there are several."""
     values = [run[key] for run in runs]
-    spread = f" ± {statistics.stdev(values):.2g}" if len(values) > 1 else ""
-    return f"{statistics.fmean(values):.4g}{spread}"
+    mean = f"{statistics.fmean(values):#.4g}"
+    decimals = len(mean.partition(".")[2])
+    return f"{mean} ± {statistics.stdev(values):.{decimals}f}" if len(values) > 1 else mean
 
 
 def draw(numbers: Numbers, path: Path) -> None:
     """Draw both errors and the inception score over the length, and the reconstruction error dimension by dimension."""
-    figure = new_figure(14, 3.3)
-    axes = figure.subplots(1, 4)
-    for axis, (key, head) in zip(axes, HEADS.items(), strict=False):
+    figure = new_figure(11, 6)
+    axes = figure.subplots(2, 2).flatten()
+    for axis, (key, head) in zip(axes, LABELS.items(), strict=False):
         for name, style in STYLES.items():
             row = numbers["methods"][name]
             means = [statistics.fmean(run[key] for run in runs) for runs in row.values()]
-            axis.plot([int(percent) for percent in row], means, style, ms=4, label=name)
-        axis.set(xlabel="code length, %", ylabel=head, xticks=[25, 50, 75, 100])
-    axes[0].legend(fontsize=7)
+            axis.plot([int(percent) for percent in row], means, style, color=COLOURS[name], ms=5, label=name)
+        axis.set(xlabel="code in use, %", ylabel=head, xticks=[25, 50, 75, 100])
     for name, errors in numbers["order"].items():
-        axes[3].plot(
-            range(1, len(errors) + 1), errors, STYLES[f"{name}, cut" if name == "VAE" else name], ms=2, label=name
-        )
-    axes[3].set(xlabel="dimensions in use", ylabel="error")
+        drawn = "VAE, cut" if name == "VAE" else name
+        axes[3].plot(range(1, len(errors) + 1), errors, STYLES[drawn], color=COLOURS[drawn], ms=3)
+    axes[3].set(xlabel="dimensions in use", ylabel=LABELS["reconstruction"])
+    for axis in axes:
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(STYLES), frameon=False)
     save_figure(figure, path)
 
 
@@ -110,7 +121,7 @@ def _ordered(errors: Sequence[float]) -> str:
     fall = max(errors) - min(errors)
     worst = max(later - earlier for earlier, later in pairwise(errors))
     enough = next(k for k, error in enumerate(errors, 1) if error <= errors[-1] + 0.01 * fall)
-    rises = "never rises" if worst <= 0 else f"rises by {worst / fall:.2%} of the fall at most"
+    rises = "never rises" if worst <= ROUNDING * fall else f"rises by {100 * worst / fall:.2g} % of the fall at most"
     return (
         f"reconstruction error of 1 to {len(errors)} dimensions: {errors[0]:.4g} to {errors[-1]:.4g}; it {rises}, and "
         f"{enough} dimensions have 99 % of the gain"

@@ -23,6 +23,11 @@ DEPTH = 4
 SPREAD = 1.5
 """How far apart the two values of a dimension of the tree are from zero; the prior's deviation is one."""
 
+WIDTH, TREE_HEIGHT = 11.0, 4.0
+"""Inches of the figure and of the tree in it."""
+
+WHITE = 255
+
 
 def pictures(setting: Setting, data: str) -> Study:
     """Return the study of one data set."""
@@ -99,25 +104,51 @@ def say(numbers: Numbers) -> list[str]:
     """Tell what the figure shows."""
     told = ", ".join(map(str, numbers["lengths"]))
     return [
-        f"Left: new images, a column is one code cut to {told} dimensions. Middle: test images, and what is left of "
-        "them at these lengths. Right: a tree of codes, each level with two values for one dimension more."
+        f"Left: new images, a column is one code cut to {told} dimensions. Right: test images, and what is left of "
+        "them at these lengths. Below: a tree of codes, each level with two values for one dimension more."
     ]
 
 
 def draw(numbers: Numbers, path: Path) -> None:
-    """Draw the three pictures beside each other."""
+    """Draw new images beside reconstructions, equal lengths on equal heights, and the tree below them."""
     lengths = list(map(str, numbers["lengths"]))
-    figure = new_figure(14, 4.2)
-    named = {"new": ("new images", lengths), "again": ("reconstructions", ["test", *lengths]), "tree": ("a tree", None)}
-    for axis, (key, (title, labels)) in zip(figure.subplots(1, 3), named.items(), strict=True):
-        picture = unpacked(numbers[key])
-        labels = labels or [str(level) for level in range(1, DEPTH + 1)]
-        step = picture.shape[0] / len(labels)
-        grey = picture.shape[2] == 1
-        # "none" keeps the pixels as they are: small files, and nothing is blurred
-        shown = picture[..., 0] if grey else picture
-        axis.imshow(shown.numpy(), cmap="gray", vmin=0, vmax=255, interpolation="none")
-        axis.set(title=title, xticks=[], yticks=[step * (k + 0.5) - 0.5 for k in range(len(labels))])
-        axis.set_yticklabels(labels)
-    figure.axes[0].set_ylabel("code length")
+    new, again, branches = (unpacked(numbers[key]) for key in ("new", "again", "tree"))
+    figure = new_figure(WIDTH, WIDTH * again.shape[0] / again.shape[1] / 2 + TREE_HEIGHT)
+    above, below = figure.subfigures(2, 1, height_ratios=(figure.get_figheight() - TREE_HEIGHT, TREE_HEIGHT))
+    left, right = above.subplots(1, 2)
+    empty = torch.full((again.shape[0] - new.shape[0], *new.shape[1:]), WHITE, dtype=new.dtype)
+    _show(left, torch.cat([empty, new]), "new images", ["", *lengths])
+    _show(right, again, "test images and their reconstructions", ["test", *lengths])
+    left.set_ylabel("dimensions of the code in use")
+    _show_tree(below.subplots(), branches)
     save_figure(figure, path)
+
+
+def _show(axis: Any, picture: Tensor, title: str, labels: Sequence[str]) -> None:
+    """Put a picture of as many rows as there are labels into axes without a frame."""
+    step = picture.shape[0] / len(labels)
+    named = [k for k, label in enumerate(labels) if label]
+    # "none" keeps the pixels as they are: small files, and nothing is blurred
+    shown = picture[..., 0] if picture.shape[2] == 1 else picture
+    axis.imshow(shown.numpy(), cmap="gray", vmin=0, vmax=WHITE, interpolation="none")
+    axis.set_title(title, fontsize=11)
+    axis.set(xticks=[], yticks=[step * (k + 0.5) - 0.5 for k in named], yticklabels=[labels[k] for k in named])
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
+
+
+def _show_tree(axis: Any, picture: Tensor) -> None:
+    """Draw a tree with room between its levels, and lines from every image to the two that go on from it."""
+    levels = picture.tensor_split(DEPTH)
+    height, width = levels[0].shape[0], picture.shape[1]
+    room = torch.full((height // 2, *picture.shape[1:]), WHITE, dtype=picture.dtype)
+    spaced = torch.cat([part for level in levels for part in (level, room)])
+    names = [str(depth + 1) for depth in range(DEPTH)]
+    _show(axis, spaced, "a tree of codes", names)
+    step = len(spaced) // DEPTH
+    axis.set_yticks([depth * step + height / 2 for depth in range(DEPTH)], names)
+    axis.set_ylabel("dimensions in use")
+    for depth in range(1, DEPTH):
+        ends = [(k + 0.5) * width / 2**depth for k in range(2**depth)]
+        starts = [(k // 2 + 0.5) * width / 2 ** (depth - 1) for k in range(2**depth)]
+        axis.plot([starts, ends], [(depth - 1) * step + height, depth * step], color="gray", lw=1)

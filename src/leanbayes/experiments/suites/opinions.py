@@ -7,8 +7,8 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import nn, Tensor
-from torch.nn.functional import one_hot
 
 from leanbayes.convert import mean
 from leanbayes.data import AnnotatedImages
@@ -19,7 +19,7 @@ from leanbayes.experiments.suites.study import Numbers
 from leanbayes.generative import ProbabilisticUNet
 from leanbayes.generative.codes import gaussian_kl
 from leanbayes.methods.ensemble import Ensemble
-from leanbayes.metrics.segmentation import energy_distance, matched_iou, pixel_calibration
+from leanbayes.metrics.segmentation import energy_distance, iou, matched_iou, pixel_calibration
 from leanbayes.norm import update_norm
 from leanbayes.predict import predict
 from leanbayes.prediction import Prediction
@@ -113,13 +113,18 @@ def code_use(model: ProbabilisticUNet, images: AnnotatedImages) -> Numbers:
     device = next(model.parameters()).device
     x, y = test.prepared().to(device), test.draw_targets(torch.Generator().manual_seed(0)).to(device)
     prior = model.prior(x)
-    planes = one_hot(y, model.num_classes).movedim(-1, 1).float()
+    planes = F.one_hot(y, model.num_classes).movedim(-1, 1).float()
     told = gaussian_kl(model.posterior(torch.cat([x, planes], 1)), prior)
     return {"nats": told.mean(0).tolist(), "used": prior.keep.mean(0).tolist()}
 
 
 def truth(images: AnnotatedImages) -> Numbers:
-    """Return what a perfect network would have: where no law is known, only the share of marked pixels."""
+    """Return what a perfect network would have; where no law is known, an estimate from what annotators say.
+
+    With D the distance of two annotators of an image, its expected energy distance is D (1 / annotators + 1 / samples):
+    `optimal_energy_distance` has D from the law, here it is the mean over pairs. Beside it stands, as a measure of how
+    strict the distance is, that of a mask to itself one pixel to the right.
+    """
     test = images.split("test")
     found: Numbers = {"marked": _share(test), "images": len(test)}
     if isinstance(test, AmbiguousImages):
@@ -127,8 +132,20 @@ def truth(images: AnnotatedImages) -> Numbers:
         for count in SAMPLES:
             best = optimal_energy_distance(test.modes, test.probabilities, annotators=people, samples=count)
             found[f"ged {count}"] = float(best.mean())
-        found |= _modes(test.probabilities, test.probabilities)
+        return found | _modes(test.probabilities, test.probabilities)
+    each = [masks[:people].bool() for masks, people in zip(test.annotations, test.annotators.tolist(), strict=True)]
+    apart = torch.stack([_apart(masks) for masks in each])
+    for count in SAMPLES:
+        found[f"ged {count}"] = float((apart * (1 / test.annotators + 1 / count)).mean())
+    found["apart"] = float(apart.mean())
+    found["one pixel"] = float(torch.stack([1 - iou(m, F.pad(m, (1, 0))[..., :-1]).mean() for m in each]).mean())
     return found
+
+
+def _apart(masks: Tensor) -> Tensor:
+    """Return the mean distance 1 - IoU of two different masks (A, H, W) of one image; zero if there is but one."""
+    people = len(masks)
+    return (1 - iou(masks[:, None], masks[None])).sum() / max(1, people * (people - 1))
 
 
 def _modes(frequencies: Tensor, probabilities: Tensor) -> dict[str, float]:
