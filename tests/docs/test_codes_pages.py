@@ -1,0 +1,124 @@
+"""The pages of ordered codes hold the numbers of their files."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+SUITES = "leanbayes.experiments.suites"
+SETS = {"generation": ("cifar10", "mnist", "fashion-mnist"), "annotators": ("ambiguous", "bsds500")}
+BOTH = [(page, data) for page, sets in SETS.items() for data in sets]
+
+generation_page = importlib.import_module(f"{SUITES}.nested_generation_page")
+pictures = importlib.import_module(f"{SUITES}.nested_pictures")
+annotators = importlib.import_module(f"{SUITES}.nested_annotators")
+
+
+def numbers(page: str, name: str) -> dict[str, Any]:
+    return json.loads((RESULTS / page / f"{name}.json").read_text(encoding="utf-8"))["numbers"]
+
+
+def text_of(page: str) -> str:
+    return (RESULTS / f"{page}.md").read_text(encoding="utf-8")
+
+
+def line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+@pytest.mark.parametrize(("page", "data"), BOTH)
+def test_a_page_says_what_its_files_say(page, data):
+    say = generation_page.say if page == "generation" else annotators.say
+    said = say(numbers(page, f"{page}-{data}"))
+    if page == "generation":
+        said += pictures.say(numbers(page, f"pictures-{data}"))
+    assert [each for each in said if f"* {each}\n" not in text_of(page)] == []
+
+
+@pytest.mark.parametrize("group", [("cifar10",), ("mnist", "fashion-mnist")])
+def test_the_table_is_that_of_its_files(group):
+    table = generation_page.overview({data: numbers("generation", f"generation-{data}") for data in group})
+    lines = [line(table.heads), *map(line, table.rows)]
+    assert [each for each in lines if each not in text_of("generation")] == []
+
+
+@pytest.mark.parametrize("page", SETS)
+def test_every_figure_is_shown_and_nothing_else_lies_there(page):
+    second = {"generation": "pictures", "annotators": "masks"}[page]
+    drawn = {f"{name}-{data}" for data in SETS[page] for name in (page, second)}
+    assert all(f"({page}/{name}.svg)" in text_of(page) for name in drawn)
+    extra = {"generation": "blur-fashion-mnist", "annotators": "lengths"}[page]
+    files = {f"{name}.{kind}" for name in drawn for kind in ("json", "svg")} | {f"{extra}.json"}
+    assert {path.name for path in (RESULTS / page).iterdir()} == files
+
+
+@pytest.mark.parametrize("data", SETS["generation"])
+def test_published_dimensions_are_ordered_and_no_length_is_garbage(data):
+    found = numbers("generation", f"generation-{data}")
+    errors = found["order"]["VND-AE"]
+    assert len(errors) == found["dimensions"]
+    assert all(math.isfinite(error) for error in errors)
+    fall = errors[0] - errors[-1]
+    assert all(later <= earlier + 1e-6 * fall for earlier, later in pairwise(errors))
+
+
+def test_blurred_images_are_those_of_their_file():
+    found = json.loads((RESULTS / "generation" / "blur-fashion-mnist.json").read_text(encoding="utf-8"))
+    for row in found["blurred"]:
+        blur = f"blurred by a Gaussian, {row['sigma']:.2f} pixels" if "sigma" in row else None
+        name = blur or f"{row['components']} principal components"
+        figures = [f"{row['error']:.4f}", f"{row['frechet']:.1f}", f"{row['inception']:.2f}", f"{row['diversity']:.2f}"]
+        assert line([name, *figures]) in text_of("generation")
+
+
+def test_lengths_are_those_of_their_file():
+    found = json.loads((RESULTS / "annotators" / "lengths.json").read_text(encoding="utf-8"))
+    page = text_of("annotators")
+    for run in found["runs"]:
+        rows = [run["at length"][length] for length in ("as drawn", "1", "2", "6")]
+        cells = [f"{row['ged 16']:.3f} ({row['points off']:.1f})" for row in rows]
+        assert line([run["lengths"], str(run["seed"]), *cells]) in page
+    first = found["runs"][0]
+    for length, row in first["drawn"].items():
+        assert line([length, f"{100 * row['share']:.1f}", *(f"{share:.1f}" for share in row["modes"])]) in page
+
+
+@pytest.mark.parametrize("data", SETS["annotators"])
+def test_distances_are_those_of_their_file(data):
+    page, found = text_of("annotators"), numbers("annotators", f"annotators-{data}")
+    heads = ("ged", "balanced ged") if data == "bsds500" else ("ged",)
+    keys = [*(f"{head} {count}" for head in heads for count in (1, 4, 8, 16)), "matched iou", "vote error"]
+    for name, row in {"optimum": found["truth"], **found["models"]}.items():
+        assert line([name, *(f"{row[key]:.3f}" if key in row else "" for key in keys)]) in page
+
+
+def test_disagreement_is_that_of_the_masks_in_the_picture():
+    found, page = numbers("annotators", "masks-bsds500"), text_of("annotators")
+    _, height, width = found["shape"]
+    for name in ("annotators", "ensemble", "P-UNet", "VND-PUNet full", "dropout"):
+        groups = [[_mask(packed, height, width) for packed in group] for group in found["masks"][name]]
+        pairs = [pair for group in groups for pair in combinations(group, 2)]
+        assert len(pairs) == 18
+        apart = np.mean([1 - (a & b).sum() / (a | b).sum() for a, b in pairs])
+        beyond = np.mean([1 - ((a & _near(b)).sum() / a.sum() + (b & _near(a)).sum() / b.sum()) / 2 for a, b in pairs])
+        assert line([name, f"{apart:.3f}", f"{beyond:.3f}"]) in page
+
+
+def _mask(packed: str, height: int, width: int) -> np.ndarray:
+    bits = np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8), count=height * width)
+    return bits.reshape(height, width).astype(bool)
+
+
+def _near(mask: np.ndarray) -> np.ndarray:
+    """Mark every pixel with a marked one among itself and its eight neighbours."""
+    wide = np.pad(mask, 1)
+    height, width = mask.shape
+    return np.any([wide[i : i + height, j : j + width] for i in range(3) for j in range(3)], axis=0)
