@@ -189,6 +189,15 @@ def test_a_coupled_unit_of_fewer_groups_keeps_the_same_share():
     assert torch.equal(groups_kept(narrow, uniform), (groups_kept(wide, uniform) / 2).ceil())
 
 
+@pytest.mark.parametrize("size", [1, 5, 24])
+def test_by_default_half_of_the_passes_keep_all_channels_whatever_their_number(size):
+    made = OrderingUnit(Stream(size, 1), Order(**ORDER | {"groups": 12, "prior_keep": None, "init_keep": None}))
+    assert made.keep[-1].item() == pytest.approx(0.5 if size > 1 else 1.0, rel=1e-5)
+    assert made.kl().item() == pytest.approx(0, abs=1e-6)
+    own = OrderingUnit(Stream(size, 1), Order(**ORDER | {"groups": 12, "prior_keep": None, "init_keep": 0.9}))
+    assert own.keep[-1].item() == pytest.approx(0.9 ** (own.groups - 1), rel=1e-5)
+
+
 def test_a_compiled_pass_pools_noise_as_an_eager_one():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
@@ -243,10 +252,12 @@ def test_noise_on_activations_has_the_masks_of_its_seed():
 # ------------------------------------------------------------------------- widths
 
 
+ORDER = {"groups": 4, "always_on": 1, "tail": "learned", "coupled": True, "prior_keep": 0.95, "init_keep": 0.95}
+ORDER |= {"temperature": 2.0, "hard": True, "rescale": True}
+
+
 def unit(size: int = 8, lanes: int = 1, **fields) -> OrderingUnit:
-    defaults = {"groups": 4, "always_on": 1, "tail": "learned", "coupled": True, "prior_keep": 0.95, "temperature": 2.0}
-    order = Order(**(defaults | {"init_keep": 0.95, "hard": True, "rescale": True} | fields))
-    made = OrderingUnit(Stream(size, lanes), order)
+    made = OrderingUnit(Stream(size, lanes), Order(**ORDER | fields))
     if made.learned:
         with torch.no_grad():
             made.keep_logits.copy_(torch.linspace(1.0, -1.0, len(made.keep_logits)))

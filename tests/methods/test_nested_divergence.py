@@ -29,9 +29,9 @@ def chain(keep: list[float]) -> tuple[list[float], list[float]]:
     return kept, tails
 
 
-def phi_1(logits: list[float], always_on: int, prior_keep: float = 0.95) -> float:
-    """The divergence of the tails, by the definition of the chains."""
-    on = [1.0] * always_on
+def phi_1(logits: list[float], always_on: int) -> float:
+    """The divergence of the tails, by the definition of the chains; half of the prior's draws keep everything."""
+    on, prior_keep = [1.0] * always_on, 0.5 ** (1 / len(logits))
     _, q = chain(on + [1 / (1 + math.exp(-logit)) for logit in logits])
     _, p = chain(on + [prior_keep] * len(logits))
     return sum(a * math.log(a / b) for a, b in zip(q, p, strict=True) if a > 0)

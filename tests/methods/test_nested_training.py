@@ -287,6 +287,7 @@ def test_fit_learns_digits_and_resumes_bit_by_bit(tmp_path):
         ({"always_on": 0}, "expected always_on from 1 to groups=32, got 0"),
         ({"groups": 4, "always_on": 5}, "expected always_on from 1 to groups=4, got 5"),
         ({"prior_keep": 1.0}, r"expected prior_keep between 0 and 1, got 1\.0"),
+        ({"init_keep": 0.0}, r"expected init_keep between 0 and 1, got 0\.0"),
     ],
 )
 def test_wrong_fields_say_what_was_expected(fields, message):

@@ -35,6 +35,9 @@ from leanbayes.sampling import Draws
 
 Tail = Literal["learned", "geometric", "categorical"]
 
+HALF = 0.5
+"""Share of the passes that keep all channels under the usual prior: the full width, too, has to be trained."""
+
 LIMIT = 5.0
 """Logits of keep probabilities are used between minus and plus this, as the paper clamps them."""
 
@@ -48,8 +51,8 @@ class Order:
         always_on: how many of the `groups` are never dropped.
         tail: the law of the last group kept; "geometric" stops with probability 1 - `prior_keep` at each group.
         coupled: read the noise of all other coupled units.
-        prior_keep: conditional keep probability of the prior chain.
-        init_keep: where learned keep probabilities start.
+        prior_keep: conditional keep probability of the prior chain; None keeps all groups in half of the draws.
+        init_keep: where learned keep probabilities start; None starts with the prior.
         temperature: of the relaxation.
         hard: masks of zeros and ones, with the gradient of soft ones.
         rescale: at a fixed width, multiply what is kept by its keep probability (appendix B.2).
@@ -59,8 +62,8 @@ class Order:
     always_on: int
     tail: Tail
     coupled: bool
-    prior_keep: float
-    init_keep: float
+    prior_keep: float | None
+    init_keep: float | None
     temperature: float
     hard: bool
     rescale: bool
@@ -103,14 +106,14 @@ class OrderingUnit(nn.Module):
         self.register_buffer("block_of", block[None], persistent=False)
         self.register_buffer("block_size", block.bincount().float(), persistent=False)
         self.register_buffer("temperature", torch.tensor(float(order.temperature)))
-        prior = torch.full((self.groups - self.always_on,), order.prior_keep).logit()
-        self.register_buffer("prior_log_tails", log_tails_of(prior), persistent=False)
+        free = self.groups - self.always_on
+        keep = HALF ** (1 / max(1, free)) if order.prior_keep is None else order.prior_keep
+        self.register_buffer("prior_log_tails", log_tails_of(torch.full((free,), keep).logit()), persistent=False)
         if order.tail == "learned":
-            self.keep_logits = nn.Parameter(torch.full((self.groups - self.always_on,), order.init_keep).logit())
+            start = keep if order.init_keep is None else order.init_keep
+            self.keep_logits = nn.Parameter(torch.full((free,), start).logit())
         else:
-            count = self.groups - self.always_on + 1
-            stop = 1 - order.prior_keep
-            fixed = geometric_tails(count, stop) if order.tail == "geometric" else uniform_tails(count)
+            fixed = geometric_tails(free + 1, 1 - keep) if order.tail == "geometric" else uniform_tails(free + 1)
             beyond = fixed.flip(0).cumsum(0).flip(0)  # from the end, so that small ones are exact
             self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
             self.register_buffer("fixed_keep", beyond / beyond[0], persistent=False)

@@ -40,13 +40,8 @@ SAMPLES = 6
 NORM_ROWS = 1024
 """Training rows over which the statistics of norms are collected at every width (C.2)."""
 
-POSTERIOR_RATE = 1.0
-"""Of keep probabilities and noise, in units of the weights' rate: the paper has one rate for all. With ten times that,
-networks become narrow before their channels are of use."""
-
-WHOLE = 0.5
-"""Share of the passes that keep all channels, under the prior and in the beginning: the full width is trained on its own
-for half of the time, as the paper's 600 epochs would allow it anyway."""
+POSTERIOR_RATE = NestedDropout.posterior_rate
+"""Of keep probabilities and noise, in units of the weights' rate."""
 
 ANNEALED = 2 / 3
 """Share of the epochs over which the divergence comes in: at once, it would drop channels before they are of use."""
@@ -65,9 +60,7 @@ class Individual(Trainee):
 
 def ours(data: str, **fields: Any) -> NestedDropout:
     """Return the method with the paper's groups, of which one in sixteen is always on."""
-    groups, always_on = GROUPS[data], max(1, GROUPS[data] // 16)
-    keep = WHOLE ** (1 / (groups - always_on))
-    return NestedDropout(groups=groups, always_on=always_on, prior_keep=keep, init_keep=keep, **fields)
+    return NestedDropout(groups=GROUPS[data], always_on=max(1, GROUPS[data] // 16), **fields)
 
 
 def fixed(data: str) -> NestedDropout:

@@ -36,6 +36,9 @@ KINDS = ("deterministic", "dropout", "ensemble", "P-UNet", "VND-PUNet", "BN3")
 DIMENSIONS = 6
 """Of the codes, as Kohl et al. (2018) have it."""
 
+POSTERIOR_RATE = 10.0
+"""Of BN3's keep probabilities and noise, in units of the weights' rate: steps of Adam are small beside them."""
+
 DROPOUT = 0.5
 """Share of channels that the dropout U-Net drops behind every level but the finest."""
 
@@ -102,7 +105,7 @@ class Segmenter:
             return replace(
                 whole,
                 beta=1 / pixels,
-                posterior_lr=min(0.05, scale.lr * NestedDropout.posterior_rate),
+                posterior_lr=POSTERIOR_RATE * scale.lr,
                 anneal_epochs=round(ANNEALED * scale.epochs),
                 compile=device_of(self.recipe.accelerator).type == "cuda",  # many small operations, else
             )
