@@ -65,13 +65,31 @@ def test_times_are_told_from_the_smallest_to_the_largest_repeat():
     assert told[1] == "BN3: training 2.00 to 2.50, test of 6 draws 6.10 to 6.60"
 
 
-@pytest.mark.parametrize("name", ["widths", "times"])
-def test_the_published_page_says_what_its_files_say(name):
+PUBLISHED = {
+    "widths": "nested_widths.say",
+    "times": "nested_times.say",
+    "limited": "nested_limited.say",
+    "student": "nested_student.say",
+    "correlation": "nested_student.say_correlations",
+}
+
+
+@pytest.mark.parametrize(("name", "teller"), PUBLISHED.items(), ids=PUBLISHED)
+def test_the_published_page_says_what_its_files_say(name, teller):
     results = Path(__file__).parents[2] / "docs" / "results"
     study = json.loads((results / "nested" / f"{name}-cifar10.json").read_text())
     page = (results / "nested.md").read_text()
-    suite = importlib.import_module(f"leanbayes.experiments.suites.nested_{name}")
-    assert all(f"* {line}\n" in page for line in suite.say(study["numbers"]))
+    module, function = teller.split(".")
+    say = getattr(importlib.import_module(f"leanbayes.experiments.suites.{module}"), function)
+    assert all(f"* {line}\n" in page for line in say(study["numbers"]))
+
+
+def test_the_published_trials_are_those_of_their_file():
+    results = Path(__file__).parents[2] / "docs" / "results"
+    page = (results / "nested.md").read_text()
+    for name, row in json.loads((results / "nested" / "trials.json").read_text())["rows"].items():
+        told = " | ".join(f"{one['accuracy']:.1f}, {one['nll']:.3f}" for one in row.values())
+        assert any(line.startswith(f"| {name} |") and told in line for line in page.splitlines())
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)

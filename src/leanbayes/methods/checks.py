@@ -53,3 +53,10 @@ def check_rate(**values: float) -> None:
     for name, value in values.items():
         if not (isinstance(value, (int, float)) and 0 <= value < 1):
             raise ValueError(f"expected {name} to be at least 0 and below 1, got {value!r}")
+
+
+def check_keep(**probabilities: float | None) -> None:
+    """Refuse keep probabilities that leave nothing to chance; None stands for a default."""
+    for name, value in probabilities.items():
+        if value is not None and not 0 < value < 1:
+            raise ValueError(f"expected {name} between 0 and 1, got {value}; 0.95 is usual")

@@ -33,7 +33,7 @@ from leanbayes.layers.channels import Channels, follow
 from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, spread, TRANSPOSED
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods.base import Method, plain_copy, StochasticLayer
-from leanbayes.methods.checks import check_at_least_zero, check_choice, check_positive
+from leanbayes.methods.checks import check_at_least_zero, check_choice, check_keep, check_positive
 from leanbayes.methods.gaussian import GaussianLayer
 from leanbayes.methods.ordering import Chains, Order, OrderingUnit, Tail
 from leanbayes.sampling import Draws
@@ -159,9 +159,7 @@ class NestedLayer(GaussianLayer):
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         weight = variables["weight"]
-        if not self.masked:
-            return {"weight": weight}
-        return masked_tensors(self, weight, variables["mask"])
+        return masked_tensors(self, weight, variables["mask"]) if self.masked else {"weight": weight}
 
 
 class NestedNorm(StochasticLayer):
@@ -288,10 +286,9 @@ class NestedDropout(Method):
         groups: groups of neighbouring channels that are dropped together, in every stream; fewer where it is narrower.
         always_on: how many first groups are never dropped.
         tail: how many are kept: "learned", or fixed as "geometric" (stopping with 1 - `prior_keep`) or "categorical".
-        coupled: a pass is narrow or wide in all layers, as the networks are that are cut from it; False draws every
-            layer's width on its own, as in the paper.
-        prior_keep: the prior's probability to go on to the next group; None: such that half of the passes keep all. The
-            paper's 0.95 keeps all 32 groups in a fifth of them, and trains the narrow widths more.
+        coupled: a pass is narrow or wide in all layers, as cut networks are; False draws each layer's width, as the paper.
+        prior_keep: the prior's probability to go on to the next group; None: such that half of the passes keep all (the
+            paper's 0.95: a fifth, with 32 groups).
         init_keep: where the learned probabilities to go on start; None: at the prior's.
         temperature: of the relaxed masks; larger is smoother.
         hard: masks of zeros and ones, with the (biased) gradient of soft ones.
@@ -343,9 +340,7 @@ class NestedDropout(Method):
         check_at_least_zero(weight_cost=self.weight_cost)
         if not 1 <= self.always_on <= self.groups:
             raise ValueError(f"expected always_on from 1 to groups={self.groups}, got {self.always_on}")
-        for name in ("prior_keep", "init_keep"):
-            if (value := getattr(self, name)) is not None and not 0 < value < 1:
-                raise ValueError(f"expected {name} between 0 and 1, got {value}; 0.95 is usual")
+        check_keep(prior_keep=self.prior_keep, init_keep=self.init_keep)
 
     @override
     def wrap(self, layer: nn.Module) -> NestedLayer:
