@@ -286,7 +286,7 @@ class NestedDropout(Method):
         groups: groups of neighbouring channels that are dropped together, in every stream; fewer where it is narrower.
         always_on: how many first groups are never dropped.
         tail: how many are kept: "learned", or fixed as "geometric" (stopping with 1 - `prior_keep`) or "categorical".
-        coupled: a pass is narrow or wide in all layers, as cut networks are; False draws each layer's width, as the paper.
+        coupled: a pass is narrow or wide in all layers, as cut networks are; False, as in the paper: each on its own.
         prior_keep: the prior's probability to go on to the next group; None: such that half of the passes keep all (the
             paper's 0.95: a fifth, with 32 groups).
         init_keep: where the learned probabilities to go on start; None: at the prior's.
