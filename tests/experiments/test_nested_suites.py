@@ -84,12 +84,15 @@ def test_the_published_page_says_what_its_files_say(name, teller):
     assert all(f"* {line}\n" in page for line in say(study["numbers"]))
 
 
-def test_the_published_trials_are_those_of_their_file():
+@pytest.mark.parametrize(
+    ("name", "fields"), [("trials", ("accuracy", "nll")), ("fashion-mnist", ("accuracy", "nll", "ece"))]
+)
+def test_the_tables_of_the_page_are_those_of_their_files(name, fields):
     results = Path(__file__).parents[2] / "docs" / "results"
-    page = (results / "nested.md").read_text()
-    for name, row in json.loads((results / "nested" / "trials.json").read_text())["rows"].items():
-        told = " | ".join(f"{one['accuracy']:.1f}, {one['nll']:.3f}" for one in row.values())
-        assert any(line.startswith(f"| {name} |") and told in line for line in page.splitlines())
+    lines = (results / "nested.md").read_text().splitlines()
+    for row, widths in json.loads((results / "nested" / f"{name}.json").read_text())["rows"].items():
+        cells = [", ".join(f"{one[f]:.{1 if f == 'accuracy' else 3}f}" for f in fields) for one in widths.values()]
+        assert any(line.startswith(f"| {row} |") and " | ".join(cells) in line for line in lines)
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
