@@ -123,9 +123,7 @@ def open_run(path: Path, root: str | None = None) -> Reopened:
         raise ValueError(f"'{folder / CLAIM}' is damaged ({type(error).__name__}: {error})") from error
     data = _data(folder, source)
     network = maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape)()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # the norms of a nested network see draws: the same ones at every call
-        model = at_full_width(_filled(folder / MODEL, network, method), data)
+    model = at_full_width(_filled(folder / MODEL, network, method), data)
     likelihood = own_likelihood(model) or _likelihood(folder, data)
     return Reopened(folder, net, method, model, likelihood, source, data)
 

@@ -189,8 +189,11 @@ def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
     """Return what is judged: of a network whose channels are ordered the full width, not a mixture of all widths."""
     if not any(layer.ordered for _, layer in stochastic_layers(model)):
         return model
-    x = data.inputs(data.train.x[:NORM_ROWS])
-    return narrow(model, 1.0, data=x.to(next(model.parameters()).device))
+    device = next(model.parameters()).device
+    x = data.inputs(data.train.x[:NORM_ROWS]).to(device)
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(0)  # norms see draws: the same ones whenever the network is judged
+        return narrow(model, 1.0, data=x)
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
