@@ -277,7 +277,8 @@ class NestedDropout(Method):
     """Ordered channels, of which every pass keeps the first few: train once, cut to any width (`lb.slim`).
 
     Let the divergence come in slowly (`lb.Recipe(anneal_epochs=...)`, two thirds of the epochs): at full weight from
-    the start it drops channels before they are of any use, and what is never kept is never trained.
+    the start it drops channels before they are of any use. Predict with `lb.slim.narrow(bnn, 1.0, data=x)`: as it is,
+    the network answers with draws of random width.
 
     The output is never narrowed, and the stream of the first linear map only with `first`; where `where` names layers,
     streams are ordered whose layers are all named.
