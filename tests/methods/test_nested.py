@@ -198,6 +198,16 @@ def test_by_default_half_of_the_passes_keep_all_channels_whatever_their_number(s
     assert own.keep[-1].item() == pytest.approx(0.9 ** (own.groups - 1), rel=1e-5)
 
 
+@pytest.mark.parametrize("fields", [{"groups": 256}, {"init_keep": 0.9999}, {"init_keep": 1e-4}], ids=str)
+def test_keep_probabilities_start_where_they_can_learn(fields):
+    bnn = lb.convert(
+        nn.Sequential(nn.Linear(4, 256), nn.ReLU(), nn.Linear(256, 2)), lb.NestedDropout(first=True, **fields)
+    )
+    (order,) = units_of(bnn)
+    lb.kl(bnn).backward()
+    assert order.keep_logits.grad.ne(0).all()
+
+
 def test_a_compiled_pass_pools_noise_as_an_eager_one():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))

@@ -41,7 +41,7 @@ def uniforms(seeds: Tensor, like: Tensor) -> Tensor:
 
 
 PIECE = 2**16
-"""Numbers that a CPU makes at a time: they stay in its cache."""
+"""Pairs of numbers that a CPU makes at a time: they stay in its cache."""
 
 GOLDEN, FIRST, SECOND = (n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The constants of SplitMix64 (Steele, Lea, Flood, 2014), as signed numbers."""

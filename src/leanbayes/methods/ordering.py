@@ -52,7 +52,7 @@ class Order:
         tail: the law of the last group kept; "geometric" stops with probability 1 - `prior_keep` at each group.
         coupled: read the noise of all other coupled units.
         prior_keep: conditional keep probability of the prior chain; None keeps all groups in half of the draws.
-        init_keep: where learned keep probabilities start; None starts with the prior.
+        init_keep: where learned keep probabilities start, within their limits; None starts with the prior.
         temperature: of the relaxation.
         hard: masks of zeros and ones, with the gradient of soft ones.
         rescale: at a fixed width, multiply what is kept by its keep probability (appendix B.2).
@@ -111,7 +111,8 @@ class OrderingUnit(nn.Module):
         self.register_buffer("prior_log_tails", log_tails_of(torch.full((free,), keep).logit()), persistent=False)
         if order.tail == "learned":
             start = keep if order.init_keep is None else order.init_keep
-            self.keep_logits = nn.Parameter(torch.full((free,), start).logit())
+            logits = torch.full((free,), start).logit().clamp(-LIMIT, LIMIT)  # beyond, nothing would be learned
+            self.keep_logits = nn.Parameter(logits)
         else:
             fixed = geometric_tails(free + 1, 1 - keep) if order.tail == "geometric" else uniform_tails(free + 1)
             beyond = fixed.flip(0).cumsum(0).flip(0)  # from the end, so that small ones are exact
