@@ -6,7 +6,6 @@ import importlib
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +21,7 @@ from leanbayes.experiments.suites.study import Case
 from leanbayes.experiments.suites.suite import Setting
 from leanbayes.experiments.suites.trained import Trained
 from tests.data.test_icu import write_cache
+from tests.experiments.pages import lacking, RESULTS
 
 ehr = importlib.import_module("leanbayes.experiments.suites.rank1_ehr")
 
@@ -175,15 +175,9 @@ def test_the_suite_runs_on_made_up_stays(tmp_path):
     assert outcome.page().count("± ") > 40
 
 
-def test_without_the_data_the_suite_says_how_to_get_them(tmp_path):
-    setting = Setting(root=str(tmp_path))
-    with pytest.raises(ValueError, match=r"nothing to run: .*`leanbayes data prepare physionet2012` fetches it"):
-        run("rank1-ehr", SUITES["rank1-ehr"](setting), setting, tmp_path)
-
-
 # ------------------------------------------------------------------------------------ the published page
 
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "ehr.md"
+PAGE = RESULTS / "ehr.md"
 
 
 def published(name: str) -> dict:
@@ -193,9 +187,7 @@ def published(name: str) -> dict:
 def test_the_published_page_says_what_its_files_say():
     page, numbers = PAGE.read_text(), published("ehr")["numbers"]
     found = ehr.overview(numbers)
-    lines = [f"| {' | '.join(cells)} |\n" for cells in found.rows]
-    lines += [f"* {line}\n" for line in (*found.says, *ehr.say(numbers))]
-    assert [line for line in lines if line not in page] == []
+    assert lacking("ehr", found.rows, [*found.says, *ehr.say(numbers)]) == []
     assert "(ehr/ehr.svg)" in page
     assert all(len(row["seeds"]) == 5 for row in numbers["rows"].values())
 

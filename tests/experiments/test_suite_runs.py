@@ -267,10 +267,18 @@ def test_a_failed_run_is_told_and_its_studies_are_left_out(tmp_path):
     assert remarks[1] == "Figure 4 is left out: not all of its runs are done."
 
 
-def test_nothing_to_run_says_what_is_missing(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rank1-cifar", "cifar10 is not here, .*cifar100 is not here"),
+        ("rank1-ehr", ".*`leanbayes data prepare physionet2012` fetches it"),
+        ("text-reviews", ".*`leanbayes data prepare rt-polarity` fetches it"),
+    ],
+)
+def test_nothing_to_run_says_what_is_missing(name, said, tmp_path):
     setting = Setting(root=str(tmp_path))
-    with pytest.raises(ValueError, match=r"nothing to run: cifar10 is not here, .*cifar100 is not here"):
-        present(SUITES["rank1-cifar"](setting), setting)
+    with pytest.raises(ValueError, match=f"nothing to run: {said}"):
+        present(SUITES[name](setting), setting)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import json
 import math
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,6 +32,7 @@ from leanbayes.experiments.suites.text_networks import (
 from leanbayes.experiments.suites.trained import Trained
 from leanbayes.methods import all_methods
 from tests.data.test_sentences import write_cache
+from tests.experiments.pages import lacking, RESULTS
 
 reviews = importlib.import_module("leanbayes.experiments.suites.text_reviews")
 
@@ -216,15 +216,9 @@ def test_the_suite_runs_on_made_up_sentences(tmp_path):
     assert (out / "studies" / "text-reviews.svg").is_file()
 
 
-def test_without_the_data_the_suite_says_how_to_get_them(tmp_path):
-    setting = Setting(root=str(tmp_path))
-    with pytest.raises(ValueError, match=r"nothing to run: .*`leanbayes data prepare rt-polarity` fetches it"):
-        run("text-reviews", SUITES["text-reviews"](setting), setting, tmp_path)
-
-
 # ------------------------------------------------------------------------------------ the published page
 
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "text.md"
+PAGE = RESULTS / "text.md"
 
 
 def published(name: str) -> dict:
@@ -235,9 +229,7 @@ def test_the_published_page_says_what_its_files_say():
     page, numbers = PAGE.read_text(), published("text-reviews")["numbers"]
     found = text_page.overview(numbers)
     rows = [*found.rows, *text_page.foreign(numbers)]
-    lines = [f"| {' | '.join(cells)} |\n" for cells in rows]
-    lines += [f"* {line}\n" for line in (*found.says, *text_page.gains(numbers))]
-    assert [line for line in lines if line not in page] == []
+    assert lacking("text", rows, [*found.says, *text_page.gains(numbers)]) == []
     assert "(text/text-reviews.svg)" in page
 
 

@@ -111,11 +111,7 @@ class DataSet:
             )
         if self.kind in ("series", "text"):
             return x
-        scale = 255.0 if x.dtype == torch.uint8 else 1.0
-        as_row = (-1, *(1 for _ in self.input_shape[1:]))
-        mean, std = (moment.to(x.device).view(as_row) for moment in self._input_moments)
-        # In place on a copy: a data set as floats is large, and one more temporary is a whole one.
-        return x.to(torch.float32, copy=True).div_(scale).sub_(mean).div_(std)
+        return normalised(x, *self._input_moments)
 
     def targets(self, y: Tensor) -> Tensor:
         """Turn raw targets into what a network is trained on: labels as they are, real targets standardised."""
@@ -154,3 +150,11 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     constant = std <= 1e-7 * mean.abs()
     scale = 255.0 if x.dtype == torch.uint8 else 1.0
     return (mean / scale).float(), torch.where(constant, 1.0, std / scale).float()
+
+
+def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Return (x - mean) / std in float32, of bytes x / 255; mean and std are those of features or channels (axis 1)."""
+    scale = 255.0 if x.dtype == torch.uint8 else 1.0
+    mean, std = (moment.to(x.device).view(-1, *(1 for _ in x.shape[2:])) for moment in (mean, std))
+    # In place on a copy: a data set as floats is large, and one more temporary is a whole one.
+    return x.to(torch.float32, copy=True).div_(scale).sub_(mean).div_(std)

@@ -15,6 +15,7 @@ from leanbayes.convert import own_likelihood
 from leanbayes.data import DataSet
 from leanbayes.data.arrays import channels_first, tensor
 from leanbayes.data.checks import check_inputs
+from leanbayes.data.dataset import normalised
 from leanbayes.experiments.config import PLAIN, Source
 from leanbayes.experiments.networks import maker
 from leanbayes.experiments.run import at_full_width, CLAIM, MODEL
@@ -97,10 +98,7 @@ class Preparation:
     def _normalised(self, x: Tensor, mean: Tensor, std: Tensor | None) -> Tensor:
         assert std is not None
         check_inputs(x.numpy(), "the part")
-        raw = tensor(x.numpy())
-        as_row = (-1, *(1 for _ in self.shape[1:]))
-        scale = 255.0 if raw.dtype == torch.uint8 else 1.0
-        return raw.to(torch.float32, copy=True).div_(scale).sub_(mean.view(as_row)).div_(std.view(as_row))
+        return normalised(tensor(x.numpy()), mean, std)
 
 
 def open_run(path: Path, root: str | None = None) -> Reopened:
