@@ -53,11 +53,13 @@ def test_a_compiled_bfloat16_training_step_runs_with_fresh_noise(method):
 def test_activations_stay_in_bfloat16_and_channels_last(method):
     bnn = lb.convert(lb.models.WideResNet(depth=10, widen=1), method).cuda().to(memory_format=torch.channels_last)
     seen = []
+
+    def look(layer, inputs, output):
+        if output.dim() == 4:
+            seen.append((output.dtype, output.is_contiguous(memory_format=torch.channels_last)))
+
     for _, layer in lb.stochastic_layers(bnn):
-        if layer.family.axis == -3:
-            layer.register_forward_hook(
-                lambda m, a, out: seen.append((out.dtype, out.is_contiguous(memory_format=torch.channels_last)))
-            )
+        layer.register_forward_hook(look)
     with torch.autocast("cuda", torch.bfloat16):
         bnn(torch.randn(8, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last))
     assert set(seen) == {(torch.bfloat16, True)}

@@ -107,7 +107,9 @@ def _first(inputs: Any) -> Tensor | PackedSequence | None:
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
     if isinstance(inputs, (tuple, list)):
-        return next((first for item in inputs if (first := _first(item)) is not None), None)
+        for item in inputs:  # a loop: up to torch 2.11, dynamo does not follow a generator here
+            if (first := _first(item)) is not None:
+                return first
     return None
 
 

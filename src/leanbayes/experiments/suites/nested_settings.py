@@ -83,7 +83,7 @@ def _common(setting: Setting, data: str, name: str) -> dict[str, Any]:
     recipe = {
         "digits": Recipe(epochs=30, batch_size=50, **common),
         "fashion-mnist": Recipe(epochs=8, batch_size=100, **common),
-        "cifar10": Recipe(epochs=30, batch_size=250, augment="crop_flip", **common | {"lr": 0.1}),
+        "cifar10": Recipe(epochs=90, batch_size=250, augment="crop_flip", **common | {"lr": 0.1}),
     }[data]
     if setting.budget == "full":
         steps: dict[str, Any] = {"schedule": "step", "milestones": (150, 300, 450)}

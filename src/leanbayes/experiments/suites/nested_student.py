@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanbayes.experiments.suites.nested_settings import average, DATA, Judge, NORM_ROWS, ours, PAPER, trainee
+from leanbayes.experiments.suites.nested_settings import ANNEALED, average, DATA, Judge, NORM_ROWS, ours, PAPER, trainee
 from leanbayes.experiments.suites.study import Case, new_figure, Numbers, save_figure, Study
 from leanbayes.experiments.suites.suite import Setting, Suite
 from leanbayes.experiments.suites.trained import train, Trained
@@ -82,10 +82,11 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
 
 
 def taught(teacher: Trained, setting: Setting, data: str, case: Case, seed: int) -> nn.Module:
-    """Return the student, distilled as long as the teacher was trained; one that is finished is only read."""
+    """Return the student, distilled half as long as the teacher was trained; one that is finished is only read."""
     plan = trainee(setting, data, f"{data}-student", ours(data))
     folder = plan.folder(case.out, seed)
-    recipe = replace(plan.recipe, seed=seed, compile=False)
+    epochs = max(1, plan.recipe.epochs // 2)
+    recipe = replace(plan.recipe, seed=seed, epochs=epochs, anneal_epochs=round(ANNEALED * epochs), compile=False)
     small = distill(
         teacher.model,
         teacher.train(),
