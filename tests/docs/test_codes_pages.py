@@ -55,8 +55,8 @@ def test_every_figure_is_shown_and_nothing_else_lies_there(page):
     second = {"generation": "pictures", "annotators": "masks"}[page]
     drawn = {f"{name}-{data}" for data in SETS[page] for name in (page, second)}
     assert all(f"({page}/{name}.svg)" in text_of(page) for name in drawn)
-    extra = {"generation": "blur-fashion-mnist", "annotators": "lengths"}[page]
-    files = {f"{name}.{kind}" for name in drawn for kind in ("json", "svg")} | {f"{extra}.json"}
+    extra = {"generation": {"blur-fashion-mnist.json"}, "annotators": {"lengths.json", "earlier.json"}}[page]
+    files = {f"{name}.{kind}" for name in drawn for kind in ("json", "svg")} | extra
     assert {path.name for path in (RESULTS / page).iterdir()} == files
 
 
@@ -100,10 +100,21 @@ def test_distances_are_those_of_their_file(data):
         assert line([name, *(f"{row[key]:.3f}" if key in row else "" for key in keys)]) in page
 
 
+def test_both_runs_of_the_same_settings_are_those_of_their_files():
+    page = text_of("annotators")
+    before = json.loads((RESULTS / "annotators" / "earlier.json").read_text(encoding="utf-8"))
+    for data, name in {"ambiguous": "made-up", "bsds500": "BSDS500"}.items():
+        runs = {"earlier": before[data]["models"], "now": numbers("annotators", f"annotators-{data}")["models"]}
+        assert list(runs["earlier"]) == list(runs["now"])
+        assert line(["", *runs["now"]]) in page
+        for when, models in runs.items():
+            assert line([f"{name}, {when}", *(f"{row['ged 16']:.3f}" for row in models.values())]) in page
+
+
 def test_disagreement_is_that_of_the_masks_in_the_picture():
     found, page = numbers("annotators", "masks-bsds500"), text_of("annotators")
     _, height, width = found["shape"]
-    for name in ("annotators", "ensemble", "P-UNet", "VND-PUNet full", "dropout"):
+    for name in ("annotators", "ensemble", "P-UNet", "VND-PUNet full", "BN3 1", "dropout"):
         groups = [[_mask(packed, height, width) for packed in group] for group in found["masks"][name]]
         pairs = [pair for group in groups for pair in combinations(group, 2)]
         assert len(pairs) == 18
