@@ -58,6 +58,21 @@ def test_sizes_are_those_of_the_mean_network():
     assert found == {"parameters": 6 * 8 + 8 + 8 * 3 + 3, "multiply_adds": 6 * 8 + 8 * 3}
 
 
+def test_what_pruning_leaves_are_kept_weights_and_all_that_is_never_pruned():
+    limited = importlib.import_module("leanbayes.experiments.suites.nested_limited")
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    bnn = lb.convert(net, lb.VarianceLayers(parameterization="additive"))
+    (_, layer), *others = stochastic_layers(bnn)
+    with torch.no_grad():
+        layer.posterior.log_sigma.fill_(-10.0)
+        layer.posterior.log_sigma[:, :2] = 10.0
+    pruned = lb.phase.prune(bnn)
+    zeros = int((pruned.model[0].base.weight == 0).sum())
+    assert not others
+    assert zeros == 16
+    assert limited._weights_left(pruned) == (6 * 8 + 8) + 2 * 8 + (8 * 3 + 3) - zeros
+
+
 def test_times_are_told_from_the_smallest_to_the_largest_repeat():
     times = importlib.import_module("leanbayes.experiments.suites.nested_times")
     runs = [{"train": 2.5, "test": 6.6}, {"train": 2.0, "test": 6.1}, {"train": 2.25, "test": 6.4}]
@@ -85,7 +100,12 @@ def test_the_published_page_says_what_its_files_say(name, teller):
 
 
 @pytest.mark.parametrize(
-    ("name", "fields"), [("trials", ("accuracy", "nll")), ("fashion-mnist", ("accuracy", "nll", "ece"))]
+    ("name", "fields"),
+    [
+        ("trials", ("accuracy", "nll")),
+        ("longer", ("accuracy", "nll")),
+        ("fashion-mnist", ("accuracy", "nll", "ece")),
+    ],
 )
 def test_the_tables_of_the_page_are_those_of_their_files(name, fields):
     results = Path(__file__).parents[2] / "docs" / "results"
@@ -93,6 +113,14 @@ def test_the_tables_of_the_page_are_those_of_their_files(name, fields):
     for row, widths in json.loads((results / "nested" / f"{name}.json").read_text())["rows"].items():
         cells = [", ".join(f"{one[f]:.{1 if f == 'accuracy' else 3}f}" for f in fields) for one in widths.values()]
         assert any(line.startswith(f"| {row} |") and " | ".join(cells) in line for line in lines)
+
+
+def test_the_layers_of_the_pruned_network_are_those_of_their_file():
+    results = Path(__file__).parents[2] / "docs" / "results"
+    page, found = (results / "nested.md").read_text(), json.loads((results / "nested" / "svb.json").read_text())
+    for path, layer in found["layers"].items():
+        assert f"| {path} | {layer['weights']:,} | {layer['kept']:,} | {layer['outputs']} |\n" in page
+    assert sum(layer["kept"] for layer in found["layers"].values()) == found["cuts"]["3"]["kept"]
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)

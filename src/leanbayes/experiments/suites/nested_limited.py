@@ -14,7 +14,7 @@ from leanbayes.experiments.suites.study import Case, new_figure, Numbers, save_f
 from leanbayes.experiments.suites.suite import Setting, Suite
 from leanbayes.experiments.suites.trained import train
 from leanbayes.methods.variance import VarianceLayers
-from leanbayes.phase import prune
+from leanbayes.phase import prune, Sparse
 from leanbayes.slim import usage
 
 PRINTED = {
@@ -60,7 +60,7 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
         shares = [100 * usage(wide.model, seed=seed, index=k) for k in range(DRAWS)]
         full = judge.narrowed(wide.model, 1.0)
         rows["smallest BN3"].append(judge(smallest) | {"used": 100 * _weights(smallest) / _weights(full)})
-        rows["SVB"].append(judge(pruned.model) | {"used": 100 / pruned.compression})
+        rows["SVB"].append(judge(pruned.model) | {"used": 100 * _weights_left(pruned) / _weights(pruned.model)})
         rows["BN3-MC"].append(
             judge(wide.model) | {"used": statistics.fmean(shares), "spread": statistics.stdev(shares)}
         )
@@ -70,6 +70,11 @@ def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
 
 def _weights(model: nn.Module) -> int:
     return sum(p.numel() for p in mean(model).parameters())
+
+
+def _weights_left(pruned: Sparse) -> int:
+    """Return what pruning leaves: of noisy layers the kept weights; norms, biases and the last layer are whole."""
+    return pruned.kept + _weights(pruned.model) - pruned.total
 
 
 def say(numbers: Numbers) -> list[str]:
