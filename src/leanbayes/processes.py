@@ -62,5 +62,5 @@ def refuse_shards(parameters: Iterable[Tensor], path: str) -> None:
 
 def is_shard(tensor: Any) -> bool:
     """Say whether a tensor is a DTensor; where nobody has imported those, which is slow, there are none."""
-    tensors = sys.modules.get("torch.distributed.tensor")
-    return tensors is not None and isinstance(tensor, tensors.DTensor)
+    homes = map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed._tensor"))  # torch 2.4: the second
+    return any(isinstance(tensor, getattr(home, "DTensor", ())) for home in homes)

@@ -32,7 +32,7 @@ class Factor(nn.Module):
 
     def parameters_of_all(self) -> tuple[Tensor, Tensor]:
         """Return location and scale of all components (K, n); zeros for what the law does not have."""
-        nothing = torch.zeros_like(self.get_parameter(self.names[0]))
+        nothing = torch.zeros_like(getattr(self, self.names[0]))
         return (
             self.loc if self.law.has_loc else nothing,
             softplus(self.rho) if self.law.has_scale else nothing,
@@ -40,7 +40,7 @@ class Factor(nn.Module):
 
     def draw_noise(self, rows: int, generator: torch.Generator | None) -> Tensor:
         """Draw the standard noise of `rows` rows (rows, n); nothing (rows, 0) for a point."""
-        known = self.get_parameter(self.names[0])
+        known = getattr(self, self.names[0])
         size = known.shape[1] if self.law.has_scale else 0
         return self.law.noise((rows, size), known.device, generator)
 

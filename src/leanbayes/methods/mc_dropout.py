@@ -84,7 +84,7 @@ class DropoutLayer(StochasticLayer):
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         seed = match_rows(self.sample(x.shape[0])["seed"], x, 1, self.path)
-        return _Masked(self.base.p, self._same_over).drop(x, seed)
+        return masked(x, seed, self.base.p, self._same_over)
 
     @property
     def _same_over(self) -> str:
@@ -112,41 +112,44 @@ class DropoutLayer(StochasticLayer):
     @override
     def freeze(self) -> nn.Module:
         """Return the mask as a traced graph: torch's own class, nothing of leanbayes inside."""
-        masked = _Masked(self.base.p, self._same_over, self.sample(1)["seed"])
+        mask = _Masked(self.base.p, self._same_over, self.sample(1)["seed"])
         tracer = fx.Tracer()
         tracer.proxy_buffer_attributes = True  # the seed stays an attribute, which the next draw may replace
-        plain = fx.GraphModule(masked, tracer.trace(masked))
+        plain = fx.GraphModule(mask, tracer.trace(mask))
         plain.train(self.training)
         copy_hooks(self, plain)
         return plain
 
 
 class _Masked(nn.Module):
-    """Multiply entries of x by a mask that is computed from a seed; written to be traced.
+    """Mask entries of x by a seed that it holds; written to be traced."""
 
-    It is the same for all pixels of a channel (B, C, ...), or for all steps of a sequence (B, T, C).
-    """
-
-    def __init__(self, rate: float, same_over: str, seed: Tensor | None = None) -> None:
+    def __init__(self, rate: float, same_over: str, seed: Tensor) -> None:
         super().__init__()
         self.rate, self.same_over = rate, same_over
         self.register_buffer("seed", seed)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.drop(x, self.seed)
+        return masked(x, self.seed, self.rate, self.same_over)
 
-    def drop(self, x: Tensor, seed: Any) -> Tensor:
-        if self.same_over == "steps":
-            return x * self._mask(seed, x[:, 0]).unsqueeze(1)
-        if self.same_over == "pixels":
-            rows = x.flatten(2)
-            return (rows * self._mask(seed, rows[:, :, 0]).unsqueeze(2)).view_as(x)
-        rows = x.flatten(1)
-        return (rows * self._mask(seed, rows)).view_as(x)
 
-    def _mask(self, seed: Any, entries: Tensor) -> Tensor:
-        kept = (uniforms(seed, entries) >= self.rate).to(entries.dtype) / (1 - self.rate)
-        return torch.where(seed > 0, kept, torch.ones_like(kept))
+def masked(x: Tensor, seed: Any, rate: float, same_over: str) -> Tensor:
+    """Multiply entries of x by a mask that is computed from a seed.
+
+    It is the same for all pixels of a channel (B, C, ...), or for all steps of a sequence (B, T, C).
+    """
+    if same_over == "steps":
+        return x * _mask(seed, x[:, 0], rate).unsqueeze(1)
+    if same_over == "pixels":
+        rows = x.flatten(2)
+        return (rows * _mask(seed, rows[:, :, 0], rate).unsqueeze(2)).view_as(x)
+    rows = x.flatten(1)
+    return (rows * _mask(seed, rows, rate)).view_as(x)
+
+
+def _mask(seed: Any, entries: Tensor, rate: float) -> Tensor:
+    kept = (uniforms(seed, entries) >= rate).to(entries.dtype) / (1 - rate)
+    return torch.where(seed > 0, kept, torch.ones_like(kept))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -154,7 +154,7 @@ class NestedLayer(GaussianLayer):
     def sample(self, rows: int) -> dict[str, Tensor]:
         """Return the "weight" of fixed draws, and the "mask" of the output channels where it is applied here."""
         weights = super().sample(rows) if self.method.weight_noise else {"weight": self.base.weight[None]}
-        return weights | ({"mask": self.factors()} if self.masked else {})
+        return {**weights, "mask": self.factors()} if self.masked else weights
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
