@@ -17,6 +17,7 @@ from torch import nn, Tensor
 import leanbayes as lb
 from leanbayes.inputs import call
 from leanbayes.methods import all_methods
+from tests.needs import need_transformers
 
 B, T, WORDS, CLASSES = 6, 7, 30, 3
 
@@ -123,19 +124,15 @@ class TwoNames(nn.Module):
         return self.head((self.merge(torch.cat([left, right], 1)) + self.skip(left * right)).relu())
 
 
-def transformers() -> Any:
-    return pytest.importorskip("transformers", reason="needs transformers, of the dev extra")
-
-
 def bert() -> nn.Module:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    config = transformers().BertConfig(vocab_size=WORDS, max_position_embeddings=16, num_labels=CLASSES, **sizes)
-    return transformers().BertForSequenceClassification(config)
+    config = need_transformers().BertConfig(vocab_size=WORDS, max_position_embeddings=16, num_labels=CLASSES, **sizes)
+    return need_transformers().BertForSequenceClassification(config)
 
 
 def gpt2() -> nn.Module:
     # Without the cache of keys and values, which members of an explicit ensemble cannot put together.
-    config = transformers().GPT2Config(
+    config = need_transformers().GPT2Config(
         vocab_size=WORDS,
         n_positions=16,
         n_embd=16,
@@ -145,13 +142,13 @@ def gpt2() -> nn.Module:
         eos_token_id=0,
         use_cache=False,
     )
-    return transformers().GPT2LMHeadModel(config)
+    return need_transformers().GPT2LMHeadModel(config)
 
 
 def vit() -> nn.Module:
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
-    config = transformers().ViTConfig(image_size=8, patch_size=4, num_labels=CLASSES, **sizes)
-    return transformers().ViTForImageClassification(config)
+    config = need_transformers().ViTConfig(image_size=8, patch_size=4, num_labels=CLASSES, **sizes)
+    return need_transformers().ViTForImageClassification(config)
 
 
 def classes(*shape: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 import torch._dynamo as dynamo
 
 import leanbayes as lb
+from tests.needs import need_torch
 
 from .cases import converted, LAYERS, METHODS, skip_if_listed
 
@@ -33,6 +34,8 @@ def check(bnn, x, backend):
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
 def test_compiled_draws_equal_eager_ones_without_recompiling(method, layer):
     skip_if_listed(method, "compile", layer)
+    if method.startswith("patch:") and "norm" in layer.name:
+        need_torch("2.5", "dynamo cannot follow functional_call into a layer of torch before")
     _, bnn = converted(method, layer)
     check(bnn, layer.inputs(4), "aot_eager")
 

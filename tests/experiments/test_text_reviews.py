@@ -33,6 +33,7 @@ from leanbayes.experiments.suites.trained import Trained
 from leanbayes.methods import all_methods
 from tests.data.test_sentences import write_cache
 from tests.experiments.pages import lacking, RESULTS
+from tests.needs import need_transformers
 
 reviews = importlib.import_module("leanbayes.experiments.suites.text_reviews")
 
@@ -48,7 +49,7 @@ def toys(tmp_path):
 
 
 def test_every_method_has_its_row_but_the_one_that_is_refused():
-    pytest.importorskip("transformers", reason="needs transformers, of the dev extra")
+    need_transformers()
     used = {reader.method.name for reader in readers(Setting()).values() if reader.method is not None}
     assert used == set(all_methods()) - {"nested", "deep_ensemble"}  # the ensemble is one of deterministic encoders
     with pytest.raises(ValueError, match=r"torch\.fx cannot trace"):
@@ -56,7 +57,7 @@ def test_every_method_has_its_row_but_the_one_that_is_refused():
 
 
 def test_encoders_of_one_seed_begin_with_the_same_weights(toys):
-    pytest.importorskip("transformers", reason="needs transformers, of the dev extra")
+    need_transformers()
     made = {name: reader.make(toys, 7) for name, reader in readers(Setting()).items()}
     plain = made.pop(DETERMINISTIC)
     for name, model in made.items():
@@ -174,7 +175,7 @@ def test_a_single_network_has_no_mutual_information_to_tell_by():
 
 
 def test_the_ensemble_averages_members_that_have_seeds_of_their_own(toys, tmp_path, monkeypatch):
-    pytest.importorskip("transformers", reason="needs transformers, of the dev extra")
+    need_transformers()
     seen = []
 
     def train(reader, case, seed):
@@ -198,7 +199,7 @@ def test_the_ensemble_averages_members_that_have_seeds_of_their_own(toys, tmp_pa
 
 def test_the_suite_runs_on_made_up_sentences(tmp_path):
     pytest.importorskip("matplotlib")
-    pytest.importorskip("transformers", reason="needs transformers, of the dev extra")
+    need_transformers()
     write_cache(tmp_path)
     setting = Setting(device="cpu", root=str(tmp_path), seeds=(3,))
     out = tmp_path / "out"

@@ -10,17 +10,18 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.convert import strip
+from tests.needs import need_transformers
 
 
 def gpt2():
-    transformers = pytest.importorskip("transformers")
+    transformers = need_transformers()
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 20, "n_positions": 16}
     torch.manual_seed(0)
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).eval()
 
 
 def bert():
-    transformers = pytest.importorskip("transformers")
+    transformers = need_transformers()
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 8, "intermediate_size": 16}
     torch.manual_seed(0)
     return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, vocab_size=20)).eval()
