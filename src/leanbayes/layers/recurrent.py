@@ -161,13 +161,12 @@ class Recurrent(Composite):
         """Send rows (B, T, d) through all layers; states are (cells, B, H)."""
         if x.shape[1] == 0:
             raise ValueError("expected a sequence of at least one step, got one of length 0; leave it out of the batch")
-        initial = zip(*(state.unbind(0) for state in states), strict=True)
         cells, directions = list(self.cells.values()), 2 if self.bidirectional else 1
         finals: list[State] = []
         for layer in range(self.num_layers):
             outputs = []
-            for cell in cells[layer * directions : (layer + 1) * directions]:
-                y, final = cell(x, next(initial), alive)
+            for index in range(layer * directions, (layer + 1) * directions):
+                y, final = cells[index](x, tuple(state[index] for state in states), alive)
                 outputs.append(y)
                 finals.append(final)
             x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
