@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch._dynamo as dynamo
+from torch import nn
 
 import leanbayes as lb
 from tests.needs import need_torch
@@ -55,3 +56,18 @@ def test_inductor_gives_the_eager_numbers_and_fresh_noise_per_row(method):
     first.sum().backward()
     assert all(p.grad is not None for p in bnn.parameters())
     assert second.shape == first.shape
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name.endswith(":default") and "dropout:" not in name])
+def test_compiled_layers_take_named_arguments(method):
+    need_torch("2.5", "dynamo steps over the __call__ of a layer before")
+
+    class Up(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.ConvTranspose2d(3, 4, 3, stride=2, padding=1)
+
+        def forward(self, x):
+            return self.up(x, output_size=(8, 8))
+
+    check(lb.convert(Up(), METHODS[method]), torch.randn(4, 3, 4, 4), "aot_eager")

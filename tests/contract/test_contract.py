@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 
 import pytest
@@ -36,6 +37,24 @@ def test_output_keeps_shape_and_dtype_for_any_batch(method, layer, dtype):
             assert y.shape == net(x).shape
             assert y.dtype == dtype
             assert y.isfinite().all()
+
+
+@pairs
+def test_arguments_may_be_named_as_the_layers_own_forward_names_them(method, layer):
+    skip_if_listed(method, "shape", layer)
+    net, bnn = converted(method, layer)
+    x = layer.inputs(3)
+    arguments = dict(zip(inspect.signature(net[0].forward).parameters, (x,), strict=False))
+    if layer.name.startswith("conv_transpose"):
+        *size, last = net(x).shape[2:]
+        arguments["output_size"] = [*size, last - 1 if any(net[0].output_padding) else last + 1]
+    expected = net[0](**arguments)
+    with lb.draws(bnn, seed=0):
+        y = bnn[0](**arguments)
+    assert y.shape == expected.shape
+    torch.testing.assert_close(lb.draw(bnn, seed=0)[0](**arguments), y, atol=1e-5, rtol=1e-5)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+        bnn[0](x, size=3)
 
 
 @pairs

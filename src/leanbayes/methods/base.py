@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         nodes: number of random variables of one draw.
         draws: the meaning of the current pass, shared by all layers of a model.
         path: dotted path at conversion; names the layer in errors and seeds its noise.
+        arguments: what `base` calls the arguments of its `forward`.
         row_noise: whether the first axis of the noise counts rows.
         ordered: whether the layer orders its channels and can be narrowed by `width`.
         sequential: whether it is called for the steps of a sequence, (B, T, ...) or one by one: a draw serves them all.
@@ -58,6 +60,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         self.method = method
         self.draws = Draws()
         self.path = ""
+        self.arguments = tuple(inspect.signature(base.forward).parameters)
         self.likelihood = None
         self.base = base
         self.posterior = nn.Module()
@@ -67,6 +70,12 @@ class StochasticLayer(nn.Module, abc.ABC):
     def attach(self, draws: Draws, path: str) -> None:
         """Join a model, whose layers share the meaning of a pass."""
         self.draws, self.path = draws, path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the layer: what the original takes by name (`output_size`), `forward` takes in its place."""
+        if kwargs:
+            args = (*args, *(kwargs.pop(name) for name in self.arguments[len(args) :] if name in kwargs))
+        return super().__call__(*args, **kwargs)
 
     @abc.abstractmethod
     def forward(self, x: Tensor, *args: Any) -> Tensor:

@@ -129,8 +129,8 @@ class _Masked(nn.Module):
         self.rate, self.same_over = rate, same_over
         self.register_buffer("seed", seed)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return masked(x, self.seed, self.rate, self.same_over)
+    def forward(self, input: Tensor) -> Tensor:  # as torch's dropouts call it
+        return masked(input, self.seed, self.rate, self.same_over)
 
 
 def masked(x: Tensor, seed: Any, rate: float, same_over: str) -> Tensor:
