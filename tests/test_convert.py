@@ -286,6 +286,19 @@ def test_hooks_of_a_layer_see_the_whole_stochastic_layer_and_stay_with_draws():
     assert len(seen) == 2
 
 
+def test_full_backward_hooks_of_a_layer_see_its_gradients_and_stay_with_draws():
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    seen = []
+    net[2].register_full_backward_hook(lambda layer, inputs, outputs: seen.append((inputs[0].shape, outputs[0])))
+    bnn = lb.convert(net, lb.Rank1())
+    for model in (bnn, lb.draw(bnn)):
+        seen.clear()
+        model(torch.randn(5, 3)).sum().backward()
+        assert len(seen) == 1
+        assert seen[0][0] == (5, 4)
+        assert torch.equal(seen[0][1], torch.ones(5, 2))
+
+
 def test_foreign_code_may_read_the_attributes_of_the_layer_it_knows():
     bnn = lb.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), lb.Rank1())
     assert bnn[0].weight.shape == (4, 3, 3, 3)

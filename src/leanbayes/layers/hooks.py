@@ -21,6 +21,7 @@ def copy_hooks(source: nn.Module, target: nn.Module) -> None:
     """Register the hooks of one module on another, too."""
     for name in HOOKS:
         setattr(target, name, copy.copy(getattr(source, name)))
+    target._is_full_backward_hook = source._is_full_backward_hook
 
 
 def move_hooks(source: nn.Module, target: nn.Module) -> None:
@@ -29,3 +30,4 @@ def move_hooks(source: nn.Module, target: nn.Module) -> None:
         own = getattr(source, name)
         setattr(target, name, own)
         setattr(source, name, type(own)())
+    target._is_full_backward_hook, source._is_full_backward_hook = source._is_full_backward_hook, None
