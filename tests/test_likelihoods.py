@@ -319,3 +319,24 @@ def test_options_rebuild_the_same_likelihood(likelihood, y):
     assert twin.options == likelihood.options
     assert torch.equal(twin.nll(outputs, y), likelihood.nll(outputs, y))
     assert (likelihood.options == plain.options) == isinstance(likelihood, lb.Bernoulli)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "targets"),
+    [
+        (lb.Categorical(), (5, 4), (5,)),
+        (lb.Categorical(), (5, 4, 2, 3), (5, 2, 3)),
+        (lb.Categorical(axis=-1), (5, 3, 4), (5, 3)),
+        (lb.Bernoulli(), (5, 1), (5,)),
+        (lb.Bernoulli(), (5, 7), (5, 7)),
+        (lb.Gaussian(), (5, 7), (5, 7)),
+        (lb.Gaussian(), (5, 7, 2), (5, 7, 2)),
+        (lb.Gaussian(heteroscedastic=True), (5, 7, 4), (5, 7, 2)),
+    ],
+    ids=str,
+)
+def test_the_nll_times_the_targets_of_all_rows_is_that_of_the_data(likelihood, outputs, targets):
+    out = normal(*outputs)
+    y = normal(*targets) if isinstance(likelihood, lb.Gaussian) else classes(*targets, count=2)
+    whole = likelihood.nll(out, y) * 5 * likelihood.targets_per_row(y)
+    torch.testing.assert_close(whole, -likelihood.log_prob(out, y).sum())

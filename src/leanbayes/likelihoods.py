@@ -44,6 +44,13 @@ class Likelihood(nn.Module, abc.ABC):
         """Average log-probabilities over the targets that count."""
         return log_prob.mean()
 
+    def targets_per_row(self, y: Tensor) -> int:
+        """Return how many targets a row has among those that `average` averages over: 1 where `log_prob` is a row's.
+
+        The bound of N rows spreads the KL over N times as many. Targets to be ignored count, too.
+        """
+        return 1
+
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the mean of -log p(y | outputs), the training loss."""
         return -self.average(self.log_prob(outputs, y), y)
@@ -94,6 +101,10 @@ class Categorical(Likelihood):
         """Average over the targets that are not ignored."""
         return log_prob.sum() / (y != self.ignore_index).sum()
 
+    def targets_per_row(self, y: Tensor) -> int:
+        """Return 1, or for dense targets the positions of a row."""
+        return y.shape[1:].numel()
+
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return torch's cross-entropy with the options given."""
         logits = self._logits(outputs)
@@ -141,6 +152,10 @@ class Bernoulli(Likelihood):
         """Return the log-probability of each target."""
         y = match_shape(y, outputs, "Bernoulli")
         return -F.binary_cross_entropy_with_logits(outputs.float(), y.float(), reduction="none")
+
+    def targets_per_row(self, y: Tensor) -> int:
+        """Return the number of labels of a row."""
+        return y.shape[1:].numel()
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities of yes and their entropies, both in the shape of the outputs."""

@@ -78,7 +78,9 @@ def elbo(
         x: inputs, called as model(x), model(*x) or model(**x).
         y: targets.
         likelihood: default the model's own, else `Categorical`; any callable `(outputs, y) -> loss` works too.
-        num_data: number of data points in the whole training set (of all processes), which the KL is spread over.
+        num_data: how many targets like those that nll averages over the whole training set has (of all processes);
+            the KL is spread over them. Rows for one class or one vector of numbers each; rows times labels for
+            `Bernoulli`, rows times pixels for a dense `Categorical` (`likelihood.targets_per_row(y)`).
         beta: weight of the KL; see `linear_beta` for annealing.
         samples: draws for each row, which share its component; as many passes where a draw serves a whole batch.
         tile: give every row to every component (K times the work) instead of dealing the rows out.
@@ -111,6 +113,11 @@ def elbo(
     nll = _nll(likelihood, outputs, y, repeats, aggregate)
     divergence = kl(model)
     return ElboTerms(nll, divergence, nll + beta * divergence / num_data, outputs)
+
+
+def targets_per_row(likelihood: Loss, y: Tensor) -> int:
+    """Return how many targets of a row the loss averages over; a plain loss is taken for one a row."""
+    return likelihood.targets_per_row(y) if isinstance(likelihood, Likelihood) else 1
 
 
 def linear_beta(progress: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:

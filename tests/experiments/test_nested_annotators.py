@@ -141,7 +141,7 @@ def test_networks_are_what_they_are_called():
     assert len(plan("ensemble").make(0).members) == 2
     assert plan("VND-PUNet").make(0).ordered
     assert not plan("P-UNet").make(0).ordered
-    assert plan("BN3").plan(0).beta == 1 / 32**2
+    assert plan("BN3").plan(0).beta == 1.0  # `fit` counts every pixel as a target
     assert plan("BN3").plan(5).seed == 5
     folders = {plan(kind).folder(Path(), 0) for kind in KINDS} | {plan("BN3", epochs=2).folder(Path(), 0)}
     assert len(folders) == len(KINDS) + 1

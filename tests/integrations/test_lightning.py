@@ -106,6 +106,15 @@ def test_ignored_targets_do_not_count():
     assert figures["valid_accuracy"] == pytest.approx(lb.metrics.accuracy(p.mean, LABELS[6:]).item())
 
 
+def test_labels_are_targets_each():
+    labels, module = torch.stack((LABELS, 1 - LABELS), 1).float(), Classifier(likelihood=lb.Bernoulli())
+    twin = Classifier(likelihood=lb.Bernoulli())
+    trainer(max_steps=1).fit(module, DataLoader(TensorDataset(X, labels), batch_size=8))
+    torch.manual_seed(0)
+    terms = lb.elbo(twin.model, X[:8], labels[:8], num_data=2 * len(X))
+    assert module.seen == [(1.0, terms.loss.item())]
+
+
 class Endless(IterableDataset):
     def __iter__(self):
         return zip(X, LABELS, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import json
@@ -134,6 +135,42 @@ def test_yes_or_no_and_any_other_loss():
     assert same(net, other)
     with pytest.raises(TypeError, match=r"validation needs a likelihood that predicts, such as lb.Categorical\(\)"):
         fit(other, (x, y), recipe, likelihood=plain_loss, validation=(x, y))
+
+
+def several_targets(case):
+    """Return a network, its likelihood, data with several targets a row, and the log-likelihood of all of them."""
+    x, classes = images(24)
+    if case == "labels":
+        y = F.one_hot(classes, 3).float()
+        return nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), lb.Bernoulli(), (x, y), F.binary_cross_entropy_with_logits
+    if case == "pixels":
+        return nn.Conv2d(1, 3, 1), lb.Categorical(), (x, classes[:, None, None].expand(-1, 4, 4)), F.cross_entropy
+    return (
+        nn.Conv2d(1, 1, 1),
+        lb.Gaussian(2.0),
+        (x, x.square()),
+        functools.partial(F.gaussian_nll_loss, var=4.0, full=True),
+    )
+
+
+@pytest.mark.parametrize("how", ["tensors", "loader", "accumulated"])
+@pytest.mark.parametrize("case", ["labels", "pixels", "numbers"])
+def test_a_step_follows_the_bound_however_many_targets_a_row_has(case, how):
+    """Oracle: the bound of the data set, -sum log p + KL, whose gradient is taken by hand; scaled, as `fit` scales."""
+    torch.manual_seed(3)
+    net, likelihood, (x, y), loss = several_targets(case)
+    model = lb.convert(net, lb.MeanField(init_std=1e-6), likelihood=likelihood)  # the noise is too small to matter
+    twin = copy.deepcopy(model)
+    batches = 2 if how == "accumulated" else 1
+    recipe = short(epochs=1, batch_size=24 // batches, accumulate=batches, momentum=0.0, weight_decay=0.0)
+    data = DataLoader(TensorDataset(x, y), batch_size=24) if how == "loader" else (x, y)
+    history = fit(model, data, recipe)
+    targets = 24 * {"labels": 3, "pixels": 16, "numbers": 1}[case]
+    bound = loss(twin(x), y, reduction="sum") + lb.kl(twin)
+    assert history[0]["loss"] == pytest.approx(bound.item() / targets, rel=1e-5)
+    (bound / targets).backward()
+    for before, after in zip(twin.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(after, before - recipe.lr * before.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_the_model_comes_back_in_its_modes_and_without_gradients():

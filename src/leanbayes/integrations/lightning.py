@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
+from leanbayes.convert import own_likelihood
 from leanbayes.inputs import Inputs
 from leanbayes.likelihoods import Categorical
-from leanbayes.objective import elbo, linear_beta
+from leanbayes.objective import elbo, linear_beta, targets_per_row
 from leanbayes.parameters import parameter_groups
 from leanbayes.predict import predict
 
@@ -38,7 +39,8 @@ class ElboSteps:
 
     Attributes:
         model: a converted model, set in `__init__`.
-        num_data: N, the number of data points of all processes; None counts those of the training loader.
+        num_data: rows of the data of all processes; None counts those of the training loader. N is their targets:
+            so many, times labels or pixels where the likelihood averages over these.
         beta: weight of the KL; see `anneal_beta`.
         lr: learning rate of the shared weights.
         posterior_lr: learning rate of the posterior; None is `lr`.
@@ -67,7 +69,9 @@ class ElboSteps:
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of `lb.elbo`, and log its terms."""
         x, y = self.split(batch)
-        terms = elbo(self.model, x, y, num_data=self.num_data or self._count(), beta=self.beta)
+        likelihood = own_likelihood(self.model) or Categorical()
+        num_data = (self.num_data or self._count()) * targets_per_row(likelihood, y)
+        terms = elbo(self.model, x, y, likelihood, num_data=num_data, beta=self.beta)
         self.log_dict({"train_nll": terms.nll.detach(), "train_kl": terms.kl.detach()}, batch_size=len(y))
         return terms.loss
 

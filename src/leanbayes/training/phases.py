@@ -13,7 +13,7 @@ from torch import nn, Tensor
 from leanbayes.convert import stochastic_layers
 from leanbayes.inputs import call, Inputs, leading_rows, Output
 from leanbayes.likelihoods import Likelihood
-from leanbayes.objective import elbo, ElboTerms, Loss
+from leanbayes.objective import elbo, ElboTerms, Loss, targets_per_row
 from leanbayes.training.recipe import Recipe
 
 
@@ -50,9 +50,12 @@ class LossOf(Protocol):
 
 
 def loss_of(
-    module: nn.Module, likelihood: Loss, recipe: Recipe, *, num_data: int, tile: bool, output: Output | None
+    module: nn.Module, likelihood: Loss, recipe: Recipe, *, rows: int, tile: bool, output: Output | None
 ) -> LossOf:
-    """Return the loss of a phase, or of what wraps one, as a function of the batch and the weight of the KL."""
+    """Return the loss of a phase, or of what wraps one, as a function of the batch and the weight of the KL.
+
+    The KL is spread over the targets of all `rows` of the training set.
+    """
     if recipe.precision != "32-true" and not isinstance(likelihood, Likelihood):
         likelihood = _in_float32(likelihood)
     if recipe.samples == 1 and not any(True for _ in stochastic_layers(module)):
@@ -64,7 +67,7 @@ def loss_of(
             x,
             y,
             likelihood,
-            num_data=num_data,
+            num_data=rows * targets_per_row(likelihood, y),
             beta=beta,
             samples=recipe.samples,
             tile=tile,

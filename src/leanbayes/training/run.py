@@ -194,7 +194,7 @@ class Training:
 
     def _eager_loss(self, module: nn.Module, tile: bool) -> LossOf:
         rows, output = self.batches.rows, self.wishes.output
-        return loss_of(module, self.likelihood, self.recipe, num_data=rows, tile=tile, output=output)
+        return loss_of(module, self.likelihood, self.recipe, rows=rows, tile=tile, output=output)
 
     def _validate(self, phase: Phase) -> dict[str, Any]:
         if self.validation is None:

@@ -97,14 +97,12 @@ class Segmenter:
             return _build(self.kind, len(images.classes), size, self.scale)
 
     def plan(self, seed: int) -> Recipe:
-        """Return the whole recipe; the bound of BN3 counts every pixel as a target."""
+        """Return the whole recipe."""
         scale = self.scale
         whole = replace(self.recipe, epochs=scale.epochs, batch_size=scale.batch_size, lr=scale.lr, seed=seed)
         if self.kind == "BN3":
-            pixels = self.images().images[0, 0].numel()
             return replace(
                 whole,
-                beta=1 / pixels,
                 posterior_lr=POSTERIOR_RATE * scale.lr,
                 anneal_epochs=round(ANNEALED * scale.epochs),
                 compile=device_of(self.recipe.accelerator).type == "cuda",  # many small operations, else
