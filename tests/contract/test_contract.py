@@ -81,6 +81,19 @@ def test_kl_is_a_pure_finite_number_of_nats(method, layer):
     assert torch.equal(before, lb.kl(bnn))
 
 
+@methods
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_kl_is_float32_whatever_the_parameters_were_cast_to(method, dtype):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+    bnn = lb.convert(net, METHODS[method])
+    expected = lb.kl(bnn)
+    found = lb.kl(bnn.to(dtype))
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.05)  # bfloat16 keeps three digits
+    if found.requires_grad:
+        found.backward()
+
+
 @pairs
 def test_every_trainable_parameter_gets_a_gradient(method, layer):
     skip_if_listed(method, "gradients", layer)

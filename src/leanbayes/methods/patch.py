@@ -89,13 +89,13 @@ class PatchLayer(StochasticLayer):
     @classmethod
     def kl_of(cls, layers: Sequence[Self]) -> Tensor:
         method = layers[0].method
-        precisions = torch.cat([layer.posterior.precisions for layer in layers])
+        precisions = torch.cat([layer.posterior.precisions for layer in layers]).float()
         with layers[0]._exact():
             if method.mixing == "uniform":
                 centres = torch.cat([layer._centre() for layer in layers]).float()
                 apart = torch.cat([layer.posterior.contrasts for layer in layers], 1).float()
                 return 0.5 * (precisions @ (centres.square() + apart.square().sum(0) / method.components))
-            squares = torch.cat([layer.probabilities @ layer.every_copy().square() for layer in layers]).float()
+            squares = torch.cat([layer.probabilities.float() @ layer.every_copy().float().square() for layer in layers])
             surprises = torch.stack([layer._surprise() for layer in layers])
             return 0.5 * (precisions @ squares) + surprises.sum()
 
