@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -95,6 +96,84 @@ def test_regression_is_judged_in_the_targets_own_units():
     assert all(a["coverage"] <= b["coverage"] for a, b in pairwise(levels))
     there = in_units(p, mean, std)
     torch.testing.assert_close(there.total, there.aleatoric + there.epistemic)
+
+
+def yes_or_no(labels):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, labels))
+    bnn = lb.convert(net, lb.Rank1(init_std=0.3), likelihood=lb.Bernoulli())
+    x = torch.randn(50, 4)
+    return net, bnn, x, (torch.rand(50, labels) < (2 * x[:, :1]).sigmoid()).float()
+
+
+def binned(probability, happened):
+    """Compare probabilities with frequencies in 15 bins, row by row."""
+    bins = [min(max(math.ceil(15 * p) - 1, 0), 14) for p in probability]
+    gaps = [sum(h - p for p, h, b in zip(probability, happened, bins, strict=True) if b == k) for k in range(15)]
+    return sum(map(abs, gaps)) / len(probability)
+
+
+@pytest.mark.parametrize("labels", [1, 5])
+def test_yes_or_no_is_judged_label_by_label(labels):
+    """Oracles: scikit-learn, and calibration errors added up by hand."""
+    from sklearn import metrics
+
+    _, bnn, x, y = yes_or_no(labels)
+    test = lb.evaluate(bnn, (x, y), samples=8, seed=3).metrics["test"]
+    p, truth = lb.predict(bnn, x, samples=8, seed=3).mean.double().flatten().numpy(), y.flatten().numpy()
+    right = (p > 0.5) == truth
+    assert test["accuracy"] == pytest.approx(metrics.accuracy_score(truth, p > 0.5))
+    assert test["nll"] == pytest.approx(metrics.log_loss(truth, p), rel=1e-6)
+    assert test["brier"] == pytest.approx(2 * metrics.brier_score_loss(truth, p), rel=1e-6)
+    assert test["ece"] == pytest.approx(binned(abs(p - 0.5) + 0.5, right), rel=1e-5)
+    assert test["classwise_ece"] == pytest.approx(binned(p, truth), rel=1e-5)
+    order = abs(p - 0.5).argsort()[::-1]
+    risks = (~right[order]).cumsum() / range(1, len(p) + 1)
+    assert test["aurc"] == pytest.approx(risks.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("labels", [1, 5])
+def test_yes_or_no_scores_as_two_classes_do(labels):
+    net, bnn, x, y = yes_or_no(labels)
+    two = nn.Sequential(net, nn.Unflatten(1, (1, labels)), nn.ZeroPad2d((0, 0, 1, 0)))  # logits 0 and z of no and yes
+    one, other = (
+        lb.evaluate(model, (x, targets), likelihood=likelihood, ood={"far": (5 * x, None)})
+        for model, targets, likelihood in ((net, y, lb.Bernoulli()), (two, y.long(), lb.Categorical()))
+    )
+    assert one.metrics["test"] == pytest.approx(other.metrics["test"], rel=1e-5)
+    assert one.metrics["ood"]["far"]["scores"] == other.metrics["ood"]["far"]["scores"]
+    assert one.prediction.mean.shape == (50, labels)
+    json.dumps({"metrics": one.metrics, "figures": one.figures}, allow_nan=False)
+    if labels == 1:  # the last axis may be missing, and targets may be of any type
+        for same in (y[:, 0], y[:, 0].long(), y.bool(), y.to(torch.uint8)):
+            assert lb.evaluate(bnn, (x, same)).metrics == lb.evaluate(bnn, (x, y)).metrics
+
+
+def test_yes_or_no_needs_answers():
+    _, bnn, x, y = yes_or_no(2)
+    with pytest.raises(ValueError, match="expected Bernoulli targets to be 0 or 1"):
+        lb.evaluate(bnn, (x, 0.9 * y))
+
+
+def test_yes_or_no_under_corruption():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(28 * 28, 2))
+    images, y = torch.rand(6, 1, 28, 28), torch.tensor([[0, 1]] * 6)
+    shift = lb.shift.Shift(images, y, inputs=lambda raw: raw, corruptions=("contrast",), severities=(2,))
+    result = lb.evaluate(net, (images, y), likelihood=lb.Bernoulli(), shift=shift)
+    (clean, _), test = result.metrics["shift"], result.metrics["test"]
+    assert {name: clean[name] for name in ("accuracy", "nll", "ece")} == pytest.approx(
+        {name: test[name] for name in ("accuracy", "nll", "ece")}
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
+def test_classes_of_any_whole_type_with_some_ignored(classifier, dtype):
+    _, bnn, x, y = classifier
+    some = torch.where(torch.arange(60) < 20, 99, y).to(dtype)
+    found = lb.evaluate(bnn, (x, some), likelihood=lb.Categorical(ignore_index=99)).metrics["test"]
+    p = lb.predict(bnn, x)
+    assert found["nll"] == pytest.approx(F.nll_loss(p.mean[20:].log(), y[20:]).item(), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(lb.metrics.accuracy(p.mean[20:], y[20:]).item())
 
 
 def test_what_is_not_finite_becomes_null():

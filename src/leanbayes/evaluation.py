@@ -19,9 +19,10 @@ from leanbayes.convert import own_likelihood
 from leanbayes.cost import Cost, measure_cost
 from leanbayes.gather import my_share, of_all_processes
 from leanbayes.inputs import Inputs, leading_rows, Output, slice_rows
-from leanbayes.likelihoods import Categorical, Gaussian, Likelihood
+from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.predict import distinct_draws, predict
 from leanbayes.prediction import Prediction
+from leanbayes.recalibrate._classes import over_classes
 from leanbayes.shift import Shift
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
@@ -71,6 +72,10 @@ def evaluate(
 ) -> Result:
     """Evaluate a model: accuracy, likelihood, calibration, selective risk, foreign inputs, corruptions, cost.
 
+    Where outputs are yes or no (`lb.Bernoulli`), every label of every row counts as one answer between two classes: all
+    figures are those of a network with two outputs for each. `ece` is then of the confidence max(p, 1 - p), and
+    `classwise_ece` of the probability of yes; `brier` is 2 (p - y)^2, between 0 and 2 as for classes.
+
     Run by several processes, each predicts its share of the rows and all return the same result.
 
     Args:
@@ -98,16 +103,17 @@ def evaluate(
     judge = _Judge(model, likelihood, samples, seed, batch_size, output, units)
     prediction, targets = judge.predict(test)
     foreign = {name: judge.predict(data)[0] for name, data in (ood or {}).items()}
+    p, y = _over_classes(prediction), _class_numbers(prediction, targets)
     regression = isinstance(likelihood, Gaussian)
     score = _regression if regression else _classification
     return Result(
         metrics={
-            "test": numbers(score(prediction, targets)),
-            "ood": {name: _detection(prediction, other) for name, other in foreign.items()},
+            "test": numbers(score(p, y)),
+            "ood": {name: _detection(p, _over_classes(other)) for name, other in foreign.items()},
             "shift": [] if shift is None else list(judge.corrupted(shift)),
         },
         figures={
-            "reliability": _coverages(prediction, targets) if regression else _reliability(prediction, targets),
+            "reliability": _coverages(p, y) if regression else _reliability(p, y),
             "histograms": _histograms(prediction, foreign),
         },
         cost=None if plain is None else judge.cost(plain, test, compile),
@@ -144,8 +150,8 @@ class _Judge:
     def corrupted(self, shift: Shift) -> Iterator[dict[str, Any]]:
         """Yield one row of figures for every corruption and severity."""
         for corruption, severity, x in shift:
-            p, _ = self.predict((x, shift.y), keep_samples=False)
-            y = shift.y.cpu()
+            found, y = self.predict((x, shift.y), keep_samples=False)
+            p, y = _over_classes(found), _class_numbers(found, y)
             yield {
                 "corruption": corruption,
                 "severity": severity,
@@ -216,6 +222,26 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
     """Return plain floats, with None for what is not finite: JSON has no NaN."""
     floats = {name: float(value) for name, value in values.items()}
     return {name: value if math.isfinite(value) else None for name, value in floats.items()}
+
+
+def _over_classes(p: Prediction) -> Prediction:
+    """Return probabilities with classes on axis 1: a yes or no has two. Other predictions are as they were."""
+    if not isinstance(p.likelihood, Bernoulli):
+        return p
+    samples = None if p.samples is None else torch.stack([over_classes(draw, p) for draw in p.samples])
+    return replace(p, mean=over_classes(p.mean, p), samples=samples)
+
+
+def _class_numbers(p: Prediction, y: Tensor) -> Tensor:
+    """Return targets as the metrics take them: no and yes are 0 and 1, and those to be ignored -100."""
+    if isinstance(p.likelihood, Categorical) and not y.is_floating_point():
+        return y.long().masked_fill(y == p.likelihood.ignore_index, -100)
+    if not isinstance(p.likelihood, Bernoulli):
+        return y
+    answers = match_shape(y, p.mean, "Bernoulli").long()
+    if ((answers != y.view_as(answers)) | (answers < 0) | (answers > 1)).any():
+        raise ValueError("evaluate expected Bernoulli targets to be 0 or 1, got others; round soft labels first")
+    return answers
 
 
 def _classification(p: Prediction, y: Tensor) -> dict[str, Any]:
