@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,16 +24,24 @@ def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
         result = model(*x)
     else:
         result = model(x)
-    if output is not None:
-        result = output(result)
-    elif not isinstance(result, Tensor):
-        logits = getattr(result, "logits", None)
-        if logits is None:
-            logits = result.get("logits") if isinstance(result, Mapping) else result[0]
-        result = logits
+    result = _picked(result) if output is None else output(result)
     if not isinstance(result, Tensor):
-        raise TypeError(f"expected a tensor from the model, got {type(result).__name__}; pass output= to pick one")
+        kind = type(result).__name__
+        came = f"{kind} with the keys {', '.join(map(str, result))}" if isinstance(result, Mapping) else kind
+        raise TypeError(f"expected a tensor from the model, got {came}; pass output= to pick one")
     return result
+
+
+def _picked(result: Any) -> Any:
+    """Return the tensor that an output holds by custom, itself, `.logits` or item 0; the output where it has none."""
+    if isinstance(result, Tensor):
+        return result
+    logits = getattr(result, "logits", None)
+    if logits is not None:
+        return logits
+    if isinstance(result, Mapping):
+        return result.get("logits", result)
+    return result[0] if isinstance(result, (tuple, list)) and result else result
 
 
 def map_rows(inputs: Any, rows: int, change: Callable[[Tensor], Tensor]) -> Any:
@@ -115,13 +123,39 @@ def _first(inputs: Any) -> Tensor | PackedSequence | None:
 
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Move every tensor in nested inputs."""
+    return _map(inputs, lambda tensor: tensor.to(device))
+
+
+def cloned(inputs: Any) -> Any:
+    """Copy every tensor in nested inputs."""
+    return _map(inputs, Tensor.clone)
+
+
+def versions(inputs: Any) -> list[int]:
+    """Count for every tensor in nested inputs how often it was changed in place; one of inference mode cannot be."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in _tensors(inputs)]
+
+
+def _map(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change every tensor in nested inputs."""
     if isinstance(inputs, Tensor):
-        return inputs.to(device)
+        return change(inputs)
     if isinstance(inputs, PackedSequence):
-        moved: Any = inputs.to  # torch's stub knows only dtypes
-        return moved(device)
+        order = (None if indices is None else change(indices) for indices in inputs[2:])
+        return PackedSequence(change(inputs.data), inputs.batch_sizes, *order)  # sizes of batches stay on the CPU
     if isinstance(inputs, Mapping):
-        return {name: to_device(item, device) for name, item in inputs.items()}
+        return {name: _map(item, change) for name, item in inputs.items()}
     if isinstance(inputs, (tuple, list)):
-        return type(inputs)(to_device(item, device) for item in inputs)
+        return type(inputs)(_map(item, change) for item in inputs)
     return inputs
+
+
+def _tensors(inputs: Any) -> Iterator[Tensor]:
+    """Yield every tensor in nested inputs."""
+    if isinstance(inputs, Tensor):
+        yield inputs
+    elif isinstance(inputs, Mapping):
+        yield from _tensors(tuple(inputs.values()))
+    elif isinstance(inputs, (tuple, list)):
+        for item in inputs:
+            yield from _tensors(item)
