@@ -6,9 +6,11 @@ import resource
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence, PackedSequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
@@ -115,6 +117,54 @@ def test_activation_noise_differs_from_row_to_row():
     assert bnn.training
 
 
+def test_activation_noise_does_not_begin_again_with_every_batch():
+    """Rows count through the blocks: an iterator over chunks is the same as the chunks of one batch."""
+    bnn, same = lb.convert(nn.Linear(8, 3), lb.Rank1()), torch.ones(10, 8)
+    p = lb.predict(bnn, iter(same.split(5)), samples=3, noise="activation")
+    assert not torch.equal(p.samples[:, :5], p.samples[:, 5:])
+    assert torch.equal(p.samples, lb.predict(bnn, same, samples=3, noise="activation", chunk_size=5).samples)
+    loader = DataLoader(TensorDataset(same), batch_size=5)
+    assert torch.equal(p.samples, lb.predict(bnn, loader, samples=3, noise="activation").samples)
+
+
+STILL = lb.Rank1(init_std=1e-6, init_spread=0.0)
+
+
+class ChangesItsInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = x.data if isinstance(x, PackedSequence) else x
+        return self.layer(x.sub_(0.5).div_(2.0))
+
+
+@pytest.mark.parametrize("noise", ["function", "activation"])
+@pytest.mark.parametrize("way", ["tensor", "tuple", "mapping", "packed", "iterator", "loader"])
+def test_all_draws_see_the_same_inputs_and_the_caller_keeps_them(way, noise):
+    net, x = ChangesItsInputs(), torch.randn(9, 8, generator=torch.Generator().manual_seed(0))
+    before, expected = x.clone(), net(x.clone()).softmax(1)
+    given = {
+        "tensor": x,
+        "tuple": (x,),
+        "mapping": {"x": x},
+        "packed": pack_sequence(list(x[:, None])),
+        "iterator": iter(x.split(4)),
+        "loader": DataLoader([(x[:4], 0), (x[4:], 0)], batch_size=None),
+    }[way]
+    p = lb.predict(lb.convert(net, STILL), given, samples=4, noise=noise)
+    assert torch.equal(x, before)
+    torch.testing.assert_close(p.samples, expected.expand(4, -1, -1), atol=1e-4, rtol=1e-4)
+
+
+def test_a_member_that_changes_its_inputs_does_not_change_those_of_the_others():
+    gentle, rude, x = nn.Linear(8, 3), ChangesItsInputs(), torch.randn(9, 8)
+    expected = torch.stack([gentle(x), rude(x.clone())] * 2).softmax(2)
+    p = lb.predict(lb.Ensemble([lb.convert(gentle, STILL), lb.convert(rude, STILL)]), x, samples=4)
+    torch.testing.assert_close(p.samples, expected, atol=1e-4, rtol=1e-4)
+
+
 class Backbone(nn.Module):
     """Counts its calls; the in-place activation changes what it returned."""
 
@@ -164,6 +214,7 @@ def test_compiled_and_averaged_models_can_be_predicted_with():
     ("change", "message"),
     [
         ({"samples": 0}, "expected samples to be a whole number of at least 1, got 0"),
+        ({"samples": 4.0}, "expected samples to be a whole number of at least 1, got 4.0"),
         ({"chunk_size": 0}, "expected chunk_size to be a whole number of at least 1 or None, got 0"),
         ({"noise": "row"}, "expected noise to be one of function, activation, got 'row'"),
         ({"component": 4}, "expected a component from 0 to 3, got 4"),
@@ -173,6 +224,47 @@ def test_wrong_arguments_give_one_clear_sentence(change, message):
     bnn = lb.convert(small_net(), lb.Rank1())
     with pytest.raises(ValueError, match=message):
         lb.predict(bnn, X, **change)
+
+
+def test_whole_numbers_of_numpy_count():
+    bnn = lb.convert(small_net(), lb.Rank1())
+    p = lb.predict(bnn, X, samples=np.int64(4), chunk_size=np.int32(5))
+    torch.testing.assert_close(p.samples, lb.predict(bnn, X, samples=4).samples)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (X.numpy(), r"got ndarray without one; make tensors of arrays \(torch.as_tensor\)"),
+        (TensorDataset(X), "got TensorDataset without one; .* a DataLoader of a Dataset"),
+        ((X.numpy(), None), "got tuple without one"),
+        (X[:0], "expected inputs with at least one row on the first axis of their first tensor, got none"),
+        (iter([]), "expected at least one batch of inputs"),
+    ],
+    ids=["array", "dataset", "tuple", "empty", "nothing"],
+)
+def test_wrong_inputs_give_one_clear_sentence(x, message):
+    with pytest.raises(ValueError, match=message):
+        lb.predict(lb.convert(small_net(), lb.Rank1()), x)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda y: {"scores": y, "hidden": y}, "got dict with the keys scores, hidden; pass output= to pick one"),
+        (lambda y: {"logits": None}, "got NoneType; pass output="),
+        (lambda y: None, "got NoneType; pass output="),
+        (lambda y: (), "got tuple; pass output="),
+    ],
+    ids=["mapping", "no logits", "nothing", "empty"],
+)
+def test_outputs_without_a_tensor_by_custom_are_named(returned, message):
+    class Returns(nn.Linear):
+        def forward(self, x):
+            return returned(super().forward(x))
+
+    with pytest.raises(TypeError, match=message):
+        lb.predict(Returns(3, 2), torch.ones(4, 3))
 
 
 def test_regression_outputs_need_a_gaussian():

@@ -8,6 +8,7 @@ stochastic layer runs once for all draws.
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
@@ -16,7 +17,7 @@ from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
 from leanbayes.convert import own_likelihood, stochastic_layers, substitute, tensors_of, unwrap
-from leanbayes.inputs import call, divisible, Inputs, leading_rows, Output, slice_rows, to_device
+from leanbayes.inputs import call, cloned, divisible, Inputs, leading_rows, Output, slice_rows, to_device, versions
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import one_draw
 from leanbayes.methods.ensemble import Ensemble
@@ -81,7 +82,7 @@ def predict(
     model = unwrap(model)
     source = source_of(model, noise)
     runner = Runner(source, seed, component, width, chunk_size, output)
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode do not tell of changes in place
         parts = [_predict_block(runner, block, likelihood, samples, keep_samples) for block in _blocks(x, model)]
     if not parts:
         raise ValueError("expected at least one batch of inputs, got an empty loader")
@@ -239,6 +240,8 @@ class Runner:
         self.seed, self.component, self.width, self.output = seed, component, width, output
         self.chunk_size = chunk_size
         self.largest = 0.0
+        self.done = 0
+        self.gentle: set[int] = set()
 
     def run(self, x: Inputs, rows: int, index: int) -> Tensor:
         """Return the outputs of draw `index` for all rows."""
@@ -249,7 +252,7 @@ class Runner:
         while start < rows:
             stop = rows if whole else min(rows, start + self._rows(x))
             chunk = slice_rows(x, rows, start, stop)
-            outputs.append(self._measured(chunk, (start, stop)))
+            outputs.append(self._measured(chunk, (self.done + start, self.done + stop)))
             start = stop
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
@@ -261,14 +264,26 @@ class Runner:
     def _measured(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
         """Run one chunk; the first time, choose the size of the following ones from its largest activation."""
         if self.chunk_size is not None:
-            return self.source.run(chunk, rows, self.output)
+            return self._unchanged(chunk, rows)
         watched = [m for m in self.source.network.modules() if not any(True for _ in m.children())]
         handles = [module.register_forward_hook(self._watch) for module in watched]
-        outputs = self.source.run(chunk, rows, self.output)
+        outputs = self._unchanged(chunk, rows)
         for handle in handles:
             handle.remove()
         limit = LARGEST_ACTIVATION.get(outputs.device.type, LARGEST_ACTIVATION["cuda"])
         self.chunk_size = max(1, int(limit * (rows[1] - rows[0]) / max(self.largest, 1)))
+        return outputs
+
+    def _unchanged(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
+        """Run one chunk on a copy, unless the network has shown that it does not change its inputs in place."""
+        network = id(self.source.network)
+        if network in self.gentle:
+            return self.source.run(chunk, rows, self.output)
+        chunk = cloned(chunk)
+        before = versions(chunk)
+        outputs = self.source.run(chunk, rows, self.output)
+        if versions(chunk) == before:
+            self.gentle.add(network)
         return outputs
 
     def _watch(self, module: nn.Module, args: Any, result: Any) -> None:
@@ -279,8 +294,13 @@ class Runner:
 def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: int, keep_samples: bool) -> Prediction:
     """Predict for one block of rows."""
     rows = leading_rows(x)
-    if not rows:
-        raise ValueError("expected inputs with rows on the first axis of their first tensor, got none")
+    if rows is None:
+        raise ValueError(
+            f"expected inputs with a tensor that has rows on its first axis, got {type(x).__name__} without one; make "
+            "tensors of arrays (torch.as_tensor) and a DataLoader of a Dataset"
+        )
+    if rows == 0:
+        raise ValueError("expected inputs with at least one row on the first axis of their first tensor, got none")
     runner.source.forget()
     running = RunningUncertainty(likelihood.measure)
     kept: list[tuple[Tensor, Tensor]] = []
@@ -294,6 +314,7 @@ def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: i
         running.add(mean, own)
         if keep_samples or (repeatable and index < distinct):
             kept.append((mean, own))
+    runner.done += rows
     result = running.result()
     return Prediction(
         mean=result.mean,
@@ -326,9 +347,17 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _check(samples: int, chunk_size: int | None, noise: str) -> None:
-    if not (isinstance(samples, int) and samples >= 1):
+    if not _counts(samples):
         raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
-    if chunk_size is not None and not (isinstance(chunk_size, int) and chunk_size >= 1):
+    if not (chunk_size is None or _counts(chunk_size)):
         raise ValueError(f"expected chunk_size to be a whole number of at least 1 or None, got {chunk_size!r}")
     if noise not in ("function", "activation"):
         raise ValueError(f"expected noise to be one of function, activation, got {noise!r}")
+
+
+def _counts(value: Any) -> bool:
+    """Say whether a value is a whole number of at least 1, of Python's or of numpy's."""
+    try:
+        return operator.index(value) >= 1
+    except TypeError:
+        return False
