@@ -12,6 +12,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.checkpoint import header_of
 from leanbayes.convert import own_likelihood
+from leanbayes.files import read_tensors, write_tensors
 
 from .networks import Nested, small_net
 
@@ -217,3 +218,88 @@ def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
         lb.save(bnn, path)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == ["m.safetensors"]
+
+
+class Whole(nn.Module):
+    """A network of several parts, some of which were converted before they were put together."""
+
+    def __init__(self, **parts: nn.Module):
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    def forward(self, x):
+        for part in self.children():
+            x = part(x)
+        return x
+
+
+def body(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.Tanh(), nn.Linear(width, 8))
+
+
+def assert_loaded_alike(model, plain, path):
+    x = torch.randn(9, 8)
+    lb.save(model, path)
+    loaded = lb.load(path, plain)
+    assert torch.equal(lb.predict(model, x, samples=8).samples, lb.predict(loaded, x, samples=8).samples)
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    return loaded
+
+
+@pytest.mark.parametrize("method", [lb.Rank1(), lb.MeanField(), lb.NestedDropout(first=True)], ids=lambda m: m.name)
+def test_a_converted_part_of_a_network_draws_alike_after_loading(method, tmp_path):
+    model = Whole(first=nn.Linear(8, 8), body=lb.convert(body(), method), head=nn.Linear(8, 3))
+    plain = Whole(first=nn.Linear(8, 8), body=body(), head=nn.Linear(8, 3))
+    loaded = assert_loaded_alike(model, plain, tmp_path / "m.safetensors")
+    assert [layer.path for _, layer in lb.stochastic_layers(loaded)] == ["0", "2"]
+    assert not any(True for _ in lb.stochastic_layers(plain))
+
+
+def test_two_converted_parts_with_the_same_paths_draw_alike_after_loading(tmp_path):
+    parts = {"one": lb.convert(body(), lb.Rank1()), "two": lb.convert(body(5), lb.Rank1(components=3))}
+    model = Whole(**parts, three=lb.convert(nn.Linear(8, 3), lb.Rank1()))
+    plain = Whole(one=body(), two=body(5), three=nn.Linear(8, 3))
+    assert_loaded_alike(model, plain, tmp_path / "m.safetensors")
+
+
+def test_a_whole_converted_around_a_converted_part_draws_alike_after_loading(tmp_path):
+    model = lb.convert(Whole(first=nn.Linear(8, 8), body=lb.convert(body(), lb.Rank1())), lb.Rank1())
+    loaded = assert_loaded_alike(model, Whole(first=nn.Linear(8, 8), body=body()), tmp_path / "m.safetensors")
+    assert len({id(layer.draws) for _, layer in lb.stochastic_layers(loaded)}) == 1
+
+
+def test_a_part_that_shares_a_weight_with_the_rest_still_does_after_loading(tmp_path):
+    def tied(convert):
+        part = body()
+        whole = Whole(body=convert(part), head=nn.Linear(8, 8))
+        whole.head.weight = whole.body[2].weight
+        return whole
+
+    model = tied(lambda part: lb.convert(part, lb.Rank1()))
+    loaded = assert_loaded_alike(model, tied(lambda part: part), tmp_path / "m.safetensors")
+    assert loaded.head.weight is loaded.body[2].weight
+
+
+def test_a_file_that_does_not_name_the_converted_part_still_loads(tmp_path):
+    path = tmp_path / "m.safetensors"
+    model = Whole(body=lb.convert(body(), lb.Rank1()), head=nn.Linear(8, 3))
+    lb.save(model, path)
+    metadata, tensors = read_tensors(path)
+    header = json.loads(metadata["leanbayes"])
+    del header["root"]
+    write_tensors(tensors, path, {"leanbayes": json.dumps(header)})
+    loaded = lb.load(path, Whole(body=body(), head=nn.Linear(8, 3)))
+    assert torch.equal(loaded.body[0].posterior.input.loc, model.body[0].posterior.input.loc)
+    header["root"] = "trunk"
+    write_tensors(tensors, path, {"leanbayes": json.dumps(header)})
+    with pytest.raises(ValueError, match=r"layer 'body.0' that this network does not have"):
+        lb.load(path, Whole(body=body(), head=nn.Linear(8, 3)))
+
+
+@pytest.mark.parametrize("method", [lb.Rank1(), lb.DeepEnsemble(components=2)], ids=lambda m: m.name)
+def test_a_network_that_is_converted_already_is_refused_as_such(method, tmp_path):
+    bnn = lb.convert(body(), method)
+    lb.save(bnn, tmp_path / "m.safetensors")
+    with pytest.raises(ValueError, match=r"expected a plain network.*got one that is converted already"):
+        lb.load(tmp_path / "m.safetensors", bnn)

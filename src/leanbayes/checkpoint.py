@@ -1,12 +1,14 @@
 """Save and load converted models: safetensors with a readable header, nothing pickled, nothing imported by name.
 
-The header `leanbayes` is JSON: format, method, fields, paths (and `chain` for further conversions), likelihood,
-versions, and `tied` (names that share a tensor with another name). Methods are found by name among those of the
-package; any other is used only if the caller passes it.
+The header `leanbayes` is JSON: format, method, fields, paths, root (and `chain` for further conversions), likelihood,
+versions, and `tied` (names that share a tensor with another name). `root` is the part of the model that was converted,
+"" for all of it: within it, paths seed the noise. Methods are found by name among those of the package; any other is
+used only if the caller passes it.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import warnings
@@ -86,6 +88,11 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
     """
     path = _file(Path(path))
     header, tensors = _read(path)
+    if isinstance(net, Ensemble) or any(True for _ in stochastic_layers(net)):
+        raise ValueError(
+            f"expected a plain network, which load converts as '{path}' says, got one that is converted already; "
+            "pass the network as it is before lb.convert"
+        )
     model = net
     for step in (header, *header.get("chain", [])):
         recipe = _method(step, method, path)
@@ -113,14 +120,28 @@ def _file(path: Path) -> Path:
 
 
 def _conversions(model: nn.Module) -> list[dict[str, Any]]:
-    """Return method, fields and paths of every conversion, in the order of the layers; an ensemble comes last."""
+    """Return method, fields, paths and root of every conversion, in the order of the layers, parts before the whole.
+
+    A part that was converted first gave the whole its `Draws`. An ensemble comes last.
+    """
     if isinstance(model, Ensemble):
-        step = {"method": model.method.name, "fields": model.method.fields(), "paths": []}
-        return [*_conversions(model.members[0]), step]
-    found: dict[Method, list[str]] = {}
+        return [*_conversions(model.members[0]), _step(model.method, "", [])]
+    found: dict[tuple[Method, str], list[str]] = {}
     for path, layer in stochastic_layers(model):
-        found.setdefault(layer.method, []).append(path)
-    return [{"method": m.name, "fields": m.fields(), "paths": paths} for m, paths in found.items()]
+        found.setdefault((layer.method, _root(path, layer.path)), []).append(path)
+    ordered = sorted(found.items(), key=lambda item: item[0][1] == "")
+    return [_step(method, root, paths) for (method, root), paths in ordered]
+
+
+def _step(method: Method, root: str, paths: list[str]) -> dict[str, Any]:
+    return {"method": method.name, "fields": method.fields(), "paths": paths, "root": root}
+
+
+def _root(path: str, converted_as: str) -> str:
+    """Return the part of a model within which a layer had another path when it was converted; "" for none."""
+    if not converted_as:
+        return path
+    return path.removesuffix(f".{converted_as}") if path.endswith(f".{converted_as}") else ""
 
 
 def _state(model: nn.Module, only: str) -> dict[str, Tensor]:
@@ -172,14 +193,27 @@ def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], pa
     paths = step.get("paths")
     if not (isinstance(paths, list) and all(isinstance(p, str) for p in paths)):
         raise ValueError(f"the header of '{path}' is damaged (no paths)")
-    wanted = set(paths)
-    missing = wanted - {name for name, layer in places(model) if isinstance(layer, method.targets)}
-    if missing or (method.targets and not wanted):
+    root = str(step.get("root", ""))
+    part = dict(model.named_modules()).get(root, nn.Module())
+    known = {_joined(root, name) for name, layer in places(part) if isinstance(layer, method.targets)}
+    missing = set(paths) - known
+    if missing or (method.targets and not paths):
         name = min(missing, default="")
         raise ValueError(f"'{path}' has a layer '{name}' that this network does not have; is it another one?")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what convert says of a fresh start does not concern a finished one
-        return convert(model, method, where=(lambda name, layer: name in wanted) if method.targets else None)
+        where = (lambda name, layer: _joined(root, name) in paths) if method.targets else None
+        if not root:
+            return convert(model, method, where=where)
+        whole = copy.deepcopy(model)
+        holder, _, name = root.rpartition(".")
+        part = convert(whole.get_submodule(root), method, where=where, copy=False)  # what is tied to the rest stays so
+        setattr(whole.get_submodule(holder), name, part)
+        return whole
+
+
+def _joined(root: str, name: str) -> str:
+    return f"{root}.{name}" if root and name else root or name
 
 
 def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:
