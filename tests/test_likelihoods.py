@@ -89,6 +89,24 @@ def test_ignored_targets_count_for_nothing():
     torch.testing.assert_close(likelihood.nll(outputs, y), likelihood.nll(outputs[kept], y[kept]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.uint16])
+def test_classes_are_whole_numbers_of_any_type(dtype):
+    outputs, y, likelihood = normal(6, 3), classes(6, count=2), lb.Categorical()
+    same, p = y.to(dtype), outputs.softmax(1)
+    for what, arguments in (("log_prob", [outputs]), ("nll", [outputs]), ("log_prob_of_mixture", [p, p[None], None])):
+        method = getattr(likelihood, what)
+        assert torch.equal(method(*arguments, same), method(*arguments, y)), what
+
+
+def test_a_byte_is_not_taken_for_a_negative_number():
+    """In uint8, -100 is 156: a class like others."""
+    outputs, y, likelihood = normal(4, 200), torch.tensor([156, 3, 156, 7]), lb.Categorical()
+    each = likelihood.log_prob(outputs, y.byte())
+    assert torch.equal(likelihood.average(each, y.byte()), each.mean())
+    assert torch.equal(likelihood.nll(outputs, y.byte()), F.cross_entropy(outputs, y))
+    assert likelihood.log_prob_of_mixture(outputs.softmax(1), None, None, y.byte()).all()
+
+
 def test_class_weight_and_smoothing_belong_to_the_loss_not_to_the_probability():
     outputs, y = normal(5, 3), classes(5)
     odd = lb.Categorical(class_weight=[0.1, 2.0, 5.0], label_smoothing=0.3)

@@ -235,7 +235,8 @@ def _over_classes(p: Prediction) -> Prediction:
 def _class_numbers(p: Prediction, y: Tensor) -> Tensor:
     """Return targets as the metrics take them: no and yes are 0 and 1, and those to be ignored -100."""
     if isinstance(p.likelihood, Categorical) and not y.is_floating_point():
-        return y.long().masked_fill(y == p.likelihood.ignore_index, -100)
+        y = y.long()
+        return y.masked_fill(y == p.likelihood.ignore_index, -100)
     if not isinstance(p.likelihood, Bernoulli):
         return y
     answers = match_shape(y, p.mean, "Bernoulli").long()

@@ -65,7 +65,7 @@ class Categorical(Likelihood):
 
     Args:
         axis: the class axis of the outputs.
-        ignore_index: targets with this value count for nothing.
+        ignore_index: targets with this value count for nothing; targets are whole numbers of any type.
         class_weight: weight of each class in the training loss.
         label_smoothing: of the training loss, as in `torch.nn.CrossEntropyLoss`.
     """
@@ -94,12 +94,12 @@ class Categorical(Likelihood):
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probability of each target class; zero where it is ignored."""
         logits = self._logits(outputs)
-        _check_classes(y, logits)
+        y = _class_numbers(y, logits)
         return -F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="none")
 
     def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
         """Average over the targets that are not ignored."""
-        return log_prob.sum() / (y != self.ignore_index).sum()
+        return log_prob.sum() / (y.long() != self.ignore_index).sum()
 
     def targets_per_row(self, y: Tensor) -> int:
         """Return 1, or for dense targets the positions of a row."""
@@ -108,10 +108,9 @@ class Categorical(Likelihood):
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return torch's cross-entropy with the options given."""
         logits = self._logits(outputs)
-        _check_classes(y, logits)
         return F.cross_entropy(
             logits,
-            y,
+            _class_numbers(y, logits),
             weight=self.class_weight,
             ignore_index=self.ignore_index,
             label_smoothing=self.label_smoothing,
@@ -124,7 +123,7 @@ class Categorical(Likelihood):
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         """Return the log of the mean probability of each target class; zero where it is ignored."""
-        _check_classes(y, mean)
+        y = _class_numbers(y, mean)
         ignored = y == self.ignore_index
         picked = mean.gather(1, y.masked_fill(ignored, 0).unsqueeze(1)).squeeze(1)
         return picked.log().masked_fill(ignored, 0.0)
@@ -253,14 +252,18 @@ def match_shape(y: Tensor, like: Tensor, name: str) -> Tensor:
     raise ValueError(f"{name} expected targets of shape {tuple(like.shape)}, got {tuple(y.shape)}")
 
 
-def _check_classes(y: Tensor, like: Tensor) -> None:
-    """Raise unless y holds one whole-number class for every position of (B, C, ...)."""
+def _class_numbers(y: Tensor, like: Tensor) -> Tensor:
+    """Return classes as int64; raise unless y holds one whole number, or no or yes, for every position of (B, C, ...).
+
+    Before they are compared: a byte equals an `ignore_index` of -100 if it is 156.
+    """
     expected = (like.shape[0], *like.shape[2:])
     if y.shape != expected or y.is_floating_point():
         raise ValueError(
             f"Categorical expected targets of shape {tuple(expected)} with class numbers, got {y.dtype} of shape "
             f"{tuple(y.shape)}; for regression use lb.Gaussian(), for soft labels pass nn.CrossEntropyLoss()"
         )
+    return y.long()
 
 
 def _normal_log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:

@@ -225,3 +225,11 @@ def test_numbers_of_bins_and_classes_are_whole(number):
             metric(p, y, bins=number)
     with pytest.raises(ValueError, match=rf"k to be a whole number of at least 1, got {number}"):
         metrics.top_k_accuracy(p, y, k=number)
+
+
+def test_a_byte_is_not_taken_for_a_negative_number():
+    """In uint8, -100 is 156: a class like others."""
+    y = torch.tensor([156, 3])
+    p, kept = metrics.flatten(torch.full((2, 200), 1 / 200), y.byte())
+    assert torch.equal(kept, y)
+    assert len(p) == 2

@@ -23,6 +23,21 @@ def test_resuming_needs_a_folder():
         fit(network(), images(), short(), resume=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_classes_may_be_whole_numbers_of_any_type(dtype):
+    x, y = images()
+    y, likely, same_likely = y > 0, network(), network()
+    valid = fit(likely, (x, y.long()), short(epochs=1), validation=(x, y.long()))[0]
+    again = fit(same_likely, (x, y.to(dtype)), short(epochs=1), validation=(x, y.to(dtype)))[0]
+    assert (again["valid_nll"], again["valid_accuracy"]) == (valid["valid_nll"], valid["valid_accuracy"])
+    assert same(likely, same_likely)
+
+
+def test_bytes_name_the_classes_of_a_network_with_more_than_a_byte_holds():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(16, 300))
+    fit(net, (images()[0], torch.full((96,), 200, dtype=torch.uint8)), short(epochs=1))
+
+
 def hooks(model):
     return [len(module._forward_hooks) for module in model.modules()]
 

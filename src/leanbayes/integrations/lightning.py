@@ -81,7 +81,7 @@ class ElboSteps:
         p = predict(self.model, x, samples=self.samples)
         figures = {"valid_nll": -p.likelihood.average(p.log_prob(y), y), "valid_epistemic": p.epistemic.mean()}
         if isinstance(p.likelihood, Categorical):
-            counted = y != p.likelihood.ignore_index
+            counted = y.long() != p.likelihood.ignore_index
             figures["valid_accuracy"] = p.mean.argmax(1).eq(y)[counted].float().mean()
         self.log_dict(figures, batch_size=len(y), sync_dist=True)
 

@@ -27,8 +27,9 @@ def flatten(probabilities: Tensor, y: Tensor, ignore_index: int = -100) -> tuple
         raise ValueError(
             f"expected class numbers of shape {tuple(expected)} as targets, got {y.dtype} of shape {tuple(y.shape)}"
         )
+    y = y.long()  # first: a byte of 156 equals -100
     kept = y != ignore_index
-    classes = y.long()[kept].to(probabilities.device)
+    classes = y[kept].to(probabilities.device)
     each = probabilities.movedim(1, -1)[kept.to(probabilities.device)]
     _check_classes(each, classes)
     return each, classes

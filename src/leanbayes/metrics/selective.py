@@ -51,7 +51,7 @@ def aurc(probabilities: Tensor, y: Tensor, uncertainty: Tensor | None = None) ->
     if uncertainty is None:
         score = doubt(rows)
     elif uncertainty.shape == y.shape:
-        score = uncertainty.to(rows.device)[(y != -100).to(rows.device)]
+        score = uncertainty.to(rows.device)[(y.long() != -100).to(rows.device)]
     else:
         raise ValueError(f"expected an uncertainty for every target {tuple(y.shape)}, got {tuple(uncertainty.shape)}")
     return risk_coverage(score, (rows.argmax(1) != classes).double()).risk.mean()

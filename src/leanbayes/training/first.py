@@ -19,6 +19,9 @@ KINDS = {
 }
 """Types of inputs that few networks take: how torch calls them when it complains, and how to convert them."""
 
+ROWS_AT_ONCE = 4096
+"""Rows whose targets are compared together, as int64: small types cannot hold every number of classes."""
+
 
 @contextmanager
 def explained(x: Inputs) -> Iterator[None]:
@@ -46,7 +49,8 @@ def watched(network: nn.Module, likelihood: Loss, y: Tensor, output: Output | No
     def compare(module: nn.Module, args: Any, result: Any) -> None:
         picked = getattr(result, "logits", result) if output is None else output(result)
         if isinstance(picked, Tensor) and picked.dim() > 1:
-            _check_range(y, picked.shape[likelihood.axis], likelihood.ignore_index)
+            for some in y.split(ROWS_AT_ONCE):
+                _check_range(some.long(), picked.shape[likelihood.axis], likelihood.ignore_index)
 
     hook = network.register_forward_hook(compare)
     try:

@@ -46,7 +46,7 @@ def _sums(prediction: Prediction, y: Tensor, regression: bool) -> tuple[Tensor, 
         errors = (match_shape(y, mean, "validation") - mean).square().flatten(1).mean(1)
         return nll, errors.sum(), torch.tensor(float(len(errors)))
     if mean.dim() == y.dim() + 1 and mean.shape[1] > 1:  # probabilities of classes
-        counted = y.ne(getattr(prediction.likelihood, "ignore_index", -1))
+        counted = y.long().ne(getattr(prediction.likelihood, "ignore_index", -1))
         hits = mean.argmax(1).eq(y) & counted
     else:  # probabilities of yes
         hits = mean.gt(0.5).eq(match_shape(y, mean, "validation").gt(0.5))
