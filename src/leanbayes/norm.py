@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
 def update_norm(
-    model: nn.Module, data: Tensor | tuple[Any, Any] | Iterable[Any], *, batches: int | None = None
+    model: nn.Module, data: Tensor | tuple[Any, Any] | Mapping[str, Any] | Iterable[Any], *, batches: int | None = None
 ) -> None:
     """Replace the running statistics of every batch norm by averages over `data`.
 
@@ -25,17 +25,19 @@ def update_norm(
 
     Args:
         model: changed in place; its modes are restored.
-        data: inputs, a pair `(inputs, target)`, or an iterable of such pairs (a DataLoader).
+        data: inputs (a tensor, or a mapping, called as model(**inputs)), a pair `(inputs, target)`, or an iterable of
+            such batches (a DataLoader).
         batches: use only so many batches.
     """
     norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
     if not norms:
         return
     device = next(model.parameters()).device
-    source: Iterable[Any] = [data] if isinstance(data, (Tensor, tuple)) else data
+    source: Iterable[Any] = [data] if isinstance(data, (Tensor, tuple, Mapping)) else data
     with torch.no_grad(), _collecting(model, norms):
         for batch in islice(source, batches):
             inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+            inputs = tuple(inputs) if isinstance(inputs, list) else inputs  # a loader collects several in a list
             call(model, to_device(inputs, device), output=lambda result: torch.empty(0))
 
 
