@@ -114,6 +114,24 @@ def test_a_class_instead_of_a_method_is_refused():
         lb.convert(nn.Linear(2, 2), lb.Rank1)
 
 
+@pytest.mark.parametrize("likelihood", ["gaussian", lb.Gaussian, nn.CrossEntropyLoss()])
+def test_what_is_no_likelihood_is_refused_at_once(likelihood):
+    with pytest.raises(TypeError, match=r"expected a likelihood such as lb.Gaussian\(\).*got "):
+        lb.convert(small_net(), lb.Rank1(), likelihood=likelihood)
+
+
+@pytest.mark.parametrize("model", [torch.sin, nn.Linear, None])
+def test_what_is_no_network_is_refused_at_once(model):
+    with pytest.raises(TypeError, match=r"expected a network, an object of a class of nn.Module, got "):
+        lb.convert(model, lb.Rank1())
+
+
+@pytest.mark.parametrize("where", [0, nn.Linear, nn.ReLU(), [nn.Linear], {"0"}])
+def test_what_names_no_layers_is_refused_with_what_does(where):
+    with pytest.raises(TypeError, match=r"expected where to be a glob .* a predicate .* got "):
+        lb.convert(small_net(), lb.Rank1(), where=where)
+
+
 @each_method
 def test_tokens_times_batch_share_the_noise_of_their_row(method):
     bnn = lb.convert(Tokens(), method)
@@ -400,6 +418,8 @@ def test_parameter_groups_hold_every_trainable_parameter_once():
     found = [id(p) for g in groups for p in g["params"]]
     assert sorted(found) == sorted(id(p) for p in bnn.parameters() if p.requires_grad)
     torch.optim.SGD(groups, lr=0.1)
+    with pytest.raises(ValueError, match=r"no_decay='\*biass' matches no parameter; there are 0.base.weight"):
+        lb.parameter_groups(bnn, lr=0.1, no_decay="*biass")
 
 
 def test_update_norm_recollects_statistics():

@@ -20,7 +20,7 @@ from leanbayes.layers.ties import follow_ties
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
-from leanbayes.sampling import Draws, draws, draws_of
+from leanbayes.sampling import apart, Draws, draws, draws_of
 
 
 def convert(
@@ -49,8 +49,7 @@ def convert(
     Example:
         >>> bnn = lb.convert(net, lb.Rank1(components=4), where="layer4.*")
     """
-    if not isinstance(method, Method):
-        raise TypeError(f"expected a method such as lb.Rank1(components=4), got {method!r}")
+    _check_arguments(model, method, likelihood)
     notice = method.notice()
     if notice:
         warnings.warn(notice, stacklevel=2)
@@ -75,6 +74,19 @@ def convert(
     if likelihood is not None:
         attach_likelihood(root, likelihood)
     return root
+
+
+def _check_arguments(model: object, method: object, likelihood: object) -> None:
+    """Refuse at once what would fail later, somewhere else."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a network, an object of a class of nn.Module, got {model!r}")
+    if not isinstance(method, Method):
+        raise TypeError(f"expected a method such as lb.Rank1(components=4), got {method!r}")
+    if not (likelihood is None or isinstance(likelihood, Likelihood)):
+        raise TypeError(
+            f"expected a likelihood such as lb.Gaussian() or lb.Categorical(), got {likelihood!r}; a loss of another "
+            "kind is passed to lb.fit or lb.elbo"
+        )
 
 
 def places(model: nn.Module) -> list[tuple[str, nn.Module]]:
@@ -152,6 +164,7 @@ def draw(
     if isinstance(model, Ensemble):
         member, own = model.member_of(index, component)
         return draw(member, seed=seed, index=own, width=width)
+    model = apart(model)
     with draws(model, seed=seed, index=index, component=component, width=width):
         return _copied(raise_back(frozen(model)))
 
@@ -167,6 +180,7 @@ def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
         if component is None:
             raise ValueError("the members of an ensemble have no mean network; name one with component=k")
         return mean(model.member_of(0, component)[0])
+    model = apart(model)
     with draws(model, mean=True, component=component):
         return _copied(raise_back(frozen(model)))
 

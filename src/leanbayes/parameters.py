@@ -36,7 +36,7 @@ def parameter_groups(
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     weights = [(name, p) for name, p in named if id(p) not in posterior]
     owners = [(name, model.get_submodule(name.rpartition(".")[0])) for name, _ in weights]
-    spared = choose(owners, no_decay)
+    spared = choose(owners, no_decay, argument="no_decay", things="parameter")
     rate = lr if posterior_lr is None else posterior_lr
     groups: list[dict[str, Any]] = [
         _group("weights", [p for name, p in weights if name not in spared], lr, weight_decay),

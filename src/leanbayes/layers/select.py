@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -42,16 +43,25 @@ def last(kind: type[nn.Module], count: int = 1) -> Selector:
 
 
 def choose(
-    layers: Sequence[tuple[str, nn.Module]], where: Where | None, aliases: Mapping[str, Sequence[str]] | None = None
+    layers: Sequence[tuple[str, nn.Module]],
+    where: Where | None,
+    aliases: Mapping[str, Sequence[str]] | None = None,
+    *,
+    argument: str = "where",
+    things: str = "layer",
 ) -> set[str]:
     """Return the paths of the layers that `where` picks; all of them for None. Globs match `aliases` of a path, too.
 
+    Errors call what was wrong by the name of the caller's `argument`, and what it chooses from by that of the `things`.
+
     Raises:
+        TypeError: if `where` is nothing that picks layers.
         ValueError: if a name or glob matches nothing; a misspelt layer must not pass unnoticed.
     """
     paths = [path for path, _ in layers]
     if where is None:
         return set(paths)
+    _check(where, argument, things)
     if isinstance(where, Selector):
         return where.pick(layers)
     if isinstance(where, str):
@@ -63,6 +73,19 @@ def choose(
     for pattern in where:
         matched = {path for path in paths if any(fnmatchcase(name, pattern) for name in names[path])}
         if not matched:
-            raise ValueError(f"where={pattern!r} matches no layer; there are {', '.join(paths) or 'none'}")
+            raise ValueError(f"{argument}={pattern!r} matches no {things}; there are {', '.join(paths) or 'none'}")
         chosen |= matched
     return chosen
+
+
+def _check(where: Any, argument: str, things: str) -> None:
+    """Refuse what picks no layers; a layer and its type can be called like a predicate, but answer something else."""
+    if isinstance(where, Sequence):
+        fits = all(isinstance(pattern, str) for pattern in where)
+    else:
+        fits = isinstance(where, Selector) or (callable(where) and not isinstance(where, (type, nn.Module)))
+    if not fits:
+        raise TypeError(
+            f"expected {argument} to be a glob on the paths of {things}s like 'body.*', a list of globs, a predicate "
+            f"such as lambda path, layer: isinstance(layer, nn.Linear), or lb.layers.last(nn.Linear), got {where!r}"
+        )

@@ -235,7 +235,7 @@ class ModelPatch(Method):
             "output": maps[-1:],
         }
         chosen = {path for role in self.patch if role in ROLES for path in roles[role]}
-        return chosen | choose(layers, [glob for glob in self.patch if glob not in ROLES])
+        return chosen | choose(layers, [glob for glob in self.patch if glob not in ROLES], argument="patch")
 
     @override
     @classmethod
