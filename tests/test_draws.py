@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -189,3 +192,46 @@ def test_channels_last_and_half_precision_weights_work():
     assert half(torch.randn(2, 4).bfloat16()).dtype == torch.bfloat16
     assert lb.draw(half).weight.dtype == torch.bfloat16
     assert lb.draw(half).bias.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("method", [lb.Rank1(), lb.NestedDropout(groups=4), lb.MeanField()], ids=lambda m: m.name)
+def test_threads_that_share_a_model_get_their_own_draws(method):
+    bnn = lb.convert(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)), method)
+    x = torch.randn(16, 8)
+    alone = [lb.predict(bnn, x, samples=4, seed=seed).mean for seed in range(4)]
+    network = lb.draw(bnn, seed=1, index=2)(x)
+
+    def right(job: int) -> bool:
+        if job % 5 == 4:
+            return torch.equal(lb.draw(bnn, seed=1, index=2)(x), network)
+        return torch.equal(lb.predict(bnn, x, samples=4, seed=job % 4).mean, alone[job % 4])
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(right, range(60)))
+    assert not torch.equal(bnn(x), bnn(x))  # nothing is left fixed
+
+
+def test_a_model_may_make_draws_while_one_of_its_draws_is_fixed():
+    bnn = lb.convert(nn.Linear(8, 3), lb.Rank1())
+    x = torch.randn(5, 8)
+    with lb.draws(bnn, seed=0, index=1):
+        fixed = bnn(x)
+        other = lb.draw(bnn, seed=0, index=2)(x)
+        assert torch.equal(bnn(x), fixed)
+    assert torch.equal(other, lb.draw(bnn, seed=0, index=2)(x))
+
+
+def test_a_pass_that_failed_is_over():
+    bnn = lb.convert(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), lb.Rank1())
+    x = torch.randn(32, 8)
+    with pytest.raises(RuntimeError):
+        bnn(x.double())
+    assert not torch.equal(bnn[0](x), bnn[0](x))
+    assert bnn[0](x[:5]).shape == (5, 16)
+
+
+def test_a_copy_does_not_take_the_noise_of_a_pass_with_it():
+    bnn = lb.convert(nn.Linear(8, 3), lb.MeanField())
+    bnn(torch.randn(5, 8))
+    assert bnn.draws.noise
+    assert not copy.deepcopy(bnn).draws.noise

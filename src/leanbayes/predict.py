@@ -23,7 +23,7 @@ from leanbayes.methods.base import one_draw
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.prediction import concatenate, Prediction
 from leanbayes.replay import Prefix
-from leanbayes.sampling import components_of, draws, many_draws
+from leanbayes.sampling import apart, components_of, draws, many_draws
 from leanbayes.uncertainty import RunningUncertainty
 
 Noise = Literal["function", "activation"]
@@ -129,7 +129,7 @@ class FrozenDraws:
 
     def __init__(self, model: nn.Module) -> None:
         """Build the twin once; it shares every tensor that no draw touches."""
-        self.model = model
+        self.model = model = apart(model)
         layers = [layer for _, layer in stochastic_layers(model)]
         with draws(model, mean=True):
             plain = {id(layer): layer.freeze() for layer in layers}

@@ -14,6 +14,7 @@ layer that is called twice in a pass (tied layers, activation checkpointing) see
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
@@ -97,6 +98,12 @@ class Draws:
     live: bool = False
     part: int | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Draws:
+        """Copy what is fixed. Of a pass, which may be under way in another thread, a copy knows nothing."""
+        if self.fixed:
+            return replace(self, noise=dict(self.noise))
+        return Draws(components=self.components, plan=self.plan)
+
     @property
     def shared(self) -> bool:
         """Whether all rows of the current pass see one function."""
@@ -105,12 +112,12 @@ class Draws:
     def attach(self, root: nn.Module) -> None:
         """Watch the root of a model: its call begins a pass, its return ends it."""
         root.register_forward_pre_hook(self.begin, with_kwargs=True)
-        root.register_forward_hook(self.end)
+        root.register_forward_hook(self.end, always_call=True)
 
     def attach_part(self, part: nn.Module) -> None:
         """Watch a part that calls a layer several times: alone, its call is a pass, or every step had its own draw."""
         part.register_forward_pre_hook(self.begin_part, with_kwargs=True)
-        part.register_forward_hook(self.end_part)
+        part.register_forward_hook(self.end_part, always_call=True)
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a pass: outside `draws`, forget the last one."""
@@ -245,6 +252,27 @@ def assigned(model: nn.Module, component: Assignment) -> Iterator[None]:
             if id(state) not in inside:  # the members of an ensemble deal out what rows they get
                 stack.enter_context(_as(state, replace(state, plan=component)))
         yield
+
+
+def apart(model: nn.Module) -> nn.Module:
+    """Return a twin with a `Draws` of its own, which shares all else: what is fixed in it is not fixed in the model.
+
+    So draws are made while other threads use the model, and make draws of their own.
+    """
+    shared: dict[int, Any] = {}
+    _share_plain(model, shared)
+    return copy.deepcopy(model, shared)
+
+
+def _share_plain(module: nn.Module, shared: dict[int, Any]) -> bool:
+    """Note modules without a `Draws` anywhere, and the tensors of others; say whether this one is among the former."""
+    plain = [_share_plain(child, shared) for child in module.children()]
+    if all(plain) and not isinstance(getattr(module, "draws", None), Draws):
+        shared[id(module)] = module
+        return True
+    tensors = (*module._parameters.values(), *module._buffers.values(), *module.__dict__.values())
+    shared.update((id(tensor), tensor) for tensor in tensors if isinstance(tensor, Tensor))
+    return False
 
 
 def draws_of(model: nn.Module) -> list[tuple[Draws, list[Any]]]:
