@@ -190,3 +190,5 @@ def test_wrong_arguments_are_told_in_our_words(classifier):
     ):
         with pytest.raises(TypeError, match=said):
             lb.evaluate(bnn, **wrong)
+    with pytest.raises(TypeError, match="got a list of 3; nest several inputs"):
+        lb.evaluate(bnn, TensorDataset(x, x, y))

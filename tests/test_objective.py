@@ -134,13 +134,47 @@ def test_inputs_without_the_batch_on_their_first_axis_are_not_tiled():
     ("change", "message"),
     [
         ({"num_data": 0}, "expected num_data to be the size of the training set, got 0"),
-        ({"samples": 0}, "expected samples to be at least 1, got 0"),
+        ({"samples": 0}, "expected samples to be a whole number of at least 1, got 0"),
+        ({"samples": 1.5}, "expected samples to be a whole number of at least 1, got 1.5"),
         ({"aggregate": "sum"}, "expected aggregate to be one of average, mixture, got 'sum'"),
     ],
 )
 def test_wrong_arguments_give_one_clear_sentence(ensemble, change, message):
     with pytest.raises(ValueError, match=message):
         lb.elbo(ensemble, X, Y, **({"num_data": 6} | change))
+
+
+@pytest.mark.parametrize("options", [{"class_weight": [1.0, 2.0, 3.0, 4.0]}, {"label_smoothing": 0.1}])
+def test_weights_and_smoothing_have_no_mixture(ensemble, options):
+    likelihood = lb.Categorical(**options)
+    with pytest.raises(ValueError, match=r"without class_weight and label_smoothing.*take aggregate='average'"):
+        lb.elbo(ensemble, X, Y, likelihood, num_data=6, tile=True, aggregate="mixture")
+    lb.elbo(ensemble, X, Y, likelihood, num_data=6, tile=True)
+
+
+def test_arrays_are_refused(ensemble):
+    with pytest.raises(TypeError, match=r"expected x as tensors, got a NumPy array; torch\.as_tensor\(x\)"):
+        lb.elbo(ensemble, X.numpy(), Y, num_data=6)
+    for y in (Y.numpy(), Y.tolist(), None):
+        with pytest.raises(TypeError, match=f"expected y as a tensor of targets, got {type(y).__name__}"):
+            lb.elbo(ensemble, X, y, num_data=6)
+
+
+def test_every_pass_has_the_same_input_whatever_a_network_does_to_it():
+    class Careless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.seen = nn.Linear(64, 4), []
+
+        def forward(self, x):
+            self.seen.append(x.clone())
+            return self.layer(x.mul_(2).flatten(1))
+
+    bnn = lb.convert(Careless(), lb.ModelPatch(components=2))
+    before = X.clone()
+    lb.elbo(bnn, X, Y, num_data=6, samples=3)
+    assert len(bnn.seen) == 3
+    assert all(torch.equal(seen, before) for seen in (*bnn.seen, X))
 
 
 def test_num_data_must_be_given(ensemble):

@@ -320,6 +320,9 @@ def _histograms(p: Prediction, foreign: Mapping[str, Prediction]) -> dict[str, A
 
 
 def _noting_targets(loader: DataLoader[Any], targets: list[Tensor]) -> Iterator[Inputs]:
-    for x, y in loader:
-        targets.append(y)
-        yield x
+    for batch in loader:
+        if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
+            several = f"{type(batch).__name__} of {len(batch)}; nest several inputs, as in ((a, b), y)"
+            raise TypeError(f"expected test batches (inputs, target), got a {several}")
+        targets.append(batch[1])
+        yield batch[0]

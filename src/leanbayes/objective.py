@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn, Tensor
 
@@ -94,6 +95,8 @@ def elbo(
     """
     _check(num_data, samples, aggregate)
     likelihood = likelihood or own_likelihood(model) or Categorical()
+    _check_tensors(x, y, likelihood)
+    check_mixture(likelihood, aggregate)
     rows = leading_rows(x)
     components = components_of(model) if tile or samples > 1 else 1
     passes = samples if samples > 1 and _draws_by_batch(model) else 1
@@ -105,9 +108,9 @@ def elbo(
         every = Assignment(torch.arange(components, device=y.device), each=rows)
         dealt = every if tile else deal(rows, components, y.device)
         context = assigned(model, dealt.repeat(samples // passes))
-        x, y = repeat_rows(x, rows, inside), repeat_rows(y, rows, inside * passes)
+        y = repeat_rows(y, rows, inside * passes)
     with context:
-        each = [call(model, x, output) for _ in range(passes)]
+        each = [call(model, some, output) for some in _inputs(x, rows, inside, passes)]
     outputs = each[0] if passes == 1 else torch.cat(each)
     repeats = inside * passes
     nll = _nll(likelihood, outputs, y, repeats, aggregate)
@@ -130,9 +133,29 @@ def linear_beta(progress: float, over: float, *, start: float = 0.0, end: float 
     return start + (end - start) * min(1.0, max(0.0, progress / over))
 
 
+def check_mixture(likelihood: Loss, aggregate: str) -> None:
+    """Refuse the log of a mean likelihood where there is none, or where the loss has more to it than likelihoods."""
+    if aggregate != "mixture":
+        return
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError("aggregate='mixture' needs a Likelihood, which knows log-probabilities, not a plain loss")
+    if isinstance(likelihood, Categorical) and (likelihood.class_weight is not None or likelihood.label_smoothing):
+        raise ValueError(
+            "aggregate='mixture' expected a Categorical without class_weight and label_smoothing, which belong to the "
+            "loss of one draw, got one with them; leave them out, or take aggregate='average'"
+        )
+
+
 def _draws_by_batch(model: nn.Module) -> bool:
     """Say whether some layer draws once for a whole batch: repeated rows would all see the same draw."""
     return any(not layer.row_noise for _, layer in stochastic_layers(model))
+
+
+def _inputs(x: Inputs, rows: int | None, inside: int, passes: int) -> list[Inputs]:
+    """Return the inputs of every pass, repeated; each has its own copy, which a network may change in place."""
+    if rows is None or inside * passes == 1:
+        return [x] * passes
+    return [repeat_rows(x, rows, inside) for _ in range(passes)]
 
 
 def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: Aggregate) -> Tensor:
@@ -140,8 +163,7 @@ def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: 
         if not isinstance(likelihood, Likelihood):
             return likelihood(outputs, y).mean()
         return likelihood.nll(outputs, y)
-    if not isinstance(likelihood, Likelihood):
-        raise TypeError("aggregate='mixture' needs a Likelihood, which knows log-probabilities, not a plain loss")
+    assert isinstance(likelihood, Likelihood)
     each = likelihood.log_prob(outputs, y)
     each = each.view(repeats, -1, *each.shape[1:])
     mixed = each.logsumexp(0) - math.log(repeats)
@@ -151,7 +173,17 @@ def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: 
 def _check(num_data: int, samples: int, aggregate: str) -> None:
     if not num_data > 0:
         raise ValueError(f"expected num_data to be the size of the training set, got {num_data!r}")
-    if not samples >= 1:
-        raise ValueError(f"expected samples to be at least 1, got {samples!r}")
+    if not (isinstance(samples, int) and samples >= 1):
+        raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
     if aggregate not in ("average", "mixture"):
         raise ValueError(f"expected aggregate to be one of average, mixture, got {aggregate!r}")
+
+
+def _check_tensors(x: object, y: object, likelihood: Loss) -> None:
+    """Refuse arrays and lists, of which torch would say only what they lack."""
+    if isinstance(x, np.ndarray):
+        raise TypeError("expected x as tensors, got a NumPy array; torch.as_tensor(x) makes one of it")
+    if isinstance(likelihood, Likelihood) and not isinstance(y, Tensor):
+        raise TypeError(
+            f"expected y as a tensor of targets, got {type(y).__name__}; torch.as_tensor(y) makes one of it"
+        )

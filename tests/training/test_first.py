@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
 from leanbayes.training import fit
@@ -36,6 +36,45 @@ def test_classes_may_be_whole_numbers_of_any_type(dtype):
 def test_bytes_name_the_classes_of_a_network_with_more_than_a_byte_holds():
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 300))
     fit(net, (images()[0], torch.full((96,), 200, dtype=torch.uint8)), short(epochs=1))
+
+
+@pytest.mark.parametrize("steps", [5, 12])  # as many as rows: nothing else would tell time from rows
+def test_rows_on_the_second_axis_need_a_loader(steps):
+    torch.manual_seed(0)
+    x, y = torch.randn(steps, 12, 4), torch.randint(3, (12,))
+    model = lb.convert(nn.LSTM(4, 3), lb.Rank1())
+    for data in ((x, y), TensorDataset(x.transpose(0, 1), y)):
+        with pytest.raises(ValueError, match="got one with batch_first=False; put it into a module"):
+            fit(model, data, short(), output=lambda result: result[0][-1])
+    pairs = TensorDataset(x.transpose(0, 1), y)
+
+    def along_second(rows):
+        return torch.stack([row for row, _ in rows], 1), torch.stack([target for _, target in rows])
+
+    loader = DataLoader(pairs, batch_size=12, collate_fn=along_second, generator=torch.Generator())
+    twin = lb.convert(nn.LSTM(4, 3), lb.Rank1())
+    twin.load_state_dict(model.state_dict())
+    history = fit(model, loader, short(epochs=1), output=lambda result: result[0][-1])
+    torch.manual_seed(short().seed)
+    loss = lb.elbo(twin.train(), x, y, num_data=12, output=lambda result: result[0][-1]).loss
+    assert history[0]["loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", [lambda *data: data, TensorDataset, lambda *data: DataLoader(TensorDataset(*data), 8)])
+def test_several_inputs_are_to_be_nested(kind):
+    x, y = images()
+    with pytest.raises(TypeError, match=r"of 3: Tensor, Tensor, Tensor; nest several inputs, as in \(\(a, b\), y\)"):
+        fit(network(), kind(x, x, y), short())
+
+
+@pytest.mark.parametrize("epochs", [{}, {"convert_at_epoch": 2}])
+def test_a_loss_that_has_no_mixture_is_refused_before_training(epochs):
+    recipe = short(tile_last_epochs=1, aggregate="mixture", **epochs)
+    for loss, error in ((lb.Categorical(label_smoothing=0.1), ValueError), (nn.CrossEntropyLoss(), TypeError)):
+        seen = []
+        with pytest.raises(error, match="aggregate='mixture'"):
+            fit(rank1(), images(), recipe, likelihood=loss, callbacks=[seen.append])
+        assert not seen
 
 
 def hooks(model):

@@ -231,7 +231,7 @@ def batches_of(data: Data, placement: Placement) -> Batches:
         return DatasetBatches(data, placement)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return TensorBatches(*_tensors(*data), placement)
-    raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")
+    raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {_described(data)}")
 
 
 def groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
@@ -256,9 +256,18 @@ def _augmented(x: Inputs, name: str, generator: torch.Generator) -> Tensor:
 
 def _pair(item: Any) -> Batch:
     if not (isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Tensor)):
-        raise TypeError(f"expected batches (inputs, target) with a tensor of targets, got {type(item).__name__}")
+        raise TypeError(f"expected batches (inputs, target) with a tensor of targets, got {_described(item)}")
     x, y = item
     return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _described(data: object) -> str:
+    """Say what came; of several items, what to do with them."""
+    kind = type(data).__name__
+    if not isinstance(data, (tuple, list)):
+        return kind
+    items = f"a {kind} of {len(data)}: {', '.join(type(item).__name__ for item in data[:4])}"
+    return f"{items}; nest several inputs, as in ((a, b), y)" if len(data) > 2 else items
 
 
 def _tensors(x: Any, y: Any) -> Batch:
@@ -273,7 +282,9 @@ def _tensors(x: Any, y: Any) -> Batch:
 def _common_rows(x: Inputs, y: Tensor) -> int:
     rows = leading_rows(x)
     if rows is None or rows != len(y):
-        raise ValueError(f"expected as many inputs as targets, got {rows} and {len(y)}")
+        raise ValueError(
+            f"expected as many inputs as targets, got {rows} and {len(y)}, counted on the first axis; give rows there"
+        )
     return rows
 
 

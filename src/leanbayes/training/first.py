@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import nn, Tensor
+from torch.utils.data import DataLoader
 
-from leanbayes.inputs import Inputs, Output
+from leanbayes.inputs import Inputs, Output, row_axis
 from leanbayes.likelihoods import Categorical
 from leanbayes.objective import Loss
 
@@ -21,6 +22,15 @@ KINDS = {
 
 ROWS_AT_ONCE = 4096
 """Rows whose targets are compared together, as int64: small types cannot hold every number of classes."""
+
+
+def check_layout(network: nn.Module, *data: object) -> None:
+    """Refuse to cut rows off the first axis for a network that has them on the second; a DataLoader cuts its own."""
+    if row_axis(network) and not all(isinstance(each, DataLoader | None) for each in data):
+        raise ValueError(
+            "expected a network that takes rows on the first axis, got one with batch_first=False; put it into a "
+            "module that transposes them, or give a DataLoader of batches in its layout"
+        )
 
 
 @contextmanager
@@ -49,7 +59,7 @@ def watched(network: nn.Module, likelihood: Loss, y: Tensor, output: Output | No
     def compare(module: nn.Module, args: Any, result: Any) -> None:
         picked = getattr(result, "logits", result) if output is None else output(result)
         if isinstance(picked, Tensor) and picked.dim() > 1:
-            for some in y.split(ROWS_AT_ONCE):
+            for some in torch.split(y, ROWS_AT_ONCE):
                 _check_range(some.long(), picked.shape[likelihood.axis], likelihood.ignore_index)
 
     hook = network.register_forward_hook(compare)

@@ -17,12 +17,12 @@ from torch import nn, Tensor
 from leanbayes.convert import own_likelihood, plain_view, stochastic_layers
 from leanbayes.inputs import Inputs, Output
 from leanbayes.likelihoods import Categorical, Likelihood
-from leanbayes.objective import Loss
+from leanbayes.objective import check_mixture, Loss
 from leanbayes.training import schedule
 from leanbayes.training.batches import Batch, batches_of, Data, groups, Placement, TensorBatches, training_batches
 from leanbayes.training.devices import first_answer, not_shared, on_first, share_buffers
 from leanbayes.training.failure import explain, TAME, TrainingError
-from leanbayes.training.first import explained, watched
+from leanbayes.training.first import check_layout, explained, watched
 from leanbayes.training.freeze import to_train_mode, weights_frozen
 from leanbayes.training.history import History, peak_memory_mb
 from leanbayes.training.meter import Meter, NotFinite
@@ -81,7 +81,8 @@ class Training:
     def __init__(self, phase: Phase, likelihood: Loss, recipe: Recipe, wishes: Wishes, fabric: Any) -> None:
         """Set everything up, and look whether states can be written."""
         self.recipe, self.wishes, self.fabric, self.likelihood = recipe, wishes, fabric, likelihood
-        self._take_data()
+        check_mixture(likelihood, recipe.aggregate)  # now, not in the last epochs
+        self._take_data(phase.network)
         self.checkpoint: Checkpoint | None = None
         if wishes.folder is not None:
             self.checkpoint = Checkpoint(wishes.folder, recipe, self.batches.rows)
@@ -115,8 +116,9 @@ class Training:
         self.optimizer.zero_grad()
         return history
 
-    def _take_data(self) -> None:
+    def _take_data(self, network: nn.Module) -> None:
         fabric, wishes = self.fabric, self.wishes
+        check_layout(network, wishes.train, wishes.validation)
         placement = Placement(fabric.device, fabric.global_rank, fabric.world_size, self.recipe)
         self.batches = training_batches(wishes.train, placement)
         self.validation = None if wishes.validation is None else batches_of(wishes.validation, placement)
