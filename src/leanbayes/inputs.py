@@ -112,13 +112,11 @@ def _first(inputs: Any) -> Tensor | PackedSequence | None:
         return inputs
     if isinstance(inputs, Tensor):
         return inputs if inputs.dim() else None
-    if isinstance(inputs, Mapping):
-        inputs = tuple(inputs.values())
-    if isinstance(inputs, (tuple, list)):
+    if isinstance(inputs, (tuple, list)):  # asked before Mapping, whose check dynamo of torch 2.4 does not follow
         for item in inputs:  # a loop: up to torch 2.11, dynamo does not follow a generator here
             if (first := _first(item)) is not None:
                 return first
-    return None
+    return _first(tuple(inputs.values())) if isinstance(inputs, Mapping) else None
 
 
 def to_device(inputs: Any, device: torch.device) -> Any:
