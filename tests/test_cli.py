@@ -117,6 +117,24 @@ def test_compare_writes_results_table_and_report(tmp_path, capsys):
     assert "| rank1" in capsys.readouterr().out
 
 
+def test_seeds_of_other_settings_are_refused_and_other_methods_are_welcome(tmp_path, capsys):
+    out = tmp_path / "out"
+    command = ["compare", "--methods", "plain", "--out", str(out), *FAST]
+    assert main([*command, "--seeds", "0"]) == 0
+    for flags, said in (
+        (["--recipe.epochs", "2"], "recipe.epochs: 1 there, 2 now"),
+        (["--samples", "5"], "judging.samples: 16 there, 5 now"),
+        (["--train-rows", "120", "--fresh"], "data.train_rows: 100 there, 120 now"),
+    ):
+        told = complaint(capsys, *command, "--seeds", "1", *flags)
+        assert said in told
+        assert "another --out" in told
+    assert main([*command, "--seeds", "1"]) == 0
+    assert main([*command, "--methods", "mc_dropout", "--seeds", "0", "--recipe.epochs", "2"]) == 0
+    assert main([*command, "--seeds", "0,1", "--recipe.epochs", "2", "--fresh"]) == 0  # all of them anew
+    assert len(list(out.rglob("result.json"))) == 3
+
+
 def test_a_closed_pipe_does_not_lose_the_report(tmp_path):
     command = [sys.executable, "-m", "leanbayes", "compare", "--methods", "plain", *FAST, "--out", str(tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from leanbayes.experiments.compare import check_alike
 from leanbayes.experiments.run import Stage
 from leanbayes.experiments.workers import run_on_workers
 from leanbayes.files import write_text
@@ -302,6 +303,7 @@ def reproduce(arguments: list[str]) -> int:
 def _run(options: Any, stage: Stage) -> int:
     """Run the jobs that the flags ask for; 1 if any failed."""
     plan = plan_of(options)
+    check_alike(plan.jobs, out_of(options))
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
     how = {"stage": stage, "fresh": options.fresh}

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from leanbayes.report import load_results
+from leanbayes.report.provenance import provenance
 from tests.report import make
 
 TWO = {name: make.METHODS[name] for name in ("rank1", "plain")}
@@ -49,6 +50,59 @@ def test_a_method_with_several_settings_is_told_apart_by_what_differs(tmp_path):
         make.write(tmp_path, record, f"rank1-{components}")
     labels = [contender.label for contender in load_results(tmp_path).groups[0].contenders]
     assert labels == ["rank1 (components=4)", "rank1 (components=16)"]
+
+
+def test_runs_with_other_settings_are_contenders_of_their_own(tmp_path):
+    for seed, epochs, lr in ((0, 1, 0.1), (1, 6, 0.2), (2, 6, 0.2)):
+        record = make.classification("plain", seed, make.METHODS["plain"])
+        record["recipe"] |= {"epochs": epochs, "lr": lr}
+        record["settings"] = {"recipe": record["recipe"], "judging": {"samples": 4}}
+        make.write(tmp_path, record)
+    (group,) = load_results(tmp_path).groups
+    told = [(contender.label, len(contender.runs)) for contender in group.contenders]
+    assert told == [("plain (recipe.epochs=1)", 1), ("plain (recipe.epochs=6)", 2)]  # lr tells nothing more
+    assert "epochs" in dict(provenance(group).facts)["Recipes"]
+
+
+def test_settings_of_the_evaluation_and_other_data_tell_runs_apart_and_machines_do_not(tmp_path):
+    for seed, samples, digest, device in ((0, 4, "ab", "cpu"), (1, 16, "ab", "cpu"), (2, 16, "cd", "cpu"),
+                                          (3, 16, "cd", "cuda")):  # fmt: skip
+        record = make.classification("rank1", seed, make.METHODS["rank1"])
+        record["method"]["label"] = "mine"
+        record["data"]["sha256"] = 32 * digest
+        record["settings"] = {
+            "recipe": record["recipe"] | {"accelerator": device}, "judging": {"samples": samples},
+        }  # fmt: skip
+        make.write(tmp_path, record, "mine")
+    (group,) = load_results(tmp_path).groups
+    assert [(contender.label, [run.seed for run in contender.runs]) for contender in group.contenders] == [
+        ("mine (samples=4, sha256=abababab)", ["0"]),
+        ("mine (samples=16, sha256=abababab)", ["1"]),
+        ("mine (samples=16, sha256=cdcdcdcd)", ["2", "3"]),
+    ]
+
+
+def test_a_setting_that_older_results_lack_does_not_part_them_from_younger_ones(tmp_path):
+    for seed, more in ((0, {}), (1, {"compile_mode": "fast"})):
+        record = make.classification("plain", seed, make.METHODS["plain"])
+        record["recipe"] |= more
+        make.write(tmp_path, record)
+    assert [contender.label for contender in load_results(tmp_path).groups[0].contenders] == ["plain"]
+
+
+def test_a_seed_counts_once_and_the_report_says_which_run(tmp_path):
+    for place, created in (("a", "2026-03-02T10:00:00Z"), ("b", "2026-03-01T10:00:00Z")):
+        record = make.classification("plain", 0, make.METHODS["plain"]) | {"created": created}
+        make.write(tmp_path / place, record)
+    (group,) = load_results(tmp_path).groups
+    (contender,) = group.contenders
+    assert [run.path[0] for run in contender.runs] == ["a"]  # the latest
+    history = provenance(group)
+    assert dict(history.facts)["Seeds"] == "0"
+    assert history.remarks == [
+        "plain, seed 0 was run more than once with equal settings: a/digits/lenet/plain/seed0/result.json counts, "
+        "b/digits/lenet/plain/seed0/result.json does not."
+    ]
 
 
 def test_a_failed_run_is_listed_and_not_averaged(tmp_path):

@@ -12,7 +12,8 @@ from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Callback, finished, MODEL, perform, Stage
 from leanbayes.experiments.workshop import Workshop
 from leanbayes.processes import is_first
-from leanbayes.results import commit
+from leanbayes.report.settings import settings_of
+from leanbayes.results import commit, read_result
 
 
 def run_all(
@@ -63,6 +64,35 @@ def look_ahead(
     workshops = {key: Workshop(*key) for key in keys}
     _make_folder(out)
     return done, workshops
+
+
+def check_alike(jobs: Sequence[Job], out: Path) -> None:
+    """Refuse jobs that would lie beside finished seeds of the same method with other settings.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    own = {job.folder(out) for job in jobs}
+    for job in jobs:
+        now = settings_of({"settings": job.settings()})
+        for folder in sorted(set(job.folder(out).parent.glob("seed*")) - own):
+            there = _settings_of_finished(folder)
+            changed = next((name for name in now if there.get(name, now[name]) != now[name]), None)
+            if changed is not None:
+                raise ValueError(
+                    f"'{folder}' holds a finished run of {job.label or job.name} with other settings ({changed}: "
+                    f"{there[changed]} there, {now[changed]} now), which is no other seed of this one; use the same "
+                    "settings, or another --out"
+                )
+
+
+def _settings_of_finished(folder: Path) -> dict[str, str]:
+    """Return the settings of a run that is done, else none: a damaged one is the report's to name."""
+    try:
+        found = read_result(folder)
+    except ValueError:
+        return {}
+    return settings_of(found) if found is not None and found["status"] == "done" else {}
 
 
 def _require_models(jobs: Sequence[Job], out: Path) -> None:

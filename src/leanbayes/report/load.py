@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from leanbayes.report.estimate import number
+from leanbayes.report.settings import flag_of, settings_of, telling, write_value
 from leanbayes.results import FILE, SCHEMA
 
 REFERENCE = "plain"  # the network without a method: what every cost and every mCE is relative to
@@ -59,6 +60,16 @@ class Run:
         return dict(self.part("method", "fields") or {})
 
     @property
+    def label(self) -> str:
+        """What the run calls its method."""
+        return str(self.record["method"].get("label") or self.name)
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """What it shares with the other seeds of its method."""
+        return settings_of(self.record)
+
+    @property
     def seed(self) -> str:
         """The seed, as text."""
         return str(self.record.get("seed"))
@@ -89,12 +100,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Contender:
-    """A method with its fields, and the seeds it came through.
+    """A method with its settings, and the seeds it came through.
 
     Attributes:
-        label: the name; with the fields that differ where one method takes part several times.
+        label: the name; with the settings that differ where one method takes part several times.
         name: the name of the method.
-        runs: the runs that came to their end, by seed.
+        runs: the runs that came to their end, by seed; each seed once.
         series: its number in the group, which fixes its colour and its marker.
     """
 
@@ -121,13 +132,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Group:
-    """Everything that was run on one data set with one network."""
+    """Everything that was run on one data set with one network; a sentence for every run that another one replaces."""
 
     data: str
     network: str
     task: str
     contenders: tuple[Contender, ...]
     failures: tuple[Failure, ...]
+    replaced: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -204,11 +216,19 @@ def _group(key: tuple[str, str, str], runs: list[Run]) -> Group:
     order = sorted(set(labels.values()), key=lambda label: (label[0] != REFERENCE, *map(_natural, label)))
     found = {label: [run for run in runs if labels[run.path] == label] for label in order}
     alive = {label: sorted((r for r in some if r.done), key=_by_seed) for label, some in found.items()}
-    contenders = [(label, done) for label, done in alive.items() if done]
+    latest = {label: {run.seed: run for run in done} for label, done in alive.items() if done}
     return Group(
         *key,
         contenders=tuple(
-            Contender(label[1], label[0], tuple(done), series) for series, (label, done) in enumerate(contenders)
+            Contender(label[1], label[0], tuple(once.values()), series)
+            for series, (label, once) in enumerate(latest.items())
+        ),
+        replaced=tuple(
+            f"{label[1]}, seed {run.seed} was run more than once with equal settings: {once[run.seed].path} counts, "
+            f"{run.path} does not."
+            for label, once in latest.items()
+            for run in alive[label]
+            if run is not once[run.seed]
         ),
         failures=tuple(
             Failure(label[1], run.seed, run.path, str(run.record.get("error") or "no error was recorded"))
@@ -219,31 +239,31 @@ def _group(key: tuple[str, str, str], runs: list[Run]) -> Group:
     )
 
 
-def _by_seed(run: Run) -> tuple[float, str]:
-    return number(run.record.get("seed")) or 0.0, run.path
+def _by_seed(run: Run) -> tuple[float, str, str]:
+    return number(run.record.get("seed")) or 0.0, str(run.record.get("created")), run.path
 
 
 def _labels(runs: Iterable[Run]) -> dict[str, tuple[str, str]]:
-    """Name every run (by its path): as it calls itself, else by its method and the fields that differ."""
+    """Name every run (by its path): as it calls itself, else by its method, with the settings that differ."""
     values: dict[tuple[str, str], set[str]] = {}
     runs = list(runs)
     for run in runs:
         for field, value in run.fields.items():
             values.setdefault((run.name, field), set()).add(write_value(value))
-    labels = {}
+    versions: dict[tuple[str, str, tuple[str, ...]], list[Run]] = {}
     for run in runs:
         differing = sorted(field for (name, field), found in values.items() if name == run.name and len(found) > 1)
-        told = ", ".join(f"{field}={write_value(run.fields.get(field))}" for field in differing)
-        own = str(run.record["method"].get("label") or run.name)
-        labels[run.path] = (run.name, f"{own} ({told})" if told and own == run.name else own)
+        told = tuple(f"{field}={write_value(run.fields.get(field))}" for field in differing)
+        versions.setdefault((run.name, run.label, told if run.label == run.name else ()), []).append(run)
+    labels = {}
+    for (name, label, told), alike in versions.items():
+        names = telling([run.settings for run in alike])
+        for run in alike:
+            apart = ", ".join([*told, *(f"{flag_of(each)}={run.settings.get(each, 'unset')}" for each in names)])
+            labels[run.path] = (name, f"{label} ({apart})" if apart else label)
     return labels
 
 
 def _natural(text: str) -> list[tuple[float, str]]:
     """Split a label so that components=4 comes before components=16."""
     return [(float(part), "") if part.isdecimal() else (0.0, part) for part in re.split(r"(\d+)", text)]
-
-
-def write_value(value: Any) -> str:
-    """Write a field as a person would: text without quotes, everything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)

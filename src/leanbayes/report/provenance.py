@@ -8,7 +8,8 @@ from datetime import datetime, UTC
 from typing import Any
 
 from leanbayes.report.layers import converted_layers, Layers
-from leanbayes.report.load import Contender, Group, Run, write_value
+from leanbayes.report.load import Contender, Group, Run
+from leanbayes.report.settings import write_value
 
 VERSIONS = ("python", "torch", "leanbayes")
 
@@ -23,7 +24,7 @@ class Provenance:
         recipe: fields of the recipe that all runs share, with their values.
         differing: fields of the recipe that differ, with the value of each contender.
         commands: the command lines, each once.
-        remarks: sentences on what differs between runs that are compared.
+        remarks: sentences on runs that do not count, and on what differs between those that are compared.
     """
 
     facts: list[tuple[str, str]]
@@ -54,7 +55,7 @@ def provenance(group: Group) -> Provenance:
         recipe=recipe,
         differing=differing,
         commands=_unique(run.part("command") for run in runs),
-        remarks=_remarks(runs),
+        remarks=[*group.replaced, *_remarks(runs)],
     )
 
 
