@@ -16,7 +16,7 @@ from leanbayes.experiments.networks import maker
 from leanbayes.experiments.run import MODEL, perform
 from leanbayes.experiments.workshop import load, Workshop
 from leanbayes.methods import all_methods
-from leanbayes.report import load_results
+from leanbayes.report import load_results, markdown
 
 JUDGING = Judging(samples=4, ood=("noise",), shift=False, test_images=60)
 SOURCE = Source(name="digits", train_rows=200)
@@ -53,6 +53,7 @@ def test_a_result_has_every_promised_field(workshop, tmp_path):
     assert len(written["history"]) == 2
     assert {"python", "torch", "leanbayes", "device", "threads"} <= set(written["environment"])
     assert written["method"]["fields"]["components"] == 4
+    assert written["data"]["test"] == JUDGING.test_images  # what was judged, not what there is
     loaded = lb.load(folder / MODEL, workshop.plain(0))
     _, x, y = workshop.test
     again = lb.evaluate(loaded, (x, y), samples=4).metrics["test"]
@@ -66,6 +67,17 @@ def test_a_finished_run_is_kept_and_other_settings_are_refused(workshop, tmp_pat
     with pytest.raises(ValueError, match=r"recipe.lr: 0.05 there, 0.01 now.*--fresh"):
         perform(other, workshop, tmp_path, progress=False)
     assert perform(other, workshop, tmp_path, fresh=True, progress=False)["recipe"]["lr"] == 0.01
+
+
+def test_a_single_test_row_is_judged_as_far_as_it_goes(tmp_path):
+    judging = replace(JUDGING, test_images=1, ood=())
+    one = replace(job(lb.MCDropout(), epochs=1), judging=judging)
+    result = perform(one, Workshop(SOURCE, "small", judging), tmp_path, progress=False)
+    assert result["status"] == "done", result["error"]
+    assert result["metrics"]["test"]["cnll"] is None
+    assert result["metrics"]["test"]["nll"] > 0
+    assert result["data"]["test"] == 1
+    assert "| mc\\_dropout" in markdown(load_results(tmp_path))
 
 
 def test_a_run_that_fails_is_written_down_and_tried_again(workshop, tmp_path):

@@ -241,7 +241,7 @@ def _header(job: Job, workshop: Workshop) -> dict[str, Any]:
             "name": data.name,
             "task": data.task,
             "train": len(data.train),
-            "test": len(data.test),
+            "test": len(workshop.test[0]),  # those that are judged
             "held_out": job.source.hold_out,
             "sha256": data.sha256,
             "classes": list(data.classes),

@@ -23,7 +23,9 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
         record: the content of a result file, or as much as {"settings": ...} of it.
     """
     own = record.get("settings")
-    settings = {"recipe": record.get("recipe") or {}, "where": []} | (own if isinstance(own, dict) else {})
+    settings: dict[str, Any] = {"recipe": record.get("recipe") or {}, "where": []} | (
+        own if isinstance(own, dict) else {}
+    )
     digest = str((record.get("data") or {}).get("sha256") or "")[:8]
     found = {name: write_value(value) for name, value in _flat(settings, "") if name not in APART}
     return found | ({"data.sha256": digest} if digest else {})
