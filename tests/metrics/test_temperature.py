@@ -136,6 +136,7 @@ def test_dense_predictions_are_split_by_images():
     torch.testing.assert_close(metrics.calibrated_nll(dense, wide), metrics.calibrated_nll(samples[0], y))
 
 
-def test_one_row_cannot_be_split():
-    with pytest.raises(ValueError, match="at least two rows, one to fit and one to score, got 1"):
-        metrics.calibrated_nll(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+def test_one_row_cannot_be_split_so_there_is_no_such_number():
+    assert metrics.calibrated_nll(torch.tensor([[0.5, 0.5]]), torch.tensor([0])).isnan()
+    with pytest.raises(ValueError, match="expected"):
+        metrics.calibrated_nll(torch.tensor([[0.5, 0.5]]), torch.tensor([2]))

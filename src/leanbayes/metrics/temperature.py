@@ -57,11 +57,11 @@ def calibrated_nll(probabilities: Tensor, y: Tensor, seed: int = 0) -> Tensor:
     """Return the negative log-likelihood after temperature scaling, in nats, honestly: cross-fitted.
 
     The rows are split in two by the seed; the temperature of each half is scored on the other. Dense predictions are
-    split by images, not by pixels.
+    split by images, not by pixels. NaN for a single row, which cannot be split.
     """
     flatten(probabilities, y)  # refuses wrong input as a whole, before it is split
     if len(probabilities) < 2:
-        raise ValueError(f"expected at least two rows, one to fit and one to score, got {len(probabilities)}")
+        return torch.tensor(torch.nan, device=probabilities.device)
     order = torch.randperm(len(probabilities), generator=torch.Generator().manual_seed(seed), device="cpu")
     first, second = order.tensor_split(2)
     scores = []
