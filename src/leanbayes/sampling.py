@@ -259,6 +259,9 @@ def apart(model: nn.Module) -> nn.Module:
 
     So draws are made while other threads use the model, and make draws of their own.
     """
+    for _, layers in draws_of(model):
+        for layer in layers:
+            refuse_shards(layer.parameters(), layer.path)
     shared: dict[int, Any] = {}
     _share_plain(model, shared)
     return copy.deepcopy(model, shared)
