@@ -203,6 +203,38 @@ def test_regression_from_csv(tmp_path, monkeypatch):
     assert found["metrics"]["test"]["rmse"] < rows[:, 3].std()
 
 
+def test_own_data_are_found_from_every_folder(tmp_path, monkeypatch, capsys):
+    rows = np.random.default_rng(0).normal(size=(60, 3))
+    np.savetxt(tmp_path / "table.csv", rows, delimiter=",", header="a,b,price", comments="")
+    (tmp_path / "below").mkdir()
+    out = tmp_path / "out"
+    run = out / "table" / "mlp" / "plain" / "seed0"
+
+    def compare(name: str) -> int:
+        return main(["compare", "--methods", "plain", "--recipe.epochs", "1", "--out", str(out), "--data", name])
+
+    monkeypatch.chdir(tmp_path)
+    assert compare("table.csv") == 0
+    first = json.loads((run / "result.json").read_text())
+    assert first["settings"]["data"]["name"] == str(tmp_path / "table.csv")
+    monkeypatch.chdir(tmp_path / "below")
+    assert main(["predict", str(run), "--out", "predictions"]) == 0
+    assert compare("../table.csv") == 0  # kept
+    (tmp_path / "table.csv").rename("table.csv")  # moved
+    assert compare("table.csv") == 0
+    assert main(["predict", str(run), "--out", "again"]) == 0
+    first["settings"]["data"]["name"] = "table.csv"  # as older results have it
+    training = {name: value for name, value in first["settings"].items() if name != "judging"}
+    (run / "result.json").write_text(json.dumps(first | {"id": "older"}))
+    (run / "job.json").write_text(json.dumps(training))
+    assert compare("table.csv") == 0
+    assert json.loads((run / "result.json").read_text())["created"] == first["created"]
+    (tmp_path / "other").mkdir()
+    np.savetxt(tmp_path / "other" / "table.csv", rows, delimiter=",", header="a,b,price", comments="")
+    assert compare("../other/table.csv") == 2
+    assert "data.name: " in capsys.readouterr().err
+
+
 @pytest.fixture
 def interruptible():
     """What a shell starts in the background ignores interrupts, and so would all that it starts itself."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from leanbayes.data.own import resolve
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
 from leanbayes.training import Recipe
@@ -109,7 +110,7 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """Return all that decides the outcome, as JSON holds it."""
         settings: dict[str, Any] = {
-            "data": asdict(self.source),
+            "data": asdict(self.source) | {"name": located(self.source.name)},
             "net": self.net,
             "method": {"name": self.name, "fields": {} if self.method is None else self.method.fields()},
             "recipe": self.recipe.fields(),
@@ -123,6 +124,12 @@ class Job:
     def id(self) -> str:
         """A short digest of the settings: equal settings, equal id."""
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def located(name: str) -> str:
+    """Return a name of data that holds in every folder: the whole path of the user's own, a known name as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() and isinstance(resolve(name), Path) else name
 
 
 def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | None:

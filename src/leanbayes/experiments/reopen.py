@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +115,7 @@ def open_run(path: Path, root: str | None = None) -> Reopened:
     folder = _folder(path)
     settings = _settings(folder)
     try:
-        source = Source(**(settings["data"] | ({} if root is None else {"root": root})))
+        source = _here(Source(**(settings["data"] | ({} if root is None else {"root": root}))))
         net, method = settings["net"], settings["method"]["name"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"'{folder / CLAIM}' is damaged ({type(error).__name__}: {error})") from error
@@ -152,6 +152,13 @@ def _settings(folder: Path) -> dict[str, Any]:
         return dict(json.loads((folder / CLAIM).read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
         raise ValueError(f"'{folder / CLAIM}' is damaged ({error})") from error
+
+
+def _here(source: Source) -> Source:
+    """Return a source whose file was moved as one of the same name in the current folder, if there is one."""
+    path = Path(source.name)
+    moved = path.is_absolute() and not path.exists() and Path(path.name).exists()
+    return replace(source, name=path.name) if moved else source
 
 
 def _data(folder: Path, source: Source) -> DataSet:

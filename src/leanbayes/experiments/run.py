@@ -19,7 +19,7 @@ from leanbayes.checkpoint import save
 from leanbayes.convert import own_likelihood, stochastic_layers
 from leanbayes.data import DataSet
 from leanbayes.evaluation import evaluate, Result
-from leanbayes.experiments.config import Job
+from leanbayes.experiments.config import Job, located
 from leanbayes.experiments.examples import examples
 from leanbayes.experiments.workshop import Workshop
 from leanbayes.files import untied, write_tensors, write_text
@@ -89,8 +89,9 @@ def finished(job: Job, folder: Path) -> dict[str, Any] | None:
     found = results.read_result(folder)
     if found is None or found["status"] != "done":
         return None
-    if found["id"] != job.id:
-        changed = _difference(found.get("settings", {}), job.settings())
+    there = _in_place(found.get("settings", {}), job)
+    if found["id"] != job.id and there != json.loads(json.dumps(job.settings())):
+        changed = _difference(there, job.settings())
         raise ValueError(
             f"'{folder}' holds a finished run with other settings ({changed}); leanbayes evaluate --fresh judges its "
             "model anew; or choose another --out"
@@ -109,7 +110,7 @@ def _check_claim(job: Job, folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        there = json.loads(path.read_text())
+        there = _in_place(json.loads(path.read_text()), job)
     except (json.JSONDecodeError, UnicodeDecodeError):
         return  # cut off while it was written; the training state is checked by itself
     if there != _training(job):
@@ -123,6 +124,14 @@ def _training(job: Job) -> dict[str, Any]:
     """Return the settings that decide the training, without those of the evaluation."""
     settings = json.loads(json.dumps(job.settings()))
     return {name: value for name, value in settings.items() if name != "judging"}
+
+
+def _in_place(settings: dict[str, Any], job: Job) -> dict[str, Any]:
+    """Return settings that name the job's own file as the job does: it may have been moved, or typed from elsewhere."""
+    data, now = settings.get("data", {}), located(job.source.name)
+    there = Path(located(data.get("name", now)))
+    moved = not there.exists() and there.name == Path(now).name
+    return settings | {"data": data | {"name": now}} if moved or str(there) == now else settings
 
 
 def _perform(
