@@ -9,6 +9,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad, vmap
 
 import leanbayes as lb
 from leanbayes.methods.base import StochasticLayer
@@ -221,3 +222,31 @@ def test_a_row_has_the_same_component_in_every_layer(method):
         assert len(told) == len(list(lb.stochastic_layers(bnn)))
         assert len(told[0]) == rows
         assert all(torch.equal(component, told[0]) for component in told)
+
+
+@methods
+def test_parameters_may_be_given_to_a_call_instead_of_being_kept(method):
+    _, bnn = converted(method, LINEAR)
+    x = LINEAR.inputs(6)
+    moved = {name: p.detach() * 1.5 for name, p in bnn.named_parameters()}
+    with lb.draws(bnn, seed=0):
+        found = functional_call(bnn, moved, (x,))
+    bnn.load_state_dict(moved, strict=False)
+    with lb.draws(bnn, seed=0):
+        torch.testing.assert_close(found, bnn(x))
+
+
+@pytest.mark.parametrize("method", ["rank1:default", "implicit:default", "patch:default"])
+def test_gradients_of_single_rows_add_up_to_that_of_the_batch(method):
+    _, bnn = converted(method, LINEAR)
+    x = LINEAR.inputs(6)
+    parameters = dict(bnn.named_parameters())
+
+    def loss(given, row):
+        return functional_call(bnn, given, (row[None],)).square().sum()
+
+    with lb.draws(bnn, seed=0):
+        rows = vmap(grad(loss), in_dims=(None, 0))(parameters, x)
+        bnn(x).square().sum().backward()
+    for name, p in parameters.items():
+        torch.testing.assert_close(rows[name].sum(0), p.grad)
