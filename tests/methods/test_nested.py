@@ -45,7 +45,6 @@ def test_the_first_stream_is_ordered_on_demand():
     [
         (["inner", "norm", "outer", "skip", "last"], 2),
         (["inner", "norm"], 1),
-        (["inner"], 0),  # the norm behind it would fill what is dropped
         (["inner", "norm", "outer", "last"], 1),  # the other branch of the sum is missing
         (["inner", "norm", "outer", "skip"], 1),
     ],
@@ -57,6 +56,45 @@ def test_streams_are_ordered_whose_layers_are_all_named(where, count):
     if count:
         with torch.no_grad(), lb.draws(bnn, mean=True, width=0.5):
             torch.testing.assert_close(lb.slim.extract(bnn, 0.5)(X), bnn(X), atol=1e-5, rtol=1e-5)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+class Chunked(nn.Module):
+    """A network whose one hidden stream is split."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.gate, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(4, 3)
+
+    def forward(self, x):
+        a, b = self.gate(self.read(x).tanh()).chunk(2, 1)
+        return self.head(a * b)
+
+
+@pytest.mark.parametrize(
+    ("net", "options", "why"),
+    [
+        (mlp(), {}, "not that of '0', since .* first linear map, which NestedDropout.first=True. orders; not"),
+        (nn.Sequential(nn.Linear(8, 4), nn.LayerNorm(4), nn.Linear(4, 2)), {}, "a norm over several channels reads it"),
+        (Chunked(), {}, "not that of 'gate', since the function chunk reads it"),
+        (Residual(), {"where": ["inner"]}, "not that of 'inner', since 'norm' is not converted"),
+    ],
+)
+def test_a_network_that_cannot_be_ordered_says_why_when_converted_and_when_cut(net, options, why):
+    with pytest.warns(UserWarning, match="adds only noise here: no stream of channels .*" + why):
+        bnn = lb.convert(net, lb.NestedDropout(groups=4), **options)
+    assert not units_of(bnn)
+    with pytest.raises(ValueError, match="without ordering units; " + ("if it was" if options else f".*{why}")):
+        lb.slim.extract(bnn, 0.5)
+
+
+def test_a_network_that_was_narrowed_is_not_narrowed_again():
+    small = lb.slim.narrow(lb.convert(mlp(), lb.NestedDropout(groups=4, first=True)), 0.5)
+    with pytest.raises(ValueError, match="if it was narrowed already, narrow the one that it was made of"):
+        lb.slim.narrow(small, 0.5)
 
 
 def test_inner_streams_are_those_that_no_sum_passes_through():

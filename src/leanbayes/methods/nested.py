@@ -20,6 +20,7 @@ objective (eq. 13) is `weight_noise=False, weight_cost=chi`: a weight that is ke
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, Self
@@ -35,6 +36,7 @@ from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods.base import Method, plain_copy, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_keep, check_positive
 from leanbayes.methods.gaussian import GaussianLayer
+from leanbayes.methods.orderable import obstacles, unordered
 from leanbayes.methods.ordering import Chains, Order, OrderingUnit, Tail
 from leanbayes.sampling import Draws
 
@@ -312,7 +314,6 @@ class NestedDropout(Method):
     name: ClassVar[str] = "nested"
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *CHANNEL_NORMS)
     late: ClassVar[float] = 0.0
-    posterior_rate: ClassVar[float] = 1.0
 
     groups: int = 32
     always_on: int = 1
@@ -350,16 +351,19 @@ class NestedDropout(Method):
     @override
     def wrap_all(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, StochasticLayer]:
         channels = follow(model, base_of=plain_layer)
-        units = self._units(channels, {path for path, layer in model.named_modules() if _fills(layer)} - set(layers))
+        found = self.obstacles(channels, {path for path, layer in model.named_modules() if _fills(layer)} - set(layers))
+        units = self._units(channels, found)
+        if not units and len(found) > 1 and not any(isinstance(module, OrderingUnit) for module in model.modules()):
+            warnings.warn(f"NestedDropout adds only noise here: {unordered(channels, found)}", stacklevel=5)
         first = channels.makers[0] if len(channels.makers) > 1 else None
         wrapped: dict[str, StochasticLayer] = {}
         for path, layer in layers.items():
             if isinstance(layer, LINEAR_MAPS):
                 wrapped[path] = NestedLayer(layer, self, log_alpha=FIRST_LOG_ALPHA if path == first else None)
-            elif found := channels.outputs.get(path):
-                of_streams = [units.get(channels.root(part.stream)) for part in found]
+            elif layout := channels.outputs.get(path):
+                of_streams = [units.get(channels.root(part.stream)) for part in layout]
                 if any(of_streams):
-                    parts = [(channels.stream(part.stream).size, part.repeat) for part in found]
+                    parts = [(channels.stream(part.stream).size, part.repeat) for part in layout]
                     again = path not in channels.first_readers
                     wrapped[path] = NestedNorm(layer, self, of_streams, parts, again=again)
         self._join(channels, units, wrapped)
@@ -377,18 +381,14 @@ class NestedDropout(Method):
                 layer.join(unit, masked=path not in channels.normed, leads=id(unit) not in led, again=again)
                 led.add(id(unit))
 
-    def _units(self, channels: Channels, left_out: set[str]) -> dict[int, OrderingUnit]:
-        """Return a unit for every stream that may be ordered, by its number: no layer of it is left out."""
-        if not self.first:
-            left_out = left_out | set(channels.makers[:1])
-        held = {channels.root(part.stream) for path in left_out for part in channels.outputs.get(path) or ()}
-        begun = [channels.root(layout[0].stream) for path in channels.makers if (layout := channels.outputs[path])]
-        free = [root for root in dict.fromkeys(begun) if root not in held and not channels.stream(root).held]
-        if self.streams == "inner":
-            inner = [root for root in free if begun.count(root) == 1]
-            free = [root for root in inner if channels.stream(root).filtered] or inner
+    def _units(self, channels: Channels, found: Mapping[int, str]) -> dict[int, OrderingUnit]:
+        """Return a unit for every stream that may be ordered, by its number."""
         order = Order(**{f.name: getattr(self, f.name) for f in fields(Order)})
-        return {root: OrderingUnit(channels.stream(root), order) for root in free}
+        return {root: OrderingUnit(channels.stream(root), order) for root, why in found.items() if not why}
+
+    def obstacles(self, channels: Channels, left_out: set[str]) -> dict[int, str]:
+        """Return what keeps each stream from being ordered, by its number; nothing keeps those with ""."""
+        return obstacles(channels, left_out, first=self.first, inner=self.streams == "inner")
 
     @override
     @classmethod

@@ -16,8 +16,10 @@ from torch import nn, Tensor
 
 from leanbayes.convert import attach_likelihood, mean, own_likelihood, unwrap
 from leanbayes.layers.channels import Channels, follow, Layout
+from leanbayes.layers.family import LINEAR_MAPS
 from leanbayes.methods.base import plain_copy, StochasticLayer
 from leanbayes.methods.nested import NestedLayer, NestedNorm, plain_layer
+from leanbayes.methods.orderable import unordered
 from leanbayes.methods.ordering import OrderingUnit
 from leanbayes.norm import update_norm
 from leanbayes.slim.cut import cut, cut_like_weight, indices
@@ -61,8 +63,7 @@ def narrow(
     units = units_of(small, channels)
     if not units:
         raise ValueError(
-            "expected a model whose channels are ordered, got one without ordering units; convert it with "
-            "lb.NestedDropout() and train it"
+            f"expected a model whose channels are ordered, got one without ordering units; {_remedy(small, channels)}"
         )
     kept = {root: unit.kept(width) for root, unit in units.items()}
     likelihood = own_likelihood(small)
@@ -78,6 +79,18 @@ def narrow(
     if data is not None:
         update_norm(small, data, batches=batches)
     return small
+
+
+def _remedy(model: nn.Module, channels: Channels) -> str:
+    """Say why no channels of a model are ordered, or what to do."""
+    nested = next((layer for layer in model.modules() if isinstance(layer, NestedLayer)), None)
+    if nested is None:
+        return "convert it with lb.NestedDropout() and train it"
+    left_out = {path for path, layer in model.named_modules() if isinstance(layer, LINEAR_MAPS)}
+    found = nested.method.obstacles(channels, left_out & set(channels.outputs))
+    if all(found.values()):
+        return unordered(channels, found)
+    return "if it was narrowed already, narrow the one that it was made of; otherwise, convert more of its layers"
 
 
 def units_of(model: nn.Module, channels: Channels) -> dict[int, OrderingUnit]:
