@@ -17,6 +17,7 @@ from leanbayes.cli import main
 from leanbayes.experiments.config import Source
 from leanbayes.experiments.workshop import load
 from leanbayes.options import comparison_options, parse, plan_of
+from tests.report import make
 
 FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--test-images", "40", "--train-rows", "100"]
 
@@ -133,6 +134,18 @@ def test_seeds_of_other_settings_are_refused_and_other_methods_are_welcome(tmp_p
     assert main([*command, "--methods", "mc_dropout", "--seeds", "0", "--recipe.epochs", "2"]) == 0
     assert main([*command, "--seeds", "0,1", "--recipe.epochs", "2", "--fresh"]) == 0  # all of them anew
     assert len(list(out.rglob("result.json"))) == 3
+
+
+def test_a_report_may_be_written_into_a_folder_and_its_table_to_ascii(tmp_path):
+    make.tree(tmp_path / "results", {"plain": make.METHODS["plain"]})
+    command = [sys.executable, "-m", "leanbayes", "report", str(tmp_path / "results")]
+    ascii_only = {"env": os.environ | {"PYTHONIOENCODING": "ascii"}, "capture_output": True, "check": False}
+    done = subprocess.run([*command, "--out", str(tmp_path)], **ascii_only)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "report.html").is_file()
+    done = subprocess.run([*command, "--markdown"], **ascii_only)
+    assert done.returncode == 0, done.stderr
+    assert b" ? " in done.stdout  # mean and standard error
 
 
 def test_a_closed_pipe_does_not_lose_the_report(tmp_path):

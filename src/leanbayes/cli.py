@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 
@@ -33,6 +34,7 @@ leanbayes COMMAND --help teaches the rest. Exit codes: 0 done, 1 a run failed, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    _replace_unknown_signs()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         _say(USAGE)
         return 0 if arguments else 2
@@ -75,6 +77,12 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "data": commands.data,
         "bench": commands.bench,
     }
+
+
+def _replace_unknown_signs() -> None:
+    """Write a question mark for what the terminal's encoding lacks: a ± should not cost the table."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _say(text: str) -> None:

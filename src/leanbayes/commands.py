@@ -47,7 +47,7 @@ class Report:
 
     Attributes:
         folder: a folder of results, such as runs/digits.
-        out: the file to write; default report.html in the folder.
+        out: the file to write, or a folder for report.html; default the folder of results.
         markdown: print the tables as Markdown instead.
     """
 

@@ -76,13 +76,15 @@ def build(folder: str | Path, out: str | Path | None = None) -> Path:
 
     Args:
         folder: the output folder of `leanbayes compare`.
-        out: the file to write; `report.html` in the folder when not given.
+        out: the file to write, or a folder for `report.html`; the folder of the results when not given.
 
     Returns:
         The path of the page.
     """
     results = load_results(folder)
-    out = Path(out) if out is not None else Path(folder) / "report.html"
+    out = Path(folder if out is None else out)
+    if out.is_dir():
+        out /= "report.html"
     write_text(render(results), out)
     return out
 
