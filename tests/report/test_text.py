@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from leanbayes.report import load_results, markdown, terminal
+from leanbayes.report.table import comparison
 from tests.report import make
 
 TWO = {name: make.METHODS[name] for name in ("plain", "rank1")}
@@ -67,6 +69,31 @@ def test_the_terminal_table_fits_a_hundred_columns(tmp_path):
     assert "…" not in text
     assert all(name in text for name in make.METHODS)
     assert "rank1 is worth its cost" in text
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 100])
+def test_a_narrow_terminal_cuts_no_number_and_names_what_it_leaves_out(tmp_path, width):
+    results = load_results(make.tree(tmp_path))
+    text = printed(results, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    table = comparison(results.groups[0]).only("brief")
+    line = next(line.split() for line in text.splitlines() if line.lstrip().startswith("plain "))
+    means = [cell.mean for cell in table.rows[0].cells]
+    assert line[1:] == means[: len(line) - 1]
+    assert len(line) > 2
+    left = ", ".join(column.head for column in table.columns[len(line) - 1 :])
+    assert (f"Left out, for the terminal is narrow: {left}" in " ".join(text.split())) == (left != "")
+    assert (left == "") == (width >= 80)
+
+
+def test_long_names_are_folded_for_the_sake_of_numbers(tmp_path):
+    make.tree(tmp_path)
+    record = make.classification("patch", 0, make.METHODS["patch"])
+    record["method"]["label"] = "patch[crossed=true,components=3,more=4]"
+    make.write(tmp_path, record, "patch2")
+    text = printed(load_results(tmp_path), width=100)
+    assert "Left out" not in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_the_terminal_shows_failures_and_takes_names_literally(tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from leanbayes.report.load import Failure, Group, Results
 from leanbayes.report.provenance import provenance
-from leanbayes.report.table import comparison
+from leanbayes.report.table import comparison, Table
 from leanbayes.report.verdict import RULE, verdict
 
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 WIDTH = 100
+NAME_WIDTH = 8
+"""Columns of the terminal that names of methods get at least; longer ones are folded."""
 MARKDOWN_MARKS = {"best": "**{}**", "near": "*{}*", "": "{}"}
 TERMINAL_MARKS = {"best": "[bold green]{}[/]", "near": "[green]{}[/]", "": "{}"}
 LEGEND = (
@@ -36,6 +38,8 @@ def markdown(results: Results) -> str:
 def terminal(results: Results, console: Console | None = None) -> None:
     """Print every group as a table that fits 100 columns, with the verdict and the failures below.
 
+    A narrower terminal gets fewer figures.
+
     Args:
         results: what `load_results` returned.
         console: where to print; when not given, standard output, at most 100 columns wide.
@@ -49,7 +53,7 @@ def terminal(results: Results, console: Console | None = None) -> None:
             console.width = WIDTH
     for group in results.groups:
         if group.contenders:
-            console.print(_rich_table(group))
+            _print_table(group, console)
         console.print(f"[bold]{escape(verdict(group).sentence)}[/]")
         for failure in group.failures:
             console.print(f"[red]{escape(_failed(failure))}[/]")
@@ -82,19 +86,40 @@ def _markdown_table(group: Group) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _rich_table(group: Group) -> RichTable:
-    """Lay out the brief columns; means alone, for width."""
-    from rich import box
+def _print_table(group: Group, console: Console) -> None:
+    """Print as many of the brief columns as fit, and name the others."""
     from rich.markup import escape
-    from rich.table import Table
 
     table = comparison(group).only("brief")
-    drawn = Table(box=box.SIMPLE_HEAD, title=escape(group.title), title_justify="left", padding=0)
-    drawn.add_column("Method", overflow="fold", min_width=8, vertical="bottom")
-    for column in table.columns:
-        drawn.add_column(escape(column.head.replace(" ", "\n")), justify="right", vertical="bottom")
+    count = _fitting(table, console.width)
+    console.print(_rich_table(group, table, count))
+    if left := ", ".join(column.head for column in table.columns[count:]):
+        console.print(f"Left out, for the terminal is narrow: {escape(left)}")
+
+
+def _fitting(table: Table, width: int) -> int:
+    """Count the columns that fit beside the names without a number being cut."""
+    left = width - NAME_WIDTH - 2  # edges
+    for count, column in enumerate(table.columns):
+        numbers = (cell.mean for row in table.rows if (cell := row.cells[count]))
+        left -= 1 + max(map(len, (*column.head.split(), *numbers)))
+        if left < 0:
+            return count
+    return len(table.columns)
+
+
+def _rich_table(group: Group, table: Table, count: int) -> RichTable:
+    """Lay out the first so many columns; means alone, for width."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+
+    drawn = RichTable(box=box.SIMPLE_HEAD, title=escape(group.title), title_justify="left", padding=0)
+    drawn.add_column("Method", overflow="fold", min_width=NAME_WIDTH, vertical="bottom")
+    for column in table.columns[:count]:
+        drawn.add_column(escape(column.head.replace(" ", "\n")), justify="right", vertical="bottom", no_wrap=True)
     for row in table.rows:
-        cells = (TERMINAL_MARKS[cell.mark].format(cell.mean) if cell else "" for cell in row.cells)
+        cells = (TERMINAL_MARKS[cell.mark].format(cell.mean) if cell else "" for cell in row.cells[:count])
         drawn.add_row(escape(row.contender.label), *cells)
     return drawn
 
