@@ -26,3 +26,8 @@ def data_root() -> Path:
     if not root or not Path(root).is_dir():
         pytest.skip("needs the data folder: set LEANBAYES_DATA")
     return Path(root)
+
+
+def pytest_configure(config):
+    """Let tests of all methods use networks too small to have a stream that could be ordered."""
+    config.addinivalue_line("filterwarnings", "ignore:NestedDropout adds only noise here")

@@ -211,8 +211,6 @@ def converted(network: str, method: str) -> tuple[nn.Module, nn.Module, Any]:
     with warnings.catch_warnings():
         if network in ALIKE and method == "deep_ensemble":
             warnings.filterwarnings("ignore", "the parameter '.*' is the same in all members")
-        if network == "called twice" and method == "nested":  # its one hidden stream is that of the first layer
-            warnings.filterwarnings("ignore", "NestedDropout adds only noise here")
         return net, lb.convert(net, all_methods()[method](), likelihood=lb.Categorical()), x
 
 
