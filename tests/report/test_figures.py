@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from xml.etree import ElementTree
 
@@ -43,6 +44,30 @@ def test_every_figure_is_drawn_from_full_results(tmp_path):
         "NLL, nats per input",
         "KL, nats",
     ]
+
+
+def test_no_name_of_a_point_covers_a_whisker(tmp_path):
+    make.tree(tmp_path)
+    for path in tmp_path.rglob("result.json"):  # costs that vary: long flat whiskers
+        record = json.loads(path.read_text())
+        record["cost"]["predict_ratio"] *= 1 + 0.15 * record["seed"]
+        path.write_text(json.dumps(record))
+    found = next(figure for figure in figures(group_of(tmp_path)) if figure.key == "cost")
+    for panel in found.panels:
+        root = ElementTree.fromstring(panel.svg)
+        whiskers = [
+            np.array([pair.split(",") for pair in node.get("points").split()], float)
+            for node in root.iter("polyline")
+            if "whisker" in node.get("class")
+        ]
+        names = [node for node in root.iter("text") if node.get("class") == "label"]
+        assert len(names) >= 5
+        for node in names:
+            x, y, wide = float(node.get("x")), float(node.get("y")), 6 * len(node.text)
+            left = x - wide if node.get("text-anchor") == "end" else x
+            for (x0, y0), (x1, y1) in whiskers:
+                beside = max(x0, x1) < left or left + wide < min(x0, x1)
+                assert beside or max(y0, y1) < y - 9 or min(y0, y1) > y, (panel.title, node.text)
 
 
 def test_charts_are_well_formed_named_and_inside_their_frame(tmp_path):

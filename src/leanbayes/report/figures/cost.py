@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 from leanbayes.report.figures.figure import ends, Figure, Numbers, Panel, write
 from leanbayes.report.figures.svg import Chart, linear_axis, Point, ratio_axis, series_class
 from leanbayes.report.load import Group
@@ -10,6 +13,24 @@ from leanbayes.report.verdict import AFFORDABLE, Candidate, candidates, COSTS, h
 TITLES = {"training_ratio": "Training", "predict_ratio": "Prediction", "parameter_ratio": "Parameters"}
 LETTER = 6.4  # pixels, about the width of one at the size of labels
 LINE = 11.0
+Box = tuple[float, float, float, float]
+
+
+class Cross(NamedTuple):
+    """A point with the boxes of its whiskers, in pixels."""
+
+    centre: Point
+    flat: Box
+    upright: Box
+
+    def places(self) -> Iterator[tuple[float, float, str]]:
+        """Suggest where its name may stand: at an end of the flat whisker, above or below it."""
+        x, y = self.centre
+        yield max(x + 8, self.flat[2] + 3), y + 4, "start"
+        yield min(x - 8, self.flat[0] - 3), y + 4, "end"
+        for drop in (-8, 16):
+            yield x + 5, y + drop, "start"
+            yield x - 5, y + drop, "end"
 
 
 def cost_figure(group: Group) -> Figure | None:
@@ -44,32 +65,40 @@ def _scatter(found: list[Candidate], name: str, quality: str) -> str:
     if x.high > AFFORDABLE:
         chart.bar((AFFORDABLE, y.low), (x.high, y.high), "dear", f"more than {AFFORDABLE:g} times the plain network")
     places = [(c.ratios[name].mean, c.quality.mean) for c in found]
+    crosses = []
     for c, (cost, good) in zip(found, places, strict=True):
-        classes = f"whisker {series_class(c.contender.series)}"
-        chart.line([(cost, end) for end in ends(c.quality)], classes)
-        chart.line([(end, good) for end in ends(c.ratios[name])], classes)
-    _name_points(chart, [chart.at(*place) for place in places], [c.contender.name for c in found])
+        bars = [(end, good) for end in ends(c.ratios[name])], [(cost, end) for end in ends(c.quality)]
+        for bar in bars:
+            chart.line(bar, f"whisker {series_class(c.contender.series)}")
+        crosses.append(Cross(chart.at(cost, good), *(_around([chart.at(*end) for end in bar], 2) for bar in bars)))
+    _name_points(chart, crosses, [c.contender.name for c in found])
     for c, place in zip(found, places, strict=True):
         title = f"{c.label}: {c.written} at {write(c.ratios[name])} times the plain network"
         chart.marker(place, c.contender.series, title)
     return chart.render(f"{quality} against {TITLES[name].lower()} in times the plain network")
 
 
-def _name_points(chart: Chart, pixels: list[Point], names: list[str]) -> None:
-    """Write names beside points where there is room: right, left, above, below; the legend names the others."""
+def _name_points(chart: Chart, crosses: list[Cross], names: list[str]) -> None:
+    """Write names where they cover neither markers nor whiskers nor each other; the legend names the others."""
     size = chart.size
-    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in pixels]
-    for (x, y), name in zip(pixels, names, strict=True):
+    taken = [box for cross in crosses for box in (_around([cross.centre], 5), cross.flat, cross.upright)]
+    for cross, name in zip(crosses, names, strict=True):
         wide = LETTER * len(name)
-        for shift, drop, anchor in ((8, 4, "start"), (-8, 4, "end"), (4, -8, "start"), (4, 16, "start")):
-            left = x + shift - (wide if anchor == "end" else 0)
-            box = (left, y + drop - LINE, left + wide, y + drop + 2)
+        for x, y, anchor in cross.places():
+            left = x - (wide if anchor == "end" else 0)
+            box = (left, y - LINE, left + wide, y + 2)
             inside = chart.left <= left and box[2] <= size.width and box[3] <= size.height - size.bottom
             if inside and not any(_overlap(box, other) for other in taken):
                 taken.append(box)
-                chart.text((x + shift, y + drop), name, anchor)
+                chart.text((x, y), name, anchor)
                 break
 
 
-def _overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+def _around(points: list[Point], margin: float) -> Box:
+    """Return the box around points: left, top, right, bottom."""
+    across, down = zip(*points, strict=True)
+    return min(across) - margin, min(down) - margin, max(across) + margin, max(down) + margin
+
+
+def _overlap(one: Box, other: Box) -> bool:
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
