@@ -55,6 +55,8 @@ def convert(
         warnings.warn(notice, stacklevel=2)
     whole = method.whole(model) if where is None else None
     if whole is not None:
+        if likelihood is not None:
+            attach_likelihood(whole, likelihood)
         return whole
     candidates = [(path, layer) for path, layer in places(model) if isinstance(layer, method.targets)]
     refused = {path: reason for path, layer in candidates if (reason := refusal(layer)) is not None}
@@ -126,13 +128,24 @@ def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def attach_likelihood(model: nn.Module, likelihood: Likelihood) -> None:
-    """Make a likelihood the model's own: its first stochastic layer keeps it, where no container can call it."""
+    """Make a likelihood the model's own: its first stochastic layer keeps it, where no container can call it.
+
+    In an ensemble every stochastic member has its own; an ensemble of plain networks keeps it itself.
+    """
+    if isinstance(model, Ensemble):
+        model.likelihood = None if any(True for _ in stochastic_layers(model)) else likelihood
+        for member in model.members:
+            attach_likelihood(member, copying.deepcopy(likelihood))
+        return
     for position, (_, layer) in enumerate(stochastic_layers(model)):
         layer.likelihood = likelihood if position == 0 else None
 
 
 def own_likelihood(model: nn.Module) -> Likelihood | None:
     """Return the likelihood that `convert` attached to a model, if any."""
+    model = unwrap(model)
+    if isinstance(model, Ensemble) and model.likelihood is not None:
+        return model.likelihood
     kept = (layer.likelihood for _, layer in stochastic_layers(model))
     return next((likelihood for likelihood in kept if likelihood is not None), None)
 

@@ -125,6 +125,19 @@ class Bare(nn.Module):
         return self.norm(x @ self.matrix + self.shift)
 
 
+@pytest.mark.parametrize("first", [None, lb.Rank1(components=2)], ids=["plain", "rank1"])
+def test_the_likelihood_given_with_an_ensemble_is_its_own(first, tmp_path):
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    member = net if first is None else lb.convert(net, first)
+    many = lb.convert(member, lb.DeepEnsemble(components=2), likelihood=lb.Gaussian(std=0.5))
+    assert lb.predict(many, X, samples=4).likelihood.options["std"] == 0.5
+    lb.fit(many, (X, torch.randn(7, 2)), lb.Recipe(epochs=1), progress=False)
+    lb.save(many, tmp_path / "many.safetensors")
+    loaded = lb.load(tmp_path / "many.safetensors", net)
+    assert torch.equal(lb.predict(loaded, X, samples=4).mean, lb.predict(many, X, samples=4).mean)
+    assert loaded.state_dict().keys() == many.state_dict().keys()
+
+
 def test_members_that_stay_equal_are_a_warning_that_names_the_parameter():
     net = nn.Sequential(nn.Linear(4, 4), Bare())
     with pytest.warns(UserWarning, match=r"parameter '1\.matrix' is the same in all members.*lb\.Ensemble\(\[") as told:

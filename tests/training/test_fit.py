@@ -149,7 +149,9 @@ def several_targets(case):
         nn.Conv2d(1, 1, 1),
         lb.Gaussian(2.0),
         (x, x.square()),
-        lambda mean, y: F.gaussian_nll_loss(mean, y, torch.full_like(mean, 4.0), full=True),
+        lambda mean, y, reduction: F.gaussian_nll_loss(
+            mean, y, torch.full_like(mean, 4.0), full=True, reduction=reduction
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from torch.utils import _pytree
 from typing_extensions import override
 
 from leanbayes.inputs import leading_rows, map_rows
+from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_choice, check_components
 from leanbayes.sampling import Draws
@@ -31,11 +32,16 @@ class Ensemble(nn.Module):
 
     What is not here (`config`, `num_features`, ...) is looked up in the first member.
 
+    Attributes:
+        members: the networks.
+        likelihood: the ensemble's own, where members are plain; a stochastic member keeps it itself.
+
     Example:
         >>> ensemble = lb.Ensemble([make_network() for _ in range(4)])
         >>> lb.fit(ensemble, train)                      # each member on its own
     """
 
+    likelihood: Likelihood | None
     path = ""
     row_noise = False
     ordered = False
@@ -50,6 +56,7 @@ class Ensemble(nn.Module):
         self.components = len(members)
         self.draws = Draws(components=self.components)
         self.draws.attach(self)
+        self.likelihood = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run every row through its member; inside `draws`, all rows through one."""

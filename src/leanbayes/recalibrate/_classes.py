@@ -26,6 +26,7 @@ def over_classes(probabilities: Tensor, prediction: Prediction) -> Tensor:
 def class_targets(prediction: Prediction, y: Tensor) -> Tensor:
     """Return targets as class numbers, with -100 where they are ignored."""
     if isinstance(prediction.likelihood, Categorical):
+        y = y.long()  # in fewer bits, a class may look like -100
         return y.masked_fill(y == prediction.likelihood.ignore_index, -100)
     return match_shape(y, prediction.mean, "Bernoulli").long()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from leanbayes.convert import unwrap
+from leanbayes.convert import own_likelihood, unwrap
 from leanbayes.inputs import Output
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.objective import Loss
@@ -91,7 +91,9 @@ def _fit(model: nn.Module, recipe: Recipe, wishes: Wishes, fabric: Any, shown: D
     for k, member in enumerate(model.members):
         own = replace(recipe, seed=recipe.seed + MEMBER_SEEDS * k)
         folder = None if wishes.folder is None else wishes.folder / f"member{k}"
-        rows = _fit(member, own, replace(wishes, folder=folder), fabric, shown, done + len(history))
+        likelihood = wishes.likelihood or own_likelihood(member) or model.likelihood
+        wanted = replace(wishes, folder=folder, likelihood=likelihood)
+        rows = _fit(member, own, wanted, fabric, shown, done + len(history))
         history.extend(row | {"member": k} for row in rows)
     return history
 
