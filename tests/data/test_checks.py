@@ -80,6 +80,22 @@ WRONG = {
         {"y_train": np.stack([np.arange(50.0), np.full(50, 2.5)], 1), "y_test": np.ones((20, 2))},
         r"all training targets in column 1 are 2\.5; expected targets that vary",
     ),
+    "target constant in float32": (
+        {"y_train": np.where(np.arange(50) % 2, 0.1 + 0.2, 0.3), "y_test": np.ones(20)},
+        r"all training targets are 0\.3; expected targets that vary",
+    ),
+    "target lost in float32": (
+        {"y_train": 1.7e9 + np.arange(50.0), "y_test": 1.7e9 + np.arange(20.0)},
+        r"mine: y_train has values about 1700000024 with a standard deviation of 14\.4; expected .*Subtract an offset",
+    ),
+    "feature lost in float32": (
+        {"x_train": np.stack([np.arange(50), 1_700_000_000 + np.arange(50)], 1), "x_test": np.ones((20, 2))},
+        r"mine: x_train, column 1 has values about 1700000024 with",
+    ),
+    "feature below float32": (
+        {"x_train": np.arange(50.0)[:, None] * 1e-50, "x_test": np.ones((20, 1))},
+        r"mine: x_train has values about 2\.45e-49 with .*or change the unit",
+    ),
     "image size": ({"x_test": np.zeros((20, 24, 40), np.uint8)}, r"x_train has rows of shape \(1, 40, 24\), x_test of"),
     "lengths": ({"y_train": np.arange(49) % 5}, r"x_train and y_train differ in length, 50 and 49"),
     "empty": ({"x_test": np.zeros((0, 40, 24), np.uint8), "y_test": np.zeros(0, int)}, r"x_test is empty"),
@@ -128,6 +144,23 @@ def test_a_class_missing_from_the_test_split_is_a_warning(tmp_path):
     with pytest.warns(UserWarning, match="mine: 2 of 5 classes have no test example"):
         loaded = load(tmp_path, y_test=np.arange(20) % 3)
     assert loaded.num_outputs == 5
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.full(50, 1.7e9 + 1),
+        np.where(np.arange(50) % 2, 0.1 + 0.2, 0.3),
+        (1e8 + np.arange(50.0)).astype(np.float32),
+        1.7e9 + 128 * np.arange(50.0),
+        np.arange(50) * 365 * 86400 // 50 + 1_700_000_000,
+        np.linspace(1000, 1001, 50),
+    ],
+    ids=["constant", "constant but for float64", "float32 already", "exact", "seconds of a year", "small offset"],
+)
+def test_what_float32_keeps_may_lie_far_from_zero(tmp_path, column):
+    loaded = load(tmp_path, x_train=column[:, None], x_test=column[:20, None])
+    assert loaded.train.x.shape == (50, 1)
 
 
 def test_good_data_pass_without_a_word(tmp_path):

@@ -172,8 +172,9 @@ def test_the_task_follows_the_target_unless_told(tmp_path):
     assert data.load(whole, task="regression").task == "regression"
     assert data.load(many).task == "regression"
     lone = write(tmp_path / "lone.csv", table(target=lambda i: min(i, 19)))  # a lone example is for training
-    with pytest.warns(UserWarning, match="19 of 20 classes have no test example"):
+    with pytest.warns(UserWarning, match="19 of 20 classes have no test example") as told:
         assert data.load(lone).train.y.unique().tolist() == list(range(20))
+    assert [warning.filename for warning in told] == [__file__]
     mine = data.load(text)
     assert mine.classes == ("u", "v", "w")
     assert mine.train.y.bincount().tolist() == [12, 11, 11]  # of 14, 13 and 13; each class gives a tenth, rounded up

@@ -12,6 +12,8 @@ from leanbayes.data.dataset import Task
 
 Array = npt.NDArray[Any]
 
+_MOST_LOST = 1e-3  # of a column's standard deviation, when it is rounded to float32
+_ROUNDING = 1e-12  # of the largest value, what sums in float64 may be off by
 REGRESSION = "task='regression' (--task regression)"
 
 
@@ -47,7 +49,9 @@ def check(
     if task == "classification":
         _check_classes(y_train, y_test, name, count)
     else:
+        check_precision(y_train, f"{name}: y_train")
         _check_variation(y_train, name)
+    check_precision(x_train, f"{name}: x_train")
 
 
 def check_task(task: str | None, *, infer: Task) -> Task:
@@ -82,6 +86,25 @@ def check_inputs(x: Array, where: str) -> None:
         raise ValueError(
             f"{where} has {x.dtype} pixels from {x.min():g} to {x.max():g}; expected uint8, or floats from 0 to 1. "
             "Save x.astype('uint8') or x / 255, or flatten images to (rows, columns) to have them taken as features."
+        )
+
+
+def check_precision(values: Array, where: str) -> None:
+    """Refuse features or targets whose variation is lost in float32, in which they are kept; (n,) or (n, columns)."""
+    if values.ndim > 2 or np.can_cast(values.dtype, np.float32):
+        return
+    columns = values.reshape(len(values), -1).astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has a sentence of its own
+        lost, spread = (columns - columns.astype(np.float32)).std(0), columns.std(0)
+        # Float64 rounds, too: what differs by that alone is constant.
+        too_fine = (lost > _MOST_LOST * spread) & (spread > _ROUNDING * np.abs(columns).max(0))
+    if too_fine.any():
+        column = int(np.argmax(too_fine))
+        which = f", column {column}" if columns.shape[1] > 1 else ""
+        raise ValueError(
+            f"{where}{which} has values about {columns[:, column].mean():.10g} with a standard deviation of "
+            f"{spread[column]:.3g}; expected values that keep their differences as 32-bit floats. Subtract an offset, "
+            "the same in all your files, or change the unit."
         )
 
 
@@ -143,12 +166,12 @@ def _check_classes(train: Array, test: Array, name: str, count: int) -> None:
     if count < 2:
         raise ValueError(f"{name}: all training labels are {int(seen[0])}; expected at least two classes.")
     if missing := count - len(np.unique(test)):
-        warnings.warn(f"{name}: {missing} of {count} classes have no test example", stacklevel=4)
+        warnings.warn(f"{name}: {missing} of {count} classes have no test example", stacklevel=6)
 
 
 def _check_variation(y: Array, name: str) -> None:
-    """There is nothing to learn of a target that never changes."""
-    columns = y.reshape(len(y), -1)
+    """There is nothing to learn of a target that never changes in float32, in which it is kept."""
+    columns = y.reshape(len(y), -1).astype(np.float32)
     constant = (columns == columns[0]).all(0)
     if constant.any():
         target = int(np.argmax(constant))

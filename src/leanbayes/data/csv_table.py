@@ -1,0 +1,163 @@
+"""The cells of a `.csv` file as text, the names of its columns, and what no such file may have."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from leanbayes.data.checks import Array
+
+_END = "the end of the file"  # read as a row of its own, unless a quotation mark is open
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The cells of a file as text (n, columns), the names of the columns, and the line of each row.
+
+    `titled` says whether the file names its columns; else they are called by their positions.
+    """
+
+    path: Path
+    header: list[str]
+    cells: Array
+    lines: list[int]
+    titled: bool
+
+    def complain(self, row: int, column: int, expected: str) -> ValueError:
+        """Return an error about one cell."""
+        cell = str(self.cells[row, column])
+        return ValueError(
+            f"{self.path}, line {self.lines[row]}, column {self.header[column]!r}: expected {expected}, got "
+            f"{repr(cell) if cell else 'nothing'}. Fill the gap, write text as numbers, or drop the row or the column."
+        )
+
+    def numbers(self, column: int) -> Array:
+        """Return a column as floats, or say which cell is no finite number."""
+        cells = self.cells[:, column]
+        if are_numbers(cells) and np.isfinite(values := cells.astype(np.float64)).all():
+            return values
+        wrong = (i for i in range(len(cells)) if not are_numbers(cells[i : i + 1]) or not np.isfinite(float(cells[i])))
+        raise self.complain(next(wrong), column, "a number")
+
+
+def are_numbers(cells: Array) -> bool:
+    """Tell whether every cell can be read as a number."""
+    try:
+        cells.astype(np.float64)
+    except ValueError:
+        return False
+    return True
+
+
+def read_table(path: Path, fewest: int) -> Table:
+    """Read a file of at least `fewest` lines, a header among them or not; `is_header` says which first row is one.
+
+    Under a header, empty columns at the right without a name are dropped: they come of separators at the ends of lines.
+    """
+    rows = _read_rows(path)
+    if len(rows) < fewest:
+        raise ValueError(
+            f"{path} has {len(rows)} rows; expected at least {fewest}: a header or none, then one row an "
+            "example. Add rows."
+        )
+    width = len(rows[0][1])
+    for line, row in rows:
+        if len(row) != width:
+            raise ValueError(
+                f"{path}, line {line}: expected {width} cells as in the first line, got {len(row)}. "
+                "Fill or quote the cells."
+            )
+    cells, lines = np.array([row for _, row in rows]), [line for line, _ in rows]
+    _check_commas(path, cells, lines)
+    titled = is_header(cells[0], cells[1:])
+    if not titled:
+        return Table(path, [f"column {i}" for i in range(width)], cells, lines, titled)
+    cells = cells[:, : 1 + int(np.flatnonzero((cells != "").any(0))[-1])]
+    header = list(map(str, cells[0]))
+    _check_names(path, header)
+    return Table(path, header, cells[1:], lines[1:], titled)
+
+
+def is_header(first: Array, below: Array) -> bool:
+    """Tell whether the first row (columns,) names the columns of the rows below (n, columns).
+
+    It does with text over a number. Numbers may be names, too, if no text beside them comes again below: 0, 1, 2, ...
+    as pandas writes them, and any whole numbers over decimals, beside a word among labels that all come again. Where
+    there are but one or two numbers, which a row of data may well begin with, 0 and 1 must stand over decimals.
+    """
+    numeric = np.array([are_numbers(first[i : i + 1]) for i in range(len(first))])
+    if any(are_numbers(below[:1, i]) for i in np.flatnonzero(~numeric)):  # over nothing, too
+        return True
+    names, over = first[numeric], below[:, numeric]
+    if not over.size or (below[:, ~numeric] == first[~numeric]).any():
+        return False
+    counted = list(names) == [str(i) for i in range(len(names))]
+    decimals = np.char.isdigit(names).all() and not np.char.isdigit(over).any()
+    if counted and (len(names) > 2 or decimals):
+        return True
+    return bool(decimals and (~numeric).any() and all(_come_again(below[:, i]) for i in np.flatnonzero(~numeric)))
+
+
+def _come_again(labels: Array) -> bool:
+    return bool((np.unique(labels, return_counts=True)[1] > 1).all())
+
+
+def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Return the rows that are not blank, each with the number of its first line."""
+    rows, line = [], 1
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            first = next(filter(str.strip, file), "")
+            file.seek(0)
+            reader = csv.reader(chain(file, [_END]), delimiter=_separator(first))
+            for row in reader:
+                rows.append((line, [cell.strip() for cell in row]))
+                line = reader.line_num + 1
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8."
+        ) from error
+    except csv.Error as error:
+        raise _open_quote(path, line) from error
+    line, row = rows.pop()
+    if row != [_END]:
+        raise _open_quote(path, line)
+    return [(line, row) for line, row in rows if any(row)]
+
+
+def _separator(line: str) -> str:
+    """Return the separator that a line has most of, not counting what is quoted."""
+    return max(",;\t", key=re.sub('"[^"]*"', "", line).count)
+
+
+def _open_quote(path: Path, line: int) -> ValueError:
+    return ValueError(
+        f"{path}, line {line}: expected every quotation mark to be closed, got one that stays open. Look for a single "
+        '" in this line; close or remove it.'
+    )
+
+
+def _check_commas(path: Path, cells: Array, lines: list[int]) -> None:
+    """Refuse 1,5 and 1,500, which mean numbers and cannot be told from each other."""
+    for row, column in np.argwhere(np.char.find(cells, ",") >= 0):
+        if are_numbers(np.char.replace(cells[row : row + 1, column], ",", "")):
+            raise ValueError(
+                f"{path}, line {lines[row]}: expected numbers with a decimal point, got {str(cells[row, column])!r}, "
+                "with a comma. Write 1,5 as 1.5, and 1,500 as 1500."
+            )
+
+
+def _check_names(path: Path, header: list[str]) -> None:
+    """Columns are found by their names, so each must have its own."""
+    repeated = [name for name, times in Counter(header).items() if times > 1]
+    if repeated:
+        raise ValueError(
+            f"{path} has more than one column named {', '.join(map(repr, repeated))}; expected names that differ. "
+            "Rename or drop columns; if the first line is no header, put one above it."
+        )
