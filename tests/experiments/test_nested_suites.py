@@ -104,6 +104,7 @@ def test_the_published_page_says_what_its_files_say(name, teller):
     [
         ("trials", ("accuracy", "nll")),
         ("longer", ("accuracy", "nll")),
+        ("law", ("accuracy", "nll")),
         ("fashion-mnist", ("accuracy", "nll", "ece")),
     ],
 )
