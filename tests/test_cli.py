@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import numpy as np
 import pytest
 
 import leanbayes as lb
+from leanbayes import commands
 from leanbayes.cli import main
 from leanbayes.experiments.config import Source
 from leanbayes.experiments.workshop import load
@@ -321,3 +323,16 @@ def test_workers_share_the_jobs(tmp_path):
     found = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]
     assert sorted(result["method"]["name"] for result in found) == ["mc_dropout", "plain"]
     assert all(result["command"].startswith("leanbayes compare --methods plain,mc_dropout") for result in found)
+
+
+def test_a_warning_is_one_sentence_however_often_it_is_given(monkeypatch, capsys):
+    def warns(arguments: list[str]) -> int:
+        for category in (UserWarning, RuntimeWarning):
+            warnings.warn("2 of 3 classes have no test example", category, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(commands, "bench", warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["bench"]) == 0
+    assert capsys.readouterr().err == "leanbayes: warning: 2 of 3 classes have no test example\n"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 USAGE = """leanbayes: honest uncertainty for any PyTorch network, at about the price of the network itself.
 
@@ -49,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(f"expected a command among {', '.join(commands)}, got {name!r}; see leanbayes --help")
         return 2
     try:
-        return commands[name](rest)
+        with _brief_warnings():
+            return commands[name](rest)
     except SystemExit as stop:  # the parser's own: 0 after --help, 2 after a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
@@ -77,6 +80,21 @@ def _commands() -> dict[str, Callable[[list[str]], int]]:
         "data": commands.data,
         "bench": commands.bench,
     }
+
+
+@contextmanager
+def _brief_warnings() -> Iterator[None]:
+    """Show each warning once, as a sentence without its place in the code: data are read more than once."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            _complain(f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _replace_unknown_signs() -> None:
