@@ -336,3 +336,9 @@ def test_a_warning_is_one_sentence_however_often_it_is_given(monkeypatch, capsys
         warnings.simplefilter("always")
         assert main(["bench"]) == 0
     assert capsys.readouterr().err == "leanbayes: warning: 2 of 3 classes have no test example\n"
+
+
+@pytest.mark.parametrize(("asked", "said"), [(0, "1,000 + 797 rows"), (100, "1,000 + 100 rows"), (5000, "+ 797 rows")])
+def test_the_first_line_counts_the_rows_that_are_judged(asked, said):
+    options = parse(comparison_options(), ["--test-images", str(asked)], "compare")
+    assert said in plan_of(options).sentence

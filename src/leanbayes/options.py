@@ -189,8 +189,9 @@ def _understood(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     kind = rows.get(loaded.kind, f"{shape} columns")
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
     epochs = jobs[0].recipe.epochs
+    judged = min(jobs[0].judging.test_images or len(loaded.test), len(loaded.test))
     return (
-        f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {len(loaded.test):,} rows, {kind}; "
+        f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {judged:,} rows, {kind}; "
         f"network {net}; {runs} of {epochs} epochs"
     )
 
