@@ -19,6 +19,7 @@ import leanbayes as lb
 from leanbayes.convert import own_likelihood
 from leanbayes.training import fit, schedule
 from leanbayes.training.batches import seeded
+from tests.needs import need_torch
 
 from .problems import images, line, network, rank1, same, short
 
@@ -254,6 +255,7 @@ def record(seen, outputs, y):
 
 
 def test_compiled_training_gives_the_eager_numbers_with_one_graph_a_phase(monkeypatch):
+    need_torch("2.11", "dynamo of 2.5 cannot compile a whole training step; 2.11 can, those between were not tried")
     dynamo.reset()
     compiled = []
 
