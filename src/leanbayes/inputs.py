@@ -131,7 +131,7 @@ def cloned(inputs: Any) -> Any:
 
 def versions(inputs: Any) -> list[int]:
     """Count for every tensor in nested inputs how often it was changed in place; one of inference mode cannot be."""
-    return [0 if tensor.is_inference() else tensor._version for tensor in _tensors(inputs)]
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_in(inputs)]
 
 
 def _map(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
@@ -148,12 +148,12 @@ def _map(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return inputs
 
 
-def _tensors(inputs: Any) -> Iterator[Tensor]:
+def tensors_in(inputs: Any) -> Iterator[Tensor]:
     """Yield every tensor in nested inputs."""
     if isinstance(inputs, Tensor):
         yield inputs
     elif isinstance(inputs, Mapping):
-        yield from _tensors(tuple(inputs.values()))
+        yield from tensors_in(tuple(inputs.values()))
     elif isinstance(inputs, (tuple, list)):
         for item in inputs:
-            yield from _tensors(item)
+            yield from tensors_in(item)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.convert import stochastic_layers
-from leanbayes.inputs import Inputs
+from leanbayes.inputs import Inputs, tensors_in
 from leanbayes.objective import ElboTerms
 
 CLEAN = "look for missing values and divisions by zero where the data are prepared"
@@ -31,7 +31,7 @@ def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTer
         loss: computes the terms of the loss of this batch; nothing else is run.
     """
     for name, value in (("inputs", x), ("targets", y)):
-        if not all(map(_finite, _tensors(value))):
+        if not all(map(_finite, tensors_in(value))):
             return f"the {name} of the batch are not finite; {CLEAN}"
     broken = [name for name, parameter in network.named_parameters() if not _finite(parameter)]
     if broken:
@@ -58,7 +58,7 @@ def _watch(network: nn.Module, loss: Callable[[], ElboTerms]) -> str | None:
 
 def _reporter(path: str, found: list[str]) -> Callable[[nn.Module, Any, Any], None]:
     def report(module: nn.Module, args: Any, output: Any) -> None:
-        if not all(map(_finite, _tensors(output))):
+        if not all(map(_finite, tensors_in(output))):
             found.append(path)
 
     return report
@@ -67,16 +67,6 @@ def _reporter(path: str, found: list[str]) -> Callable[[nn.Module, Any, Any], No
 def _layer(path: str) -> str:
     path = path.removesuffix(".base")
     return f"layer '{path}'" if path else "the network"
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _tensors(tuple(value.values()))
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _finite(tensor: Tensor) -> bool:
