@@ -11,7 +11,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parent.parent / "src" / "leanbayes"
 BUDGETS = {
-    "longest file (lines)": 400,
+    "longest file (lines)": 500,
     "median file (lines)": 150,
     "longest function (lines)": 60,
     "95th percentile function (lines)": 40,
