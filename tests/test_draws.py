@@ -231,7 +231,7 @@ def test_a_pass_that_failed_is_over():
 
 
 def test_a_copy_does_not_take_the_noise_of_a_pass_with_it():
-    bnn = lb.convert(nn.Linear(8, 3), lb.MeanField())
+    bnn = lb.convert(nn.Linear(8, 3), lb.Rank1())
     bnn(torch.randn(5, 8))
     assert bnn.draws.noise
     assert not copy.deepcopy(bnn).draws.noise

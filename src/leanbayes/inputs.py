@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -157,3 +158,5 @@ def tensors_in(inputs: Any) -> Iterator[Tensor]:
     elif isinstance(inputs, (tuple, list)):
         for item in inputs:
             yield from tensors_in(item)
+    elif dataclasses.is_dataclass(inputs):
+        yield from tensors_in(tuple(vars(inputs).values()))

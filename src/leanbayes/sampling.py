@@ -8,8 +8,11 @@ A converted model has one `Draws`, which all its stochastic layers share. A pass
 * inside `draws(model, seed=..., index=...)`: one function for all rows. Its noise depends on the seed, the index
   and the layer's path alone, hence on no device, batch, chunk or order of rows.
 
-Noise is made before a layer uses it and layers only read tensors, so compiled graphs see no generator, and a
-layer that is called twice in a pass (tied layers, activation checkpointing) sees the same noise twice.
+Components and all noise of a known size are drawn when the pass begins, layer by layer in the order of registration,
+and one key of 64 bits. Noise of a size that only an activation shows is a function of the key and the layer's path. So
+layers draw nothing from torch's generator, whose numbers belong to the network's own dropout, and a layer that is called
+twice in a pass (tied layers, activation checkpointing) sees the same noise twice. A recomputation during backward finds
+its own pass in the `History`, also after later passes.
 """
 
 from __future__ import annotations
@@ -27,8 +30,9 @@ from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
 from leanbayes.distributions.hashing import normals
-from leanbayes.inputs import rows_of
+from leanbayes.inputs import rows_of, tensors_in
 from leanbayes.processes import rank_and_world, refuse_shards
+from leanbayes.runtime.history import History, in_backward
 
 
 class Sampled(Protocol):
@@ -39,6 +43,7 @@ class Sampled(Protocol):
     components: int
     row_noise: bool
     ordered: bool
+    noise_ahead: bool
 
     @property
     def device(self) -> torch.device:
@@ -82,8 +87,11 @@ class Draws:
         width: share of channels for layers that order theirs.
         plan: components of the rows of coming passes, where the caller has decided them (`elbo` does).
         key: seed, index and ordinal of seeded noise per row, which is drawn when a layer first asks.
+        stream: random key of the current pass, for noise whose size only an activation shows; None where noise is
+            fixed, and in compiled or captured passes, which draw such noise from torch's generator.
         live: a pass is under way.
         part: identity of the part of the model that began it, None for the whole.
+        history: earlier passes, for recomputations.
     """
 
     components: int = 1
@@ -95,13 +103,15 @@ class Draws:
     width: float | int | None = None
     plan: Assignment | None = None
     key: tuple[int, int, int] | None = None
+    stream: int | None = None
     live: bool = False
     part: int | None = None
+    history: History[Draws] = field(default_factory=History, repr=False, compare=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Draws:
-        """Copy what is fixed. Of a pass, which may be under way in another thread, a copy knows nothing."""
+        """Copy what is fixed. A copy does not inherit the state of a running pass."""
         if self.fixed:
-            return replace(self, noise=dict(self.noise))
+            return replace(self, noise=dict(self.noise), history=History())
         return Draws(components=self.components, plan=self.plan)
 
     @property
@@ -120,54 +130,106 @@ class Draws:
         part.register_forward_hook(self.end_part, always_call=True)
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin a pass: outside `draws`, forget the last one."""
+        """Begin a pass: outside `draws`, draw components and noise for all layers of `module`."""
         self.live, self.part = True, None
         if not self.fixed:
             self.component = self.plan
         if not self.fixed or self.key is not None:
             self.rows = rows_of(module, (args, kwargs))
             self.noise = {}
+        if not self.fixed:
+            self.stream = None if _captured() else self.history.new_key()
+            self._draw_ahead(module)
+        if not torch.compiler.is_compiling():
+            self.history.begin(copy.copy(self))
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a pass. What was drawn is kept: activation checkpointing will ask again during backward."""
+        """End a pass. Its graph keeps what was drawn: activation checkpointing will ask again during backward."""
         self.live = False
+        if not torch.compiler.is_compiling():
+            self.history.end(tensors_in(output))
 
     def begin_part(self, part: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a pass with a part of the model, unless the pass of the whole is under way or being repeated."""
-        if not (self.live or _in_backward()):
+        if not (self.live or (in_backward() and self.history.find() is not None)):
             self.begin(part, args, kwargs)
             self.part = id(part)
 
     def end_part(self, part: nn.Module, args: Any, output: Any) -> None:
         """End a pass that this part began."""
         if self.part == id(part):
-            self.live, self.part = False, None
+            self.part = None
+            self.end(part, args, output)
+
+    def current(self) -> Draws:
+        """Return the state of the pass that a layer is called in: this one, or an earlier one that is recomputed."""
+        if in_backward():
+            found = self.history.find()
+            return self if found is None else found
+        return self
 
     def read(self, layer: Sampled, rows: int) -> Reading:
-        """Tell a layer its components and noise; `rows` is the number of rows that it sees itself."""
-        if not (self.live or torch.compiler.is_compiling()):
+        """Return component, noise and width of one layer call; `rows` is the number of rows that it sees itself."""
+        state = self.current()
+        if not (state.live or torch.compiler.is_compiling()):
             refuse_shards(layer.parameters(), layer.path)
-        if self.mean:
-            component = None if self.component is None else self.component.modulo(layer.components)
-            return Reading(component, None, self.width)
-        if not (self.fixed or self.live or _in_backward()):
-            # A submodule called on its own: this call is the whole pass.
-            component = blocks(rows, self.components, device=layer.device)
-            return Reading(component.modulo(layer.components), layer.draw_noise(rows, None), self.width)
-        rows = rows if self.rows is None else self.rows
-        if self.component is None:
-            self.component = deal(rows, self.components, layer.device)
-        if layer.path not in self.noise:
-            self.noise[layer.path] = _fresh_noise(layer, rows)
-        return Reading(self.component.modulo(layer.components), self.noise[layer.path], self.width)
+        if state.mean:
+            component = None if state.component is None else state.component.modulo(layer.components)
+            return Reading(component, None, state.width)
+        if not (state.fixed or state.live):
+            state = self._alone(layer, rows)
+        return state._reading(layer, rows if state.rows is None else state.rows)
 
     def activation_noise(self, layer: Sampled, like: Tensor) -> Tensor:
-        """Return standard normal noise for every entry of an activation, for passes with noise per row."""
-        drawn = self.noise.get(layer.path, (None,))[0]
-        if drawn is None or drawn.shape != like.shape or not (self.live or self.fixed or _in_backward()):
-            drawn = _normal_like(like, None if self.key is None else _generator(*self.key, layer.path))
-            self.noise[layer.path] = (drawn,)
-        return drawn
+        """Return standard normal noise for every entry of an activation, for passes with noise per row.
+
+        The noise is a function of the pass, the layer's path and the shape. It is made again in a recomputation.
+        """
+        state = self.current()
+        if state.key is not None:
+            return _normal_like(like, _generator(*state.key, layer.path, device=torch.device("cpu")))
+        if _captured():
+            return _normal_like(like, None)
+        stream = state.stream if state.live else self.history.new_key()
+        shape = "x".join(map(str, like.shape))
+        return _normal_like(like, _generator(f"{stream}/{layer.path}/{shape}", device=like.device))
+
+    def _draw_ahead(self, module: nn.Module) -> None:
+        """Deal the components to the rows, and draw all noise of a known size, in the order of registration."""
+        if self.rows is None or torch.compiler.is_compiling():
+            return
+        layers = [layer for state, found in draws_of(module) if state is self for layer in found]
+        if self.component is None and layers:
+            self.component = deal(self.rows, self.components, layers[0].device)
+        for layer in layers:
+            if layer.noise_ahead and layer.path not in self.noise:
+                self.noise[layer.path] = _fresh_noise(layer, self.rows)
+
+    def _alone(self, layer: Sampled, rows: int) -> Draws:
+        """Return the state of a pass that is one call of one layer: a submodule was called on its own."""
+        stream = None if _captured() else self.history.new_key()
+        component = blocks(rows, self.components, device=layer.device)
+        return Draws(self.components, rows, component, width=self.width, stream=stream)
+
+    def _reading(self, layer: Sampled, rows: int) -> Reading:
+        """Return what a layer reads in this pass; noise that was not drawn ahead is a function of the pass's key."""
+        if self.component is None:
+            self.component = deal(rows, self.components, layer.device, turn=self.stream)
+        if layer.path not in self.noise:
+            self.noise[layer.path] = self._late_noise(layer, rows)
+        return Reading(self.component.modulo(layer.components), self.noise[layer.path], self.width)
+
+    def _late_noise(self, layer: Sampled, rows: int) -> tuple[Tensor, ...]:
+        """Draw a layer's noise when it asks for it: as the call names it, from the pass's key, or as fresh noise."""
+        if self.key is not None:
+            noise = layer.draw_noise(rows, _generator(*self.key, layer.path))
+        elif self.stream is None:
+            return _fresh_noise(layer, rows)
+        elif layer.noise_ahead:
+            return _fresh_noise(layer, rows, _generator(self.stream, layer.path))
+        else:
+            noise = layer.function_noise(_generator(self.stream, layer.path))
+        return tuple(part.to(layer.device) for part in noise)
 
 
 @contextmanager
@@ -305,10 +367,10 @@ def _strides(model: nn.Module) -> dict[int, int]:
     return strides
 
 
-def deal(rows: int, components: int, device: torch.device) -> Assignment:
+def deal(rows: int, components: int, device: torch.device, *, turn: int | None = None) -> Assignment:
     """Deal the components out to this process's rows of the global batch."""
     rank, world = rank_and_world()
-    return blocks(rows, components, rank=rank, world=world, device=device)
+    return blocks(rows, components, rank=rank, world=world, device=device, turn=turn)
 
 
 @contextmanager
@@ -328,40 +390,39 @@ def _named_noise(layer: Sampled, seed: int, indices: Sequence[int], ordinal: int
     return tuple(torch.cat(parts).to(layer.device) for parts in zip(*rows, strict=True))
 
 
-def _fresh_noise(layer: Sampled, rows: int) -> tuple[Tensor, ...]:
-    """Draw a layer's noise for this pass: seeded by row, or from torch's global generator."""
-    if layer.draws.key is not None:
-        noise = layer.draw_noise(rows, _generator(*layer.draws.key, layer.path))
-        return tuple(part.to(layer.device) for part in noise)
+def _fresh_noise(layer: Sampled, rows: int, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
+    """Draw a layer's noise for this pass, by default from torch's global generator."""
     rank, world = rank_and_world()
-    if world == 1 or not layer.row_noise:
-        return layer.draw_noise(rows, None)
+    all_rows = world if layer.row_noise else 1
     # Noise of the global batch, of which this process takes its rows: equal seeds on all ranks do not mean equal noise.
-    everybody = layer.draw_noise(rows * world, None)
-    return tuple(noise[rank::world].contiguous() if len(noise) == rows * world else noise for noise in everybody)
+    noise = tuple(part.to(layer.device) for part in layer.draw_noise(rows * all_rows, generator))
+    if all_rows == 1:
+        return noise
+    return tuple(part[rank::world].contiguous() if len(part) == rows * world else part for part in noise)
 
 
 def _normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw noise for the entries of x: seeded, or this process's rows of the noise of the global batch."""
-    if generator is not None:
+    """Draw noise for the entries of x: this process's rows of the noise of the global batch."""
+    if generator is not None and generator.device != x.device:
         return normals(tuple(x.shape), generator, x.device)
     rank, world = rank_and_world()
+    given = {} if generator is None else {"generator": generator}  # compiled code must not name one, not even as None
     if world == 1:
-        return torch.randn(x.shape, device=x.device)
-    return torch.randn(len(x), world, *x.shape[1:], device=x.device)[:, rank].contiguous()
+        return torch.randn(x.shape, device=x.device, **given)
+    return torch.randn(len(x), world, *x.shape[1:], device=x.device, **given)[:, rank].contiguous()
 
 
-def _generator(seed: int, index: int, ordinal: int, path: str) -> torch.Generator:
+def _generator(*name: int | str, device: torch.device | None = None) -> torch.Generator:
     """Make a generator from the name of a draw and of a layer; a hash keeps neighbouring names independent."""
-    digest = hashlib.blake2b(f"{seed}/{index}/{ordinal}/{path}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+    digest = hashlib.blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
+    return torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
-def _in_backward() -> bool:
-    """Say whether autograd is running: activation checkpointing then repeats the last pass."""
+def _captured() -> bool:
+    """Return whether the pass is traced or captured: numbers that Python draws would be the same in every replay."""
     if torch.compiler.is_compiling():
-        return False
-    return bool(torch._C._current_graph_task_id() != -1)
+        return True
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 def _check(component: int | None, width: float | int | None, layers: list[Any]) -> None:

@@ -47,11 +47,17 @@ class Assignment(NamedTuple):
 
 
 def blocks(
-    rows: int, components: int, *, rank: int = 0, world: int = 1, device: torch.device | None = None
+    rows: int,
+    components: int,
+    *,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | None = None,
+    turn: int | None = None,
 ) -> Assignment:
     """Assign `rows` rows to components in contiguous blocks whose sizes differ by at most one.
 
-    The blocks are turned by a random offset from torch's global generator: where components do not divide the batch,
+    The blocks are turned by `turn`, by default a random offset from torch's global generator: where components do not divide the batch,
     or outnumber it, none is favoured in the long run, and where batches always come in the same order, every component
     sees every row.
 
@@ -67,7 +73,8 @@ def blocks(
     else:
         index, each = (torch.arange(rows, device=device) * world + rank) * components // (rows * world), 1
     if components > 1:
-        index = (index + torch.randint(components, (), device=device)) % components
+        offset = torch.randint(components, (), device=device) if turn is None else turn % components
+        index = (index + offset) % components
     return Assignment(index, each)
 
 

@@ -35,6 +35,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         path: dotted path at conversion; names the layer in errors and seeds its noise.
         arguments: what `base` calls the arguments of its `forward`.
         row_noise: whether the first axis of the noise counts rows.
+        noise_ahead: whether fresh noise is drawn when a pass begins; False where only an activation shows its size.
         ordered: whether the layer orders its channels and can be narrowed by `width`.
         sequential: whether it is called for the steps of a sequence, (B, T, ...) or one by one: a draw serves them all.
         log_choices: log of the number of different draws that the layer makes by itself; infinite for noise.
@@ -46,6 +47,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     components: int = 1
     nodes: int = 0
     row_noise: bool = True
+    noise_ahead: bool = True
     ordered: bool = False
     sequential: bool = False
     log_choices: float = math.inf

@@ -44,6 +44,7 @@ class Ensemble(nn.Module):
     likelihood: Likelihood | None
     path = ""
     row_noise = False
+    noise_ahead = True
     ordered = False
 
     def __init__(self, members: Sequence[nn.Module], method: DeepEnsemble | None = None) -> None:

@@ -58,9 +58,15 @@ class GaussianLayer(StochasticLayer):
     def scales(self) -> Tensor:
         """The standard deviations of the weights, in float32 or better; their signs do not matter."""
 
+    @property
+    def noise_ahead(self) -> bool:  # type: ignore[override]
+        """Whether a pass samples weights; noise on pre-activations has a size that only the input shows."""
+        return self.sequential
+
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        if self.draws.mean or self.draws.shared or self.sequential:
+        state = self.draws.current()
+        if state.mean or state.shared or self.sequential:
             return self.linear(x, self.sample(1)["weight"][0], args)
         return self.local(x, args)
 

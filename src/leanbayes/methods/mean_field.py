@@ -45,6 +45,11 @@ class MeanFieldLayer(GaussianLayer):
 
     @property
     @override
+    def noise_ahead(self) -> bool:
+        return self.sequential or self.method.estimator == "flipout"
+
+    @property
+    @override
     def scales(self) -> Tensor:
         stds: Tensor = softplus(self.posterior.rho)
         return stds

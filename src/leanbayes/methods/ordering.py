@@ -81,6 +81,7 @@ class OrderingUnit(nn.Module):
 
     components = 1
     row_noise = False
+    noise_ahead = True
     ordered = True
 
     group_of: Tensor

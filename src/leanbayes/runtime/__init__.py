@@ -1,0 +1,1 @@
+"""State of forward passes: which pass a recomputation repeats, and where the rows of a batch are."""
