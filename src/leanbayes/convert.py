@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy as copying
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from leanbayes.inputs import Inputs, leading_rows
 from leanbayes.layers.family import DROPOUTS, refusal
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.layers.lowering import aliases, lower, opaque, raise_back, RowsFirst
@@ -20,6 +21,8 @@ from leanbayes.layers.ties import follow_ties
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
+from leanbayes.runtime.probe import learn_rows_from, LearnRows
+from leanbayes.runtime.rows import Layout
 from leanbayes.sampling import apart, Draws, draws, draws_of
 
 
@@ -30,6 +33,8 @@ def convert(
     where: Where | None = None,
     likelihood: Likelihood | None = None,
     copy: bool = True,
+    example: Inputs | None = None,
+    batch_axis: Mapping[str, int | None] | None = None,
 ) -> nn.Module:
     """Return `model` with the layers that `method` targets made stochastic.
 
@@ -42,6 +47,9 @@ def convert(
         where: which layers: globs on dotted paths, a predicate `(path, layer) -> bool`, or a `Selector`; default all.
         likelihood: kept with the model and used by `elbo` and `predict` when they are given none.
         copy: work on a deep copy; False changes `model` in place (a root that is a target is still returned anew).
+        example: inputs with at least two rows. A copy of the network runs on them, to find out which axis of each
+            layer's input holds the rows of the batch; without them the first pass finds it out.
+        batch_axis: says it for some layers, by globs on dotted paths: the axis, or None for one draw per batch.
 
     Raises:
         ValueError: if nothing was converted, or `where` names a layer that cannot be.
@@ -75,7 +83,23 @@ def convert(
     follow_ties(root)
     if likelihood is not None:
         attach_likelihood(root, likelihood)
+    _place_rows(root, example, batch_axis)
     return root
+
+
+def _place_rows(root: nn.Module, example: Inputs | None, batch_axis: Mapping[str, int | None] | None) -> None:
+    """Tell layers which axis of their inputs holds the rows: as the caller says, or as an example shows."""
+    layers = dict(stochastic_layers(root))
+    for glob, axis in (batch_axis or {}).items():
+        if not (axis is None or (isinstance(axis, int) and axis >= 0)):
+            raise ValueError(f"expected batch_axis[{glob!r}] to be an axis from 0 on, or None, got {axis!r}")
+        for path in choose(list(layers.items()), glob, argument="batch_axis", things="converted layer"):
+            layers[path].layout = Layout(axis)
+    if example is None:
+        return
+    if (leading_rows(example) or 0) < 2:
+        raise ValueError("expected an example with at least two rows, which shows where they are, got fewer")
+    learn_rows_from(root, example)
 
 
 def _check_arguments(model: object, method: object, likelihood: object) -> None:
@@ -287,7 +311,9 @@ def _replace(model: nn.Module, wrapped: dict[int, StochasticLayer]) -> nn.Module
             if id(child) in wrapped and not isinstance(module, StochasticLayer):
                 module._modules[name] = wrapped[id(child)]
     draws = next(iter(wrapped.values())).draws
+    draws.rows_known = False
     if not already:
+        root.register_forward_pre_hook(LearnRows(draws), with_kwargs=True)
         draws.attach(root)
     _attach_sequences(root, draws)
     return root
@@ -311,7 +337,7 @@ def _unhook(module: nn.Module) -> None:
     """Remove the hooks by which `Draws` watched this module."""
     for hooks in (module._forward_pre_hooks, module._forward_hooks):
         for key, hook in list(hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Draws):
+            if isinstance(hook, LearnRows) or isinstance(getattr(hook, "__self__", None), Draws):
                 del hooks[key]
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
 

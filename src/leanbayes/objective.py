@@ -18,6 +18,7 @@ from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.processes import gathered
+from leanbayes.runtime.probe import learn_rows_from
 from leanbayes.sampling import assigned, components_of, deal
 
 Aggregate = Literal["average", "mixture"]
@@ -97,6 +98,7 @@ def elbo(
     likelihood = likelihood or own_likelihood(model) or Categorical()
     _check_tensors(x, y, likelihood)
     check_mixture(likelihood, aggregate)
+    learn_rows_from(unwrap(model), x)
     rows = leading_rows(x)
     components = components_of(model) if tile or samples > 1 else 1
     passes = samples if samples > 1 and _draws_by_batch(model) else 1

@@ -10,9 +10,9 @@ A converted model has one `Draws`, which all its stochastic layers share. A pass
 
 Components and all noise of a known size are drawn when the pass begins, layer by layer in the order of registration,
 and one key of 64 bits. Noise of a size that only an activation shows is a function of the key and the layer's path. So
-layers draw nothing from torch's generator, whose numbers belong to the network's own dropout, and a layer that is called
-twice in a pass (tied layers, activation checkpointing) sees the same noise twice. A recomputation during backward finds
-its own pass in the `History`, also after later passes.
+layers draw nothing from torch's generator, whose numbers belong to the network's own dropout, and a layer that is
+called twice in a pass (tied layers, activation checkpointing) sees the same noise twice. A recomputation during
+backward finds its own pass in the `History`, also after later passes.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class Draws:
             fixed, and in compiled or captured passes, which draw such noise from torch's generator.
         live: a pass is under way.
         part: identity of the part of the model that began it, None for the whole.
+        rows_known: whether it was found out where the layers see the rows of the batch.
         history: earlier passes, for recomputations.
     """
 
@@ -106,13 +107,14 @@ class Draws:
     stream: int | None = None
     live: bool = False
     part: int | None = None
+    rows_known: bool = False
     history: History[Draws] = field(default_factory=History, repr=False, compare=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Draws:
         """Copy what is fixed. A copy does not inherit the state of a running pass."""
         if self.fixed:
             return replace(self, noise=dict(self.noise), history=History())
-        return Draws(components=self.components, plan=self.plan)
+        return Draws(components=self.components, plan=self.plan, rows_known=self.rows_known)
 
     @property
     def shared(self) -> bool:

@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
-from leanbayes.layers.materialise import materialise
-
 
 class _ByName(type):
     """Makes a class stand for one of the same name in a library that need not be installed."""
@@ -95,42 +93,6 @@ def _weight_refusal(layer: Any, kind: type[nn.Module]) -> str | None:
             return "it has no scale"
         return "a hook computes its weight; use torch.nn.utils.parametrizations instead (weight_norm, spectral_norm)"
     return "it has no scale" if layer._parameters.get("weight", layer.weight) is None else None
-
-
-def spread(factor: Tensor, x: Tensor, axis: int, where: str) -> Tensor:
-    """Shape factors (R, n) so that they multiply the channels of x, in the dtype of x.
-
-    R is one (the same for all rows) or the number of rows of the caller's batch. A layer that sees m * R rows
-    reads them as a row-major repeat, as `(B, T, d) -> (B * T, d)` makes them.
-
-    Raises:
-        ValueError: naming the layer, if the rows of x are no multiple of R, or x has no batch axis.
-    """
-    channels = axis % x.dim()
-    factor = match_rows(factor, x, channels, where)
-    shape = [1] * x.dim()
-    shape[channels] = factor.shape[1]
-    if channels:
-        shape[0] = factor.shape[0]
-    return materialise(factor.to(x.dtype)).view(shape)
-
-
-def match_rows(factor: Tensor, x: Tensor, channels: int, where: str) -> Tensor:
-    """Repeat the R rows of a factor for an x with m * R rows; see `spread`."""
-    rows = factor.shape[0]
-    if rows == 1 or (channels != 0 and x.shape[0] == rows):
-        return factor
-    if channels == 0:
-        raise ValueError(
-            f"layer '{where}' got an input of shape {tuple(x.shape)} without a batch axis while noise is drawn per "
-            "row; add one (x[None]), or use `with draws(model)` for one function"
-        )
-    if x.shape[0] % rows:
-        raise ValueError(
-            f"layer '{where}' expected a multiple of the {rows} rows of the batch, got an input of shape "
-            f"{tuple(x.shape)}; keep rows on the first axis, or use `with draws(model)` for one function"
-        )
-    return factor.repeat_interleave(x.shape[0] // rows, 0)
 
 
 def _same_map(layer: nn.Module, kind: type) -> bool:

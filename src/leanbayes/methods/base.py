@@ -16,7 +16,11 @@ from torch import nn, Tensor
 from leanbayes.layers.family import Family, family_of
 from leanbayes.layers.hooks import copy_hooks, move_hooks
 from leanbayes.likelihoods import Likelihood
+from leanbayes.runtime.rows import align_rows, broadcast_channels, Layout, one_row, ROWS
 from leanbayes.sampling import Draws
+
+READ = ("weight", "bias")
+"""Parameters that a network may read instead of calling their layer."""
 
 
 class StochasticLayer(nn.Module, abc.ABC):
@@ -37,6 +41,8 @@ class StochasticLayer(nn.Module, abc.ABC):
         row_noise: whether the first axis of the noise counts rows.
         noise_ahead: whether fresh noise is drawn when a pass begins; False where only an activation shows its size.
         ordered: whether the layer orders its channels and can be narrowed by `width`.
+        layout: where the layer sees the rows of the batch; None until that is known.
+        used: whether a pass calls the layer or reads its weight; None until that is known.
         sequential: whether it is called for the steps of a sequence, (B, T, ...) or one by one: a draw serves them all.
         log_choices: log of the number of different draws that the layer makes by itself; infinite for noise.
         likelihood: the model's own likelihood, kept by one of its layers so that it is saved and trained with it.
@@ -50,6 +56,8 @@ class StochasticLayer(nn.Module, abc.ABC):
     noise_ahead: bool = True
     ordered: bool = False
     sequential: bool = False
+    layout: Layout | None = None
+    used: bool | None = None
     log_choices: float = math.inf
     likelihood: Likelihood | None
 
@@ -121,20 +129,47 @@ class StochasticLayer(nn.Module, abc.ABC):
         copy_hooks(self, plain)
         return plain
 
+    def spread(self, variable: Tensor, x: Tensor) -> Tensor:
+        """Return variables (R, n) in a shape that multiplies the channels of x, each row where x has it."""
+        return broadcast_channels(variable, x, self.family.axis, self.layout, self.path, self._turn())
+
+    def align(self, variable: Tensor, x: Tensor, channels: int) -> tuple[Tensor, int]:
+        """Return variables with one row for each entry of an axis of x, or a single row, and that axis."""
+        return align_rows(variable, x, channels, self.layout, self.path, self._turn())
+
+    def drawn(self, name: str) -> Tensor | None:
+        """Return the weight or bias of the current pass, where the network reads it instead of calling the layer.
+
+        Such a read has one draw for the whole batch. Outside a pass it is None.
+        """
+        if name not in READ or not self.draws.current().live:
+            return None
+        self.used, turn = True, self.draws.current().stream
+        sampled = {key: one_row(value, turn) for key, value in self.sample(1).items()}
+        return self.fold(one_draw(sampled, 0)).get(name)
+
+    def _turn(self) -> int | None:
+        """Return the number that chooses the row of a draw for the whole batch."""
+        return None if self.layout == ROWS else self.draws.current().stream
+
     @property
     def device(self) -> torch.device:
         """Where the layer's parameters are."""
         return next(itertools.chain(self.parameters(), self.buffers())).device
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what is not here (`weight`, `in_features`, `stride`, ...) in the original layer."""
+        """Look up what is not here (`in_features`, `stride`, ...) in the original layer.
+
+        During a pass, `weight` and `bias` are those of the draw: not every network calls the layer for them.
+        """
         try:
             return super().__getattr__(name)
         except AttributeError:
             base = self._modules.get("base")
             if base is None or name.startswith("_"):
                 raise
-            return getattr(base, name)
+            drawn = self.drawn(name)
+            return getattr(base, name) if drawn is None else drawn
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         """Put what `layer.weight` reads where it is read: `layer.weight = other.weight` ties the original layer's."""

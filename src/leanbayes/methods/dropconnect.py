@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.assignment import pick
 from leanbayes.distributions.hashing import shares
-from leanbayes.layers.family import LINEAR_MAPS, spread
+from leanbayes.layers.family import LINEAR_MAPS
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_rate
 
@@ -41,7 +41,7 @@ class DropConnectLayer(StochasticLayer):
         weight = self.sample(x.shape[0])["weight"][0]
         assert self.family.linear is not None
         y = self.family.linear(self.base, x, weight, *args)
-        return y if self.base.bias is None else y + spread(self.base.bias[None], y, self.family.axis, self.path)
+        return y if self.base.bias is None else y + self.spread(self.base.bias[None], y)
 
     @override
     def kl(self) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.hashing import normals
-from leanbayes.layers.family import EMBEDDINGS, spread
+from leanbayes.layers.family import EMBEDDINGS
 from leanbayes.methods.base import Method, StochasticLayer
 
 SMALLEST_VARIANCE = 1e-16
@@ -129,7 +129,7 @@ class GaussianLayer(StochasticLayer):
         bias: Tensor | None = getattr(self.base, "bias", None)  # an embedding has none at all
         if bias is None:
             return y
-        return y + spread(bias[None], y, self.family.axis, self.path)
+        return y + self.spread(bias[None], y)
 
 
 def normal(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:

@@ -26,7 +26,7 @@ from typing_extensions import override
 from leanbayes.distributions.divergence import kl
 from leanbayes.distributions.factor import Factor, joint_distribution, spread_around
 from leanbayes.distributions.positive import SMALLEST_STD
-from leanbayes.layers.family import LINEAR_MAPS, spread
+from leanbayes.layers.family import LINEAR_MAPS
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_components, check_positive, check_std
 
@@ -57,14 +57,13 @@ class ImplicitLayer(StochasticLayer):
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         z = self.sample(x.shape[0])["nodes"]
-        axis, path = self.family.axis, self.path
-        x = x * spread(z[:, : self.inputs], x, axis, path)
+        x = x * self.spread(z[:, : self.inputs], x)
         if not self.bias_node:
             y: Tensor = self.base(x, *args)
             return y
         assert self.family.linear is not None
         y = self.family.linear(self.base, x, self.base.weight, *args)
-        return y + spread(z[:, self.inputs :] * self.base.bias, y, axis, path)
+        return y + self.spread(z[:, self.inputs :] * self.base.bias, y)
 
     @override
     def kl(self) -> Tensor:

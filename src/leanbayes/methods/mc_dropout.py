@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.assignment import pick
 from leanbayes.distributions.hashing import draw_seeds, uniforms
-from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS, match_rows, spread
+from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_rate
@@ -40,7 +40,7 @@ class MaskedLayer(StochasticLayer):
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         mask = self.sample(x.shape[0])["mask"]
         y: Tensor = self.base(x, *args)
-        return y * spread(mask, y, self.family.axis, self.path)
+        return y * self.spread(mask, y)
 
     @override
     def kl(self) -> Tensor:
@@ -83,8 +83,8 @@ class DropoutLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        seed = match_rows(self.sample(x.shape[0])["seed"], x, 1, self.path)
-        return masked(x, seed, self.base.p, self._same_over)
+        seed, axis = self.align(self.sample(x.shape[0])["seed"], x, -1)
+        return masked(x.movedim(axis, 0), seed, self.base.p, self._same_over).movedim(0, axis)
 
     @property
     def _same_over(self) -> str:

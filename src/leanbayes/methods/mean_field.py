@@ -22,7 +22,7 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.positive import inverse_softplus, softplus
-from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, spread
+from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
 from leanbayes.methods.base import Method
 from leanbayes.methods.checks import check_choice, check_positive, check_std
 from leanbayes.methods.gaussian import GaussianLayer, normal
@@ -82,10 +82,9 @@ class MeanFieldLayer(GaussianLayer):
         noise = self.draws.read(self, x.shape[0]).noise
         assert noise is not None
         drawn, signs_in, signs_out = noise
-        axis, path = self.family.axis, self.path
         weight = (self.scales * drawn[0]).to(self.base.weight.dtype)
-        flipped = self.linear(x * spread(signs_in, x, axis, path), weight, args, bias=False)
-        return self.linear(x, self.base.weight, args) + flipped * spread(signs_out, flipped, axis, path)
+        flipped = self.linear(x * self.spread(signs_in, x), weight, args, bias=False)
+        return self.linear(x, self.base.weight, args) + flipped * self.spread(signs_out, flipped)
 
 
 @dataclass(frozen=True, kw_only=True)

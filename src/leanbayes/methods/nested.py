@@ -31,7 +31,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import NO_LOSS, peaked_log_uniform_kl
 from leanbayes.layers.channels import Channels, follow
-from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, spread, TRANSPOSED
+from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, TRANSPOSED
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods.base import Method, plain_copy, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_keep, check_positive
@@ -95,7 +95,7 @@ class NestedLayer(GaussianLayer):
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         y: Tensor = super().forward(x, *args) if self.method.weight_noise else self.base(x, *args)
-        return y * spread(self.factors(), y, self.family.axis, self.path) if self.masked else y
+        return y * self.spread(self.factors(), y) if self.masked else y
 
     def factors(self) -> Tensor:
         """Return what the current pass multiplies the output channels by: (R, outputs)."""
@@ -195,7 +195,7 @@ class NestedNorm(StochasticLayer):
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         y: Tensor = self.base(x, *args)
-        return y * spread(self.factors(), y, self.family.axis, self.path)
+        return y * self.spread(self.factors(), y)
 
     def factors(self) -> Tensor:
         """Return what the current pass multiplies the channels by: (R, channels)."""

@@ -34,7 +34,7 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from leanbayes.distributions.assignment import cuts, pick_between
-from leanbayes.layers.family import LINEAR_MAPS, NORMS, spread
+from leanbayes.layers.family import LINEAR_MAPS, NORMS
 from leanbayes.layers.select import choose
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_components
@@ -68,7 +68,7 @@ class PatchLayer(StochasticLayer):
         ]
         self.posterior.register_buffer("precisions", torch.cat(precisions).to(like.device), persistent=False)
         noise = torch.randn(self.copies - 1, sum(self.sizes), device=like.device, dtype=dtype)
-        self.posterior.contrasts = nn.Parameter(self._spread() * noise)
+        self.posterior.contrasts = nn.Parameter(self._start_std() * noise)
         if method.mixing == "learned":
             self.posterior.logits = nn.Parameter(torch.zeros(self.copies, device=like.device, dtype=dtype))
 
@@ -79,7 +79,7 @@ class PatchLayer(StochasticLayer):
             y: Tensor = functional_call(self.base, chosen, (x,))
             return y
         y = self.family.linear(self.base, x, chosen["weight"], *args)
-        return y + spread(chosen["bias"][None], y, self.family.axis, self.path) if "bias" in chosen else y
+        return y + self.spread(chosen["bias"][None], y) if "bias" in chosen else y
 
     @override
     def kl(self) -> Tensor:
@@ -156,7 +156,7 @@ class PatchLayer(StochasticLayer):
     def _average(self) -> Tensor:
         return self._centre() if self.method.mixing == "uniform" else self.probabilities @ self.every_copy()
 
-    def _spread(self) -> float:
+    def _start_std(self) -> float:
         """Return the standard deviation of contrasts that spreads copies by `init_spread` times the weights' size."""
         weight: Tensor = self.base.weight.detach()
         size = float(weight.float().square().mean().sqrt())

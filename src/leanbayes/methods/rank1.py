@@ -25,7 +25,7 @@ from typing_extensions import override
 from leanbayes.distributions.divergence import kl, on
 from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, require_positive, spread_around
 from leanbayes.distributions.law import law, LawName
-from leanbayes.layers.family import LINEAR_MAPS, spread
+from leanbayes.layers.family import LINEAR_MAPS
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import (
     check_at_least_zero,
@@ -122,31 +122,28 @@ class Rank1Layer(StochasticLayer):
     def _multiply(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return (W (x * s)) * r + b."""
         if "input" in variables:
-            x = x * self._spread(variables["input"], x)
+            x = x * self.spread(variables["input"], x)
         if "output" not in variables and "bias" not in self.posterior._parameters:
             y: Tensor = self.base(x, *args)
             return y
         y = self._linear(x, args)
         if "bias" not in variables:
-            return y * self._spread(variables["output"], y)
-        bias = self._spread(variables["bias"], y)
-        return torch.addcmul(bias, y, self._spread(variables["output"], y)) if "output" in variables else y + bias
+            return y * self.spread(variables["output"], y)
+        bias = self.spread(variables["bias"], y)
+        return torch.addcmul(bias, y, self.spread(variables["output"], y)) if "output" in variables else y + bias
 
     def _add(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return W x + u r (s . x) + b; under a kernel, s . x is summed over its taps."""
         axis = self.family.axis
         y = self._linear(x, args)
         assert self.family.pool is not None
-        scaled = x * self._spread(variables["input"], x) if "input" in variables else x
+        scaled = x * self.spread(variables["input"], x) if "input" in variables else x
         pooled = self.family.pool(self.base, scaled, *args)
         # One value a group of output channels.
         pooled = pooled.to(y.dtype).repeat_interleave(y.shape[axis] // pooled.shape[axis], axis)
         r = variables.get("output", pooled.new_ones(1, y.shape[axis]))
-        y = torch.addcmul(y, pooled, self._spread(self.posterior.unit * r, y))
-        return y + self._spread(variables["bias"], y) if "bias" in variables else y
-
-    def _spread(self, variable: Tensor, x: Tensor) -> Tensor:
-        return spread(variable, x, self.family.axis, self.path)
+        y = torch.addcmul(y, pooled, self.spread(self.posterior.unit * r, y))
+        return y + self.spread(variables["bias"], y) if "bias" in variables else y
 
     def _linear(self, x: Tensor, args: Any) -> Tensor:
         assert self.family.linear is not None
