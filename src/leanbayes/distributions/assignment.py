@@ -57,9 +57,9 @@ def blocks(
 ) -> Assignment:
     """Assign `rows` rows to components in contiguous blocks whose sizes differ by at most one.
 
-    The blocks are turned by `turn`, by default a random offset from torch's global generator: where components do not divide the batch,
-    or outnumber it, none is favoured in the long run, and where batches always come in the same order, every component
-    sees every row.
+    The blocks are turned by `turn`, by default a random offset from torch's global generator: where components do not
+    divide the batch, or outnumber it, none is favoured in the long run, and where batches always come in the same
+    order, every component sees every row.
 
     With several processes the batch is the global one, dealt out in turn as `DistributedSampler` does: row i of
     process `rank` is global row `i * world + rank`. Every process then sees every component.

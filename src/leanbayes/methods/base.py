@@ -39,7 +39,6 @@ class StochasticLayer(nn.Module, abc.ABC):
         path: dotted path at conversion; names the layer in errors and seeds its noise.
         arguments: what `base` calls the arguments of its `forward`.
         row_noise: whether the first axis of the noise counts rows.
-        noise_ahead: whether fresh noise is drawn when a pass begins; False where only an activation shows its size.
         ordered: whether the layer orders its channels and can be narrowed by `width`.
         layout: where the layer sees the rows of the batch; None until that is known.
         used: whether a pass calls the layer or reads its weight; None until that is known.
@@ -53,7 +52,6 @@ class StochasticLayer(nn.Module, abc.ABC):
     components: int = 1
     nodes: int = 0
     row_noise: bool = True
-    noise_ahead: bool = True
     ordered: bool = False
     sequential: bool = False
     layout: Layout | None = None
@@ -151,6 +149,11 @@ class StochasticLayer(nn.Module, abc.ABC):
     def _turn(self) -> int | None:
         """Return the number that chooses the row of a draw for the whole batch."""
         return None if self.layout == ROWS else self.draws.current().stream
+
+    @property
+    def noise_ahead(self) -> bool:
+        """Whether fresh noise is drawn when a pass begins; False where only an activation shows its size."""
+        return True
 
     @property
     def device(self) -> torch.device:

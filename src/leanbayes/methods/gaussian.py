@@ -59,9 +59,9 @@ class GaussianLayer(StochasticLayer):
         """The standard deviations of the weights, in float32 or better; their signs do not matter."""
 
     @property
-    def noise_ahead(self) -> bool:  # type: ignore[override]
-        """Whether a pass samples weights; noise on pre-activations has a size that only the input shows."""
-        return self.sequential
+    @override
+    def noise_ahead(self) -> bool:
+        return self.sequential  # else noise is on pre-activations
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:

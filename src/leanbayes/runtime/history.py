@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, cast, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class History(Generic[State]):
 
     def begin(self, state: State) -> None:
         """Remember a pass that begins now."""
-        thread, number = threading.get_ident(), torch.autograd._get_sequence_nr()
+        thread, number = threading.get_ident(), next_number()
         self.seen[thread] = number
         self.latest = Pass(state, thread, number)
         self.passes = [one for one in self.passes if one() is not None]
@@ -78,10 +78,10 @@ class History(Generic[State]):
         latest = self.latest
         if latest is None or latest.last is not None:
             return
-        latest.last = self.seen[latest.thread] = torch.autograd._get_sequence_nr()
+        latest.last = self.seen[latest.thread] = next_number()
         for output in outputs:
             if output.grad_fn is not None and not torch._C._functorch.is_functorch_wrapped_tensor(output):
-                output.register_hook(_Anchor(latest))
+                cast(Any, output).register_hook(_Anchor(latest))
 
     def find(self) -> State | None:
         """Return the state of the pass that is being recomputed; None if no pass is.
@@ -122,7 +122,7 @@ class History(Generic[State]):
         if last is None or last.of() is not one:
             after = self.seen.get(thread, 0)
             self.recomputed[thread] = _Recomputed(torch._C._current_graph_task_id(), after, weakref.ref(one))
-        self.seen[thread] = torch.autograd._get_sequence_nr()
+        self.seen[thread] = next_number()
 
     def new_key(self) -> int:
         """Draw a key from torch's generator.
@@ -162,6 +162,11 @@ class _Anchor(Generic[State]):
 
     def __call__(self, gradient: Tensor) -> None:
         """Leave the gradient unchanged."""
+
+
+def next_number() -> int:
+    """Return the number that autograd gives to the next node of this thread."""
+    return int(cast(Any, torch.autograd)._get_sequence_nr())
 
 
 def in_backward() -> bool:
