@@ -189,3 +189,31 @@ def test_noise_is_drawn_when_the_pass_begins(method):
         layer.register_forward_pre_hook(lambda *_: states.append(torch.get_rng_state()))
     model(x)
     assert torch.equal(states[0], states[1])  # so dropout sees the numbers that it sees in a recomputation
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_gpt2_and_vit_of_transformers_with_gradient_checkpointing(method):
+    transformers = pytest.importorskip("transformers")
+    if isinstance(method, lb.NestedDropout):
+        pytest.skip("ordered channels of these networks have tests of their own")
+    torch.manual_seed(0)
+    gpt2 = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=16, n_layer=2, n_head=2)
+    vit = transformers.ViTConfig(
+        image_size=16, patch_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        num_labels=3, hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.1,
+    )  # fmt: skip
+    cases = [
+        (transformers.GPT2LMHeadModel(gpt2), {"input_ids": torch.randint(50, (4, 8))}),
+        (transformers.ViTForImageClassification(vit), {"pixel_values": torch.randn(4, 3, 16, 16)}),
+    ]
+    for net, inputs in cases:
+        bnn, found = lb.convert(net, method).train(), []
+        for checkpointed in (False, True):
+            if checkpointed:
+                bnn.gradient_checkpointing_enable()
+            bnn.zero_grad()
+            torch.manual_seed(1)
+            kept = {} if isinstance(net, transformers.ViTForImageClassification) else {"use_cache": False}
+            sum(bnn(**inputs, **kept).logits.square().mean() for _ in range(2)).backward()
+            found.append({name: p.grad.clone() for name, p in bnn.named_parameters() if p.grad is not None})
+        assert_same(*found)

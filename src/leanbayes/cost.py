@@ -22,6 +22,7 @@ from leanbayes.methods.ensemble import Ensemble
 from leanbayes.objective import elbo
 from leanbayes.parameters import parameter_groups
 from leanbayes.predict import distinct_draws, predict
+from leanbayes.runtime.probe import learn_rows_from
 from leanbayes.summary import summary
 
 Work = Callable[[], object]
@@ -113,6 +114,7 @@ def _training_step(
     def loss(x: Inputs, y: Tensor) -> Tensor:
         return elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss
 
+    learn_rows_from(twin, x)
     loss_of = torch.compile(loss) if compiled and not tile else loss
 
     def step() -> None:

@@ -42,10 +42,10 @@ def components(rank, world):
 
 def checkpointed(rank, world, reentrant=None):
     """Train with noise, under activation checkpointing or without it."""
-    bnn = lb.convert(network() if reentrant is None else Checkpointed(reentrant), lb.Rank1())
+    bnn = lb.convert(Checkpointed(reentrant), lb.Rank1())
     # The older, reentrant kind runs a backward of its own, and the KL another one through the same parameters.
     train(shared(bnn, world, static_graph=bool(reentrant)), rank, world)
-    return {path.removeprefix("net."): p.detach() for path, p in bnn.named_parameters()}
+    return {path: p.detach() for path, p in bnn.named_parameters()}
 
 
 def in_other_ways(rank, world, kind):

@@ -14,6 +14,7 @@ from leanbayes.convert import stochastic_layers
 from leanbayes.inputs import call, Inputs, leading_rows, Output
 from leanbayes.likelihoods import Likelihood
 from leanbayes.objective import elbo, ElboTerms, Loss, targets_per_row
+from leanbayes.runtime.probe import learn_rows_from
 from leanbayes.training.recipe import Recipe
 
 
@@ -93,9 +94,10 @@ def _plain_loss(module: nn.Module, likelihood: Loss, output: Output | None) -> L
 class CompiledLoss:
     """A loss compiled for full batches; the last batch of an epoch, of another size, runs as it is."""
 
-    def __init__(self, loss: Any, device: torch.device) -> None:
+    def __init__(self, loss: Any, network: nn.Module, device: torch.device) -> None:
         """Compile lazily, at the first batch."""
         self.eager: LossOf = loss
+        self.network = network
         # Dynamo counts recompilations by code object and gives up after eight: every training has one of its own.
         own = FunctionType(loss.__code__.replace(), loss.__globals__, closure=loss.__closure__)
         self.compiled: LossOf = torch.compile(own, dynamic=False)
@@ -105,7 +107,9 @@ class CompiledLoss:
     def __call__(self, x: Inputs, y: Tensor, beta: float) -> ElboTerms:
         """Return the terms of the loss."""
         rows = leading_rows(x)
-        self.rows = rows if self.rows is None else self.rows
+        if self.rows is None:
+            learn_rows_from(self.network, x)  # compiled code cannot find out where layers see the rows
+            self.rows = rows
         if rows != self.rows:
             return self.eager(x, y, beta)
         # A tensor, since every new number would compile anew; filled, since a copy from the CPU would wait for the GPU.

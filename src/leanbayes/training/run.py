@@ -191,7 +191,7 @@ class Training:
         phase, tile = self._phase(epoch), schedule.tile(self.recipe, epoch)
         if (phase, tile) not in self.losses:
             loss = self._eager_loss(self.modules[phase], tile)
-            self.losses[phase, tile] = CompiledLoss(loss, self.fabric.device) if self.recipe.compile else loss
+            self.losses[phase, tile] = CompiledLoss(loss, phase, self.fabric.device) if self.recipe.compile else loss
         return self.losses[phase, tile]
 
     def _eager_loss(self, module: nn.Module, tile: bool) -> LossOf:
