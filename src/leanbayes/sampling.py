@@ -196,8 +196,8 @@ class Draws:
         if _captured():
             return _normal_like(like, None)
         stream = state.stream if state.live else self.history.new_key()
-        shape = "x".join(map(str, like.shape))
-        return _normal_like(like, _generator(f"{stream}/{layer.path}/{shape}", device=like.device))
+        shape = (len(like) * rank_and_world()[1], *like.shape[1:])  # of the global batch
+        return _normal_like(like, _generator(stream or 0, layer.path, *shape, device=like.device))
 
     def _draw_ahead(self, module: nn.Module) -> None:
         """Deal the components to the rows, and draw all noise of a known size, in the order of registration."""

@@ -122,7 +122,7 @@ def test_activation_checkpointing_changes_nothing(ranks, kind):
 
 @pytest.mark.parametrize("kind", WAYS)
 def test_compiled_and_in_bfloat16_two_processes_equal_one(ranks, kind):
-    one = in_other_ways(0, 1, "eager" if kind == "compiled" else kind)
+    one = in_other_ways(0, 1, kind)
     first, second = (found[kind] for found in ranks[2])
     for path, tensor in one.items():
         torch.testing.assert_close(first[path], tensor, atol=WAYS[kind], rtol=0)

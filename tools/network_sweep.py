@@ -1,0 +1,379 @@
+"""Try every layer method on many networks of timm, torchvision and transformers: `make sweep`.
+
+    python tools/network_sweep.py --out runs/sweep [--only 'timm/*'] [--workers 2]
+
+Networks are built from configuration, with random weights; nothing is downloaded. Each network runs in a process of its
+own and leaves one JSON file; a second run continues with those that are missing. For each network and method:
+
+* `draw`: a pass inside `lb.draws` equals the network of `lb.draw` (relative difference, eval mode);
+* `step`: a training step has a finite loss, and every posterior parameter of a layer that is used has a gradient;
+* `rows`: other noise for one row changes the outputs of that row alone, and other contents of the other rows change
+  nothing in it;
+* or the conversion is refused in a sentence that names a remedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+CATALOGUE = Path(__file__).with_name("sweep_networks.toml")
+METHODS = (
+    "rank1 batch_ensemble implicit patch variance nested mc_dropout dropconnect mean_field".split()  # noqa: SIM905
+)
+PER_ROW = ("rank1", "batch_ensemble", "implicit", "mc_dropout")
+TOLERANCE = 1e-4
+ROWS = 4
+SECONDS = 900
+REMEDIES = ("where=", "batch_axis", "example=", "name what to convert", "use ", "pass ", "take ", "other methods")
+
+
+def main() -> int:
+    """Run the networks that have no result yet, and print a summary of all results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/sweep"), help="folder of the results")
+    parser.add_argument("--only", default="*", help="glob on names such as timm/resnet18")
+    parser.add_argument("--workers", type=int, default=2, help="processes at a time")
+    parser.add_argument("--methods", default=",".join(METHODS), help="methods, separated by commas")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        return run_one(options.one, options.methods.split(","), options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    names = [name for name in catalogue() if fnmatch.fnmatch(name, options.only)]
+    waiting = [name for name in names if not file_of(options.out, name).is_file()]
+    with ThreadPoolExecutor(options.workers) as pool:
+        for name, line in zip(waiting, pool.map(lambda name: in_process(name, options), waiting), strict=True):
+            print(f"{name}: {line}", flush=True)
+    report = summarise(options.out, names)
+    (options.out / "summary.json").write_text(json.dumps(report, indent=1))
+    print(json.dumps({key: value for key, value in report.items() if key != "faults"}, indent=1))
+    for fault in report["faults"]:
+        print("fault:", fault)
+    return 1 if report["faults"] else 0
+
+
+def catalogue() -> dict[str, dict[str, Any]]:
+    """Return the specifications of all networks by name."""
+    read = tomllib.loads(CATALOGUE.read_text())
+    return {f"{library}/{name}": spec for library in LIBRARIES for name, spec in read[library].items()}
+
+
+def file_of(out: Path, name: str) -> Path:
+    """Return where the result of a network is."""
+    return out / f"{name.replace('/', '-')}.json"
+
+
+def in_process(name: str, options: argparse.Namespace) -> str:
+    """Run one network in a process of its own."""
+    command = [sys.executable, __file__, "--one", name, "--out", str(options.out), "--methods", options.methods]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        message = f"took more than {SECONDS} seconds"
+    else:
+        if file_of(options.out, name).is_file():
+            return done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "done"
+        message = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    file_of(options.out, name).write_text(json.dumps({"name": name, "failed": message}))
+    return f"failed: {message}"
+
+
+def run_one(name: str, methods: list[str], out: Path) -> int:
+    """Build a network, try all methods on it, and write the result."""
+    import torch
+
+    declare_missing_operators()
+    start = time.process_time()
+    torch.manual_seed(0)
+    spec = catalogue()[name]
+    net, inputs = LIBRARIES[name.split("/")[0]](name.split("/", 1)[1], spec)
+    result: dict[str, Any] = {"name": name, "parameters": sum(p.numel() for p in net.parameters()), "methods": {}}
+    for method in methods:
+        begun = time.process_time()
+        result["methods"][method] = attempt(net, inputs, method) | {"seconds": time.process_time() - begun}
+    result["seconds"] = time.process_time() - start
+    file_of(out, name).write_text(json.dumps(result, indent=1))
+    words = [f"{method} {outcome(found)}" for method, found in result["methods"].items()]
+    print(f"{result['seconds']:.0f} s: {', '.join(words)}")
+    return 0
+
+
+def attempt(net: Any, inputs: dict[str, Any], name: str) -> dict[str, Any]:
+    """Try one method on a network; an error that is not a refusal is a fault."""
+    import leanbayes as lb
+    from leanbayes.methods import all_methods
+
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            bnn = lb.convert(net, all_methods()[name]())
+            counted = lb.summary(bnn)
+            found |= {"headline": counted.headline, "covered": getattr(counted, "covered", None)}
+            found |= norms(bnn)
+            found["draw"] = draw_difference(bnn, inputs)
+            found |= training_step(bnn, inputs)
+            if name in PER_ROW:
+                found |= row_changes(bnn, inputs)
+        except (ValueError, TypeError) as error:
+            found["refused"] = str(error)
+        except Exception as error:
+            found["error"] = f"{type(error).__name__}: {error}"
+            found["where"] = traceback.format_exc()[-1500:]
+    found["warnings"] = [str(w.message) for w in caught if "leanbayes" in str(w.filename) or "lb." in str(w.message)][
+        :5
+    ]
+    return found
+
+
+def norms(bnn: Any) -> dict[str, int]:
+    """Count the norms of a network, and those that a method has converted."""
+    import leanbayes as lb
+
+    converted = [layer for _, layer in lb.stochastic_layers(bnn) if "Norm" in type(layer.base).__name__]
+    inside = {id(layer.base) for layer in converted}
+    all_norms = [
+        m for m in bnn.modules() if "Norm" in type(m).__name__ and any(True for _ in m.parameters(recurse=False))
+    ]
+    return {"norms": len({id(m) for m in all_norms}), "norms_converted": len(inside)}
+
+
+def draw_difference(bnn: Any, inputs: dict[str, Any]) -> float:
+    """Return how much a pass of a draw and the network of the draw differ, relative to the size of the outputs."""
+    import torch
+
+    import leanbayes as lb
+
+    bnn.eval()
+    worst = 0.0
+    with torch.no_grad():
+        for index in range(2):
+            with lb.draws(bnn, seed=0, index=index):
+                torch.manual_seed(0)
+                one = outputs(bnn, inputs)
+            torch.manual_seed(0)
+            other = outputs(lb.draw(bnn, seed=0, index=index).eval(), inputs)
+            for a, b in zip(one, other, strict=True):
+                worst = max(worst, relative(a, b))
+    return worst
+
+
+def training_step(bnn: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return the loss of a training step, and the parameters that should have a gradient and have none."""
+    import torch
+
+    import leanbayes as lb
+
+    bnn.train()
+    torch.manual_seed(0)
+    found = outputs(bnn, inputs)
+    loss = sum(y.float().square().mean() for y in found) + lb.kl(bnn) / 1e6
+    loss.backward()
+    layers = [(path, layer) for path, layer in lb.stochastic_layers(bnn) if layer.used is not False]
+    without = [
+        f"{path}.{name}" for path, layer in layers for name, p in layer.posterior.named_parameters() if p.grad is None
+    ]
+    bnn.zero_grad()
+    return {
+        "loss": float(loss),
+        "without_gradient": without[:5],
+        "unused": sum(layer.used is False for _, layer in lb.stochastic_layers(bnn)),
+        "one_draw": sum(
+            str(layer.layout) == "Layout(axis=None, tiled=False)" for _, layer in lb.stochastic_layers(bnn)
+        ),
+    }
+
+
+def row_changes(bnn: Any, inputs: dict[str, Any]) -> dict[str, float]:
+    """Return the change of the outputs of other rows under other noise for row 1, and of row 1 under other rows."""
+    import torch
+
+    bnn.eval()
+    permuted = {
+        key: x[[0, 1, 3, 2]] if isinstance(x, torch.Tensor) and x.dim() and x.shape[0] == ROWS else x
+        for key, x in inputs.items()
+    }
+    with torch.no_grad():
+        base = passes(bnn, inputs, None)
+        other_noise = passes(bnn, inputs, 1)
+        other_rows = passes(bnn, permuted, None)
+    per_row = [k for k, y in enumerate(base) if y.dim() and y.shape[0] == ROWS]
+    keep = [0, 2, 3]
+    leak = max((relative(base[k][keep], other_noise[k][keep]) for k in per_row), default=0.0)
+    moved = max((relative(base[k][1], other_noise[k][1]) for k in per_row), default=0.0)
+    mixed = max((relative(base[k][1], other_rows[k][1]) for k in per_row), default=0.0)
+    return {"noise_leak": leak, "noise_moves": moved, "rows_mixed": mixed}
+
+
+def passes(bnn: Any, inputs: dict[str, Any], other: int | None) -> list[Any]:
+    """Run a pass with fixed noise; the noise and the component of one row may be others."""
+    import torch
+
+    from leanbayes.distributions.assignment import Assignment
+    from leanbayes.sampling import draws_of
+
+    def change(module: Any, args: Any, kwargs: Any) -> None:
+        for state, _ in draws_of(bnn):
+            if other is None or state.component is None:
+                continue
+            generator = torch.Generator().manual_seed(9)
+            component = state.component.rows().clone()
+            component[other] = (component[other] + 1) % state.components
+            state.component = Assignment(component)
+            for parts in state.noise.values():
+                for part in parts:
+                    if len(part) == ROWS and part.numel():
+                        part[other] = torch.randn(part[other].shape, generator=generator).to(part).abs() % 1
+
+    handle = bnn.register_forward_pre_hook(change, with_kwargs=True)
+    try:
+        torch.manual_seed(3)
+        return [y.clone() for y in outputs(bnn, inputs)]
+    finally:
+        handle.remove()
+
+
+def outputs(net: Any, inputs: dict[str, Any]) -> list[Any]:
+    """Return all floating tensors of an output."""
+    from leanbayes.inputs import tensors_in
+
+    given = {key: x.clone() if callable(getattr(x, "clone", None)) else x for key, x in inputs.items()}
+    positional = [given.pop(key) for key in sorted(given) if key.startswith("_")]
+    return [y for y in tensors_in(net(*positional, **given)) if y.is_floating_point() and y.numel()]
+
+
+def relative(a: Any, b: Any) -> float:
+    """Return the largest difference, relative to the largest number."""
+    return float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-12))
+
+
+def outcome(found: dict[str, Any]) -> str:
+    """Return one word for a result: what is wrong, or that all is well."""
+    if "refused" in found:
+        return "refused"
+    if "error" in found:
+        return "ERROR"
+    checks = {
+        "DRAW": not found["draw"] <= TOLERANCE,
+        "LOSS": not abs(found["loss"]) < float("inf"),
+        "GRADIENT": bool(found["without_gradient"]),
+        "ROWS": found.get("noise_leak", 0) > TOLERANCE or found.get("rows_mixed", 0) > TOLERANCE,
+    }
+    return "+".join(name for name, wrong in checks.items() if wrong) or "ok"
+
+
+def unhelpful(found: dict[str, Any]) -> bool:
+    """Return whether a refusal is no sentence with a remedy."""
+    text = found.get("refused", "")
+    return bool(text) and (len(text) > 900 or not any(word in text for word in REMEDIES))
+
+
+def summarise(out: Path, names: list[str]) -> dict[str, Any]:
+    """Return counts over all networks and methods, the coverage, and every fault by name."""
+    results = [json.loads(file_of(out, name).read_text()) for name in names if file_of(out, name).is_file()]
+    whole = [result for result in results if "methods" in result]
+    pairs = [(r["name"], method, found) for r in whole for method, found in r["methods"].items()]
+    counts = Counter(outcome(found) for _, _, found in pairs)
+    covered = [r["methods"]["rank1"]["covered"] for r in whole if r["methods"].get("rank1", {}).get("covered")]
+    timm = [r["methods"]["patch"] for r in whole if r["name"].startswith("timm/") and "patch" in r["methods"]]
+    normed = [found for found in timm if found.get("norms", 0) > 0]
+    faults = [f"{r['name']}: {r['failed']}" for r in results if "failed" in r]
+    faults += [f"{name}, {method}: {outcome(found)} {found.get('error', '')}"[:300] for name, method, found in pairs
+               if outcome(found) not in ("ok", "refused") or unhelpful(found)]  # fmt: skip
+    return {
+        "networks": len(whole),
+        "by_library": Counter(r["name"].split("/")[0] for r in whole),
+        "pairs": len(pairs),
+        "outcomes": counts,
+        "refused_by_method": Counter(method for _, method, found in pairs if outcome(found) == "refused"),
+        "median_share_of_weights_rank1": statistics.median(covered) if covered else None,
+        "timm_networks_with_norms": len(normed),
+        "timm_networks_whose_norms_are_patched": sum(
+            found.get("norms_converted", 0) >= 0.9 * found["norms"] for found in normed
+        ),
+        "cpu_minutes": sum(r["seconds"] for r in whole) / 60,
+        "faults": faults,
+    }
+
+
+def declare_missing_operators() -> None:
+    """Let torchvision import next to a torch without its compiled operators."""
+    import torch
+
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    globals()["_kept"] = library
+
+
+def timm_network(name: str, spec: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Build a network of timm, with images of its size or a smaller one."""
+    import timm
+    import torch
+
+    size = spec.get("size")
+    options = {key: value for key, value in spec.items() if key not in ("size", "img_size")}
+    if "img_size" in spec:
+        options["img_size"] = size = spec["img_size"]
+    net = timm.create_model(name, num_classes=10, **options)
+    size = size or net.default_cfg["input_size"][1]
+    return net, {"_x": torch.randn(ROWS, 3, size, size)}
+
+
+def torchvision_network(name: str, spec: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Build a network of torchvision."""
+    import torch
+    import torchvision
+
+    options = {key: value for key, value in spec.items() if key not in ("shape", "two")}
+    net = torchvision.models.get_model(name, weights=None, **options)
+    shape = spec.get("shape", [3, 64, 64])
+    inputs = {"_x": torch.randn(ROWS, *shape)}
+    return net, inputs | ({"_y": torch.randn(ROWS, *shape)} if spec.get("two") else {})
+
+
+def transformers_network(name: str, spec: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Build a network of transformers from a small configuration."""
+    import torch
+    import transformers
+
+    config = getattr(transformers, spec["config"])(**spec.get("fields", {}))
+    net = getattr(transformers, spec["model"])(config)
+    makers: dict[str, Callable[[list[int]], Any]] = {
+        "words": lambda shape: torch.randint(3, spec.get("vocabulary", 60), (ROWS, *shape)),
+        "floats": lambda shape: torch.randn(ROWS, *shape),
+        "ones": lambda shape: torch.ones(ROWS, *shape, dtype=torch.long),
+    }
+    return net, {key: makers[kind](shape) for key, (kind, shape) in inputs_of(spec)}
+
+
+def inputs_of(spec: dict[str, Any]) -> Iterator[tuple[str, tuple[str, list[int]]]]:
+    """Yield name, kind and shape of every input."""
+    for key, (kind, *shape) in spec["inputs"].items():
+        yield key, (kind, shape)
+
+
+LIBRARIES: dict[str, Callable[[str, dict[str, Any]], tuple[Any, dict[str, Any]]]] = {
+    "timm": timm_network,
+    "torchvision": torchvision_network,
+    "transformers": transformers_network,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
