@@ -69,16 +69,23 @@ def test_one_draw_is_refused():
 
 @pytest.mark.parametrize(
     ("cnll", "networks"),
-    [(0.180, 1), (0.175, 1.25), (0.170, 1.5), (0.160, 2), (0.153, 3), (0.1515, 3.5), (0.150, 4)],
+    [(0.180, 1), (0.175, 8 / 7), (0.170, 4 / 3), (0.160, 2), (0.153, 3), (0.1515, 24 / 7), (0.150, 4)],
 )
-def test_equivalents_lie_on_the_lines_between_ensembles(cnll, networks):
+def test_equivalents_lie_on_curves_of_one_over_the_number_of_networks(cnll, networks):
     assert metrics.ensemble_equivalent(cnll, CURVE) == (pytest.approx(networks), "")
+
+
+def test_two_measured_ensembles_are_enough_where_the_curve_is_a_plus_b_over_k():
+    """One and four networks alone give the sizes in between, which a straight line would get wrong."""
+    curve = {size: 0.138 + 0.042 / size for size in (1, 4)}
+    for size in (1.1, 1.5, 2, 3):
+        assert metrics.ensemble_equivalent(0.138 + 0.042 / size, curve).networks == pytest.approx(size)
 
 
 def test_equivalents_are_those_of_numpy():
     sizes, values = np.array(list(CURVE)), np.array(list(CURVE.values()))
     for cnll in np.random.default_rng(0).uniform(0.150, 0.180, 50):
-        expected = np.interp(-cnll, -values, sizes)
+        expected = 1 / np.interp(-cnll, -values, 1 / sizes)
         assert metrics.ensemble_equivalent(float(cnll), CURVE).networks == pytest.approx(expected, abs=1e-9)
 
 
@@ -87,13 +94,13 @@ def test_beyond_the_curve_there_are_only_bounds():
     assert metrics.ensemble_equivalent(0.1, CURVE) == (4, "at least")
     assert str(metrics.ensemble_equivalent(0.2, CURVE)) == "at most 1"
     assert str(metrics.ensemble_equivalent(0.1, CURVE)) == "at least 4"
-    assert str(metrics.ensemble_equivalent(0.172, CURVE)) == "1.4"
+    assert str(metrics.ensemble_equivalent(0.168, CURVE)) == "1.43"
 
 
 def test_a_larger_ensemble_is_never_worth_less():
     noisy = {4: 0.150, 1: 0.180, 2: 0.160, 3: 0.165}  # three networks were unlucky, and sizes come in any order
     assert metrics.ensemble_equivalent(0.160, noisy).networks == 2
-    assert metrics.ensemble_equivalent(0.155, noisy).networks == pytest.approx(3.5)
+    assert metrics.ensemble_equivalent(0.155, noisy).networks == pytest.approx(24 / 7)
     falling = [metrics.ensemble_equivalent(v, noisy).networks for v in np.linspace(0.18, 0.15, 30).tolist()]
     assert falling == sorted(falling)
 

@@ -62,9 +62,11 @@ class Equivalent(NamedTuple):
 def ensemble_equivalent(cnll: float, curve: Mapping[int, float]) -> Equivalent:
     """Return how many independent networks give the same calibrated NLL (Ashukha et al., 2020).
 
-    Between measured ensembles the curve is linear; where chance makes a larger ensemble worse than a smaller one, it
-    counts as good as that one. Worse than the smallest ensemble is "at most" its size, so 1 if the curve begins with a
-    single network; better than the best is "at least" the largest size.
+    Between two measured ensembles the curve is a + b / K in the number K of networks: ensembles gain about half of
+    what there is to gain with the second network, so a straight line in K would count a small gain several times over.
+    Where chance makes a larger ensemble worse than a smaller one, it counts as good as that one. Worse than the smallest
+    ensemble is "at most" its size, so 1 if the curve begins with a single network; better than the best is "at least"
+    the largest size.
 
     Args:
         cnll: calibrated negative log-likelihood, as from `calibrated_nll`.
@@ -85,7 +87,8 @@ def ensemble_equivalent(cnll: float, curve: Mapping[int, float]) -> Equivalent:
     if best[reached] == cnll:
         return Equivalent(float(sizes[reached]))
     share = (best[reached - 1] - cnll) / (best[reached - 1] - best[reached])
-    return Equivalent(sizes[reached - 1] + share * (sizes[reached] - sizes[reached - 1]))
+    fewer, more = sizes[reached - 1], sizes[reached]
+    return Equivalent(1 / ((1 - share) / fewer + share / more))
 
 
 def _votes(samples: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,8 +14,8 @@ SIGNS = {"at least": "≥ ", "at most": "≤ ", "": ""}
 def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> list[Estimate | None]:
     """Measure every contender in networks of a deep ensemble with the same calibrated NLL.
 
-    The curve goes through the plain network, which is an ensemble of one, and the ensembles of the group; without
-    both there is none.
+    The curve, a + b / K between two measured sizes K, goes through the plain network, which is an ensemble of one, and
+    the ensembles of the group; without both there is none.
     """
     scores = [found.get(("test", "cnll")) for found in estimates]
     known = [(c, score) for c, score in zip(group.contenders, scores, strict=True) if score is not None]

@@ -35,28 +35,34 @@ STEPS = {"quick": 300, "short": 1200, "full": 4000}
 
 def regress(case: Case) -> Numbers:
     """Fit both methods at every depth to the data of the first seed."""
-    generator = torch.Generator().manual_seed(case.seeds[0])
-    x = (2 * torch.rand(POINTS, 1, generator=generator, device=generator.device) - 1) * EDGE
-    y = x**3 + NOISE * torch.randn(POINTS, 1, generator=generator, device=generator.device)
-    grid = torch.linspace(-6, 6, 121)[:, None]
+    seed, grid = case.seeds[0], torch.linspace(-6, 6, 121)[:, None]
+    x, y = points(seed)
     rows = [
-        {"method": name, "depth": depth} | fitted(method, depth, (x, y), grid, STEPS[case.budget])
+        {"method": name, "depth": depth} | fitted(method, depth, seed, grid, STEPS[case.budget])
         for name, method in METHODS.items()
         for depth in DEPTHS[case.budget]
     ]
     return {"x": _list(x), "y": _list(y), "grid": _list(grid), "rows": rows}
 
 
-def fitted(method: Method, depth: int, data: tuple[Tensor, Tensor], grid: Tensor, steps: int) -> Numbers:
-    """Fit one network; return its curve with the standard deviation of what it does not know, and two figures.
+def points(seed: int) -> tuple[Tensor, Tensor]:
+    """Draw the data of a seed: x (30, 1) and y = x^3 + noise (30, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = (2 * torch.rand(POINTS, 1, generator=generator, device=generator.device) - 1) * EDGE
+    return x, x**3 + NOISE * torch.randn(POINTS, 1, generator=generator, device=generator.device)
+
+
+def fitted(method: Method, depth: int, seed: int, grid: Tensor, steps: int) -> Numbers:
+    """Fit one network to the data of a seed; return its curve with its epistemic standard deviation, and two figures.
 
     `rmse` is the distance of the mean from x^3 between the edges of the data; `inside` is the spread there, `outside`
     the spread beyond |x| = 5, where a network that knows what it does not know has a larger one.
     """
-    x, y = data
+    x, y = points(seed)
+    start = 100 * seed + depth
     likelihood = Gaussian(std=NOISE / Y_UNIT)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(depth)
+        torch.manual_seed(start)
         model = convert(MLP(1, 1, hidden=(WIDTH,) * depth), method)
         recipe = Recipe(
             epochs=steps,
@@ -67,7 +73,7 @@ def fitted(method: Method, depth: int, data: tuple[Tensor, Tensor], grid: Tensor
             weight_decay=0.0,
             tile=True,
             accelerator="cpu",
-            seed=depth,
+            seed=start,
         )
         fit(model, (x / X_UNIT, y / Y_UNIT), recipe, likelihood=likelihood, progress=False)
     p = predict(model, grid / X_UNIT, likelihood, samples=64)
