@@ -1,4 +1,4 @@
-"""leanbayes: honest uncertainty for any PyTorch network, at about the price of the network itself."""
+"""leanbayes: parameter-efficient Bayesian deep learning for PyTorch, with its gain and its price measured."""
 
 from leanbayes import data as data
 from leanbayes import generative as generative

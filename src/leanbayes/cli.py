@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-USAGE = """leanbayes: honest uncertainty for any PyTorch network, at about the price of the network itself.
+USAGE = """leanbayes: parameter-efficient Bayesian deep learning for PyTorch, with its gain and its price measured.
 
 usage: leanbayes COMMAND ...
 

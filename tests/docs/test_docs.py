@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -110,18 +109,3 @@ def test_the_import_order_that_contributors_read_is_the_one_that_is_checked():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     checked = [line.replace("leanbayes.", "") for line in contracts[0]["layers"]]
     assert "\n".join(checked) in (ROOT / "CONTRIBUTING.md").read_text()
-
-
-@pytest.mark.parametrize("device", ["cpu", "gpu"])
-def test_cost_tables_hold_the_figures_of_their_files(device):
-    root = Path(__file__).parents[2]
-    figures = json.loads((root / "docs" / "results" / f"cost-{device}.json").read_text())
-    page = (root / "docs" / "results" / "cost.md").read_text()
-
-    def cell(value):
-        low, high = value["quartiles"]
-        return f"{value['ratio']:.2f} ({low:.2f}-{high:.2f})"
-
-    for name in figures["train_step"].keys() - {"plain"}:
-        row = f"| {name} | {cell(figures['train_step'][name])} | {cell(figures['predict'][name])} |"
-        assert row in page

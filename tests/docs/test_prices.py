@@ -1,0 +1,194 @@
+"""Every price in the README and in docs/results/cost.md is that of docs/results/cost-h200.json or cost-cpu.json."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from torch import nn
+
+import leanbayes as lb
+from tests.docs.pages import file_of, lacking, ROOT, span, unsaid
+
+DRAWS = 16
+COST = "docs/results/cost.md"
+METHODS = {
+    "rank1": lb.Rank1(),
+    "batch_ensemble": lb.BatchEnsemble(),
+    "implicit": lb.ImplicitNodes(),
+    "patch": lb.ModelPatch(),
+    "variance": lb.VarianceLayers(),
+    "nested": lb.NestedDropout(),
+    "mc_dropout": lb.MCDropout(),
+    "mean_field": lb.MeanField(),
+}
+COLUMNS = (
+    "rank1",
+    "batch_ensemble",
+    "implicit",
+    "patch",
+    "patch_crossed",
+    "variance",
+    "nested",
+    "mc_dropout",
+    "mean_field",
+)
+FOUR = ("rank1", "batch_ensemble", "implicit", "patch")
+
+GPU, CPU = file_of("cost-h200.json"), file_of("cost-cpu.json")
+
+
+def cell(record: Mapping[str, Any], name: str, digits: int = 2) -> str:
+    """Write a ratio; nothing where it was not measured, a star where another training used the GPU."""
+    if name not in record["ratio"]:
+        return ""
+    return f"{record['ratio'][name]:.{digits}f}" + star(record, name)
+
+
+def star(record: Mapping[str, Any], name: str) -> str:
+    return "\\*" if name in record["indication"] else ""
+
+
+def steps(mode: str) -> list[Mapping[str, Any]]:
+    return [record for name, record in GPU["train_step"].items() if name.endswith(mode)]
+
+
+def answers(*, one: bool) -> list[Mapping[str, Any]]:
+    return [record for name, record in GPU["answer"].items() if name.endswith(", 1") == one]
+
+
+def passes(record: Mapping[str, Any], name: str) -> float:
+    """Return the price of an answer in plain passes."""
+    return record.get("passes", {}).get(name, DRAWS * record["ratio"][name])
+
+
+def paid(records: Iterable[Mapping[str, Any]], *names: str) -> list[float]:
+    return [passes(record, name) for record in records for name in names if name in record["ratio"]]
+
+
+def over(found: Iterable[tuple[float, str]], digits: int) -> str:
+    """Write a range over networks, with a star where one of its ends is an indication."""
+    ordered = sorted(found)
+    if not ordered:
+        return ""
+    ends = dict.fromkeys(f"{value:.{digits}f}" for value, _ in (ordered[0], ordered[-1]))
+    return " to ".join(ends) + max(ordered[0][1], ordered[-1][1])
+
+
+def ratios_of(records: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, str]]:
+    return [(record["ratio"][name], star(record, name)) for record in records if name in record["ratio"]]
+
+
+def prices_of(records: Iterable[Mapping[str, Any]], name: str) -> list[tuple[float, str]]:
+    return [(passes(record, name), star(record, name)) for record in records if name in record["ratio"]]
+
+
+@cache
+def extra(name: str) -> float:
+    """Return the parameters that a method adds to a WRN-28-10, in percent."""
+    return lb.summary(lb.convert(wide_net(), METHODS[name])).extra_percent
+
+
+@cache
+def wide_net() -> nn.Module:
+    return lb.models.build("wrn-28-10", num_outputs=10, input_shape=(3, 32, 32))
+
+
+# ------------------------------------------------------------------------------------ cost.md
+
+
+def test_training_steps_are_those_of_the_file():
+    rows = [["network, batch, mode", "plain, ms", *COLUMNS]]
+    for name, record in GPU["train_step"].items():
+        digits = 2 if name.endswith("compiled") else 1
+        rows.append([name, f"{record['plain_ms']:.1f}", *(cell(record, method, digits) for method in COLUMNS)])
+    assert lacking(COST, rows) == []
+
+
+def test_memory_is_that_of_the_file():
+    names = ("rank1", "implicit", "patch", "variance", "nested", "mean_field")
+    rows = [["network, batch, mode", *names]]
+    for name, record in GPU["train_step"].items():
+        peaks = record["memory"]
+        rows.append(
+            [
+                name,
+                *(f"{peaks[method]:.{2 if peaks[method] < 5 else 1}f}" if method in peaks else "" for method in names),
+            ]
+        )
+    assert lacking(COST, rows) == []
+
+
+def test_answers_are_those_of_the_file():
+    names = tuple(name for name in COLUMNS if name not in ("variance", "nested"))
+    rows = [["network, rows", "one plain pass, ms", *names]]
+    for name, record in GPU["answer"].items():
+        cells = [f"{passes(record, m):.0f}{star(record, m)}" if m in record["ratio"] else "" for m in names]
+        rows.append([name, f"{record['plain_ms'] / DRAWS:.1f}", *cells])
+    assert lacking(COST, rows) == []
+
+
+def test_prices_on_a_cpu_are_those_of_the_file():
+    rows = []
+    for name, record in CPU["train_step"].items():
+        quartiles = "({:.2f}-{:.2f})".format(*record["quartiles"]) if "quartiles" in record else ""
+        rows.append([name, f"{record['ratio']:.2f} {quartiles}".strip(), f"{DRAWS * CPU['answer'][name]:.1f}"])
+    small = {name: record for name, record in CPU["small_inputs"].items() if name != "of"}
+    rows += [[name, *(str(record[m]) for m in ("rank1", "implicit", "patch"))] for name, record in small.items()]
+    assert lacking(COST, rows) == []
+
+
+def test_first_calls_of_compiled_steps_are_those_of_the_file():
+    first = GPU["first_call"]
+    low, high = first["warm_cache_seconds"]
+    said = f"takes {low} to {high} s with a warm cache, and took {first['cold_seconds']} s cold, {first['cold']}."
+    assert unsaid(COST, [said]) == []
+
+
+# ------------------------------------------------------------------------------------ README
+
+
+def test_the_readme_opens_with_measured_prices():
+    cpu = [CPU["train_step"][name]["ratio"] for name in FOUR]
+    wide, small = ([record["ratio"][name] for name in FOUR] for record in steps("compiled"))
+    eager = [ratio for name in FOUR for ratio, indication in ratios_of(steps("eager"), name) if not indication]
+    many, single = answers(one=False), answers(one=True)
+    drawn = ("rank1", "implicit", "patch")
+    said = [
+        f"{span(map(extra, FOUR), 1)} % more parameters on a WRN-28-10",
+        f"{span(cpu)} plain steps on a CPU thread, {span(wide)} on an H200 with `torch.compile` (WRN-28-10), "
+        f"{span(small)} for the small WRN-16-4, {span(eager, 1)} without it",
+        f"{span(paid(many, *drawn), 0)} plain passes for many rows (`BatchEnsemble`, which has four members: "
+        f"{span(paid(many, 'batch_ensemble'), 0)}), and {span(paid(single, *drawn), 0)} for one row at a time",
+    ]
+    assert unsaid("README.md", said) == []
+
+
+def test_the_price_table_of_the_readme_is_that_of_the_files():
+    rows = []
+    for name, method in METHODS.items():
+        step, answer = CPU["train_step"][name]["ratio"], DRAWS * CPU["answer"][name]
+        gpu = [over(ratios_of(steps("compiled"), name), 2), over(ratios_of(steps("eager"), name), 1)]
+        gpu += [over(prices_of(answers(one=one), name), 0) for one in (False, True)]
+        rows.append([f"`{type(method).__name__}`", f"{step:.2f}", *gpu[:2], f"{answer:.0f}", *gpu[2:]])
+    assert lacking("README.md", rows) == []
+
+
+def test_extra_parameters_of_the_readme_are_those_of_the_summary():
+    text = (ROOT / "README.md").read_text()
+    for name in FOUR:
+        row = rf"^\|[^|]*\|[^|]*\|[^|]*`lb\.{type(METHODS[name]).__name__}\b[^|]*\| {extra(name):.2f} % \|$"
+        assert re.search(row, text, re.MULTILINE), name
+    assert f"| {extra('nested'):.2f} %; almost none without noise |" in text
+
+
+def test_no_first_line_claims_the_price_of_the_network():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
+    usage = (ROOT / "src" / "leanbayes" / "cli.py").read_text().split('USAGE = """')[1].splitlines()[0]
+    assert lb.__doc__ is not None
+    for line in (project, usage, lb.__doc__.splitlines()[0]):
+        assert "price of the network" not in line
+        assert project.rstrip(".").lower() in line.lower()
