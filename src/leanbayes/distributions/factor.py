@@ -89,7 +89,8 @@ def spread_around(
 ) -> Tensor:
     """Draw component centres Normal(around, spread), then centre them: their average is `around` exactly.
 
-    The average network is then the network that was converted.
+    The average network is then the network that was converted. Centring K centres leaves a standard deviation of
+    sqrt(1 - 1/K) spread.
     """
     centres = torch.randn(shape, device=device, dtype=dtype) * spread
     return centres - centres.mean(0, keepdim=True) + around

@@ -108,8 +108,9 @@ class ImplicitNodes(Method):
     Attributes:
         components: K, the number of mixture components; each row of a batch uses one of them.
         prior_std: s, the standard deviation of the prior around one (0.1 WRN, 0.3 VGG in the paper).
-        init_spread: standard deviation of the component means around one (0.5 WRN, 0.75 VGG in the paper, from
-            scratch; a trained network bears less).
+        init_spread: standard deviation of the component means around one before they are centred, which makes it
+            sqrt(1 - 1/K) of that: 0.87 of it for K = 4, none for K = 1. The paper has 0.5 (WRN) and 0.75 (VGG), not
+            centred, from scratch; a trained network bears less.
         init_std: initial standard deviation of each component (0.05 in the paper; the KL pulls it towards s sqrt(K)).
         bias_node: give the bias a node of its own, one scalar per component.
 

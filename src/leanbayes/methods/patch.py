@@ -178,7 +178,9 @@ class PatchLayer(StochasticLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPatch(Method):
-    """K copies of a network's small but telling parameters, one chosen for each draw: almost free with batch norms.
+    """K copies of a network's norms and output layer, one chosen at random for each draw.
+
+    Few parameters, and with batch norms the cheapest step of all methods on a CPU (docs/results/cost.md).
 
     Attributes:
         components: K, the number of copies of each patched tensor.

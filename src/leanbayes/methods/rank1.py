@@ -163,7 +163,8 @@ class Rank1(Method):
         factors: which factors are random; the others are one.
         init: component centres around one, or random signs. Random signs are the paper's choice for training
             from scratch; **they discard the function of a trained network**, and `convert` warns.
-        init_spread: standard deviation of the component centres around one.
+        init_spread: standard deviation of the component centres around one before they are centred, which makes it
+            sqrt(1 - 1/K) of that: 0.87 of it for K = 4, none for K = 1.
         init_std: initial scale of each factor's posterior (0.0316 in the paper; more is better calibrated where the
             KL has no time to raise it).
         sign_probability: probability of +1 under random signs (0.5 CIFAR, 0.75 ImageNet in the paper).
@@ -276,7 +277,7 @@ class BatchEnsemble(Method):
     Attributes:
         components: K, the number of members.
         init: member factors around one, or random signs (**which discard a trained function**).
-        init_spread: standard deviation of the factors around one.
+        init_spread: standard deviation of the factors around one before they are centred; then sqrt(1 - 1/K) of it.
         sign_probability: probability of +1 under random signs.
         component_bias: give every member a bias of its own, where the layer has one.
 

@@ -30,7 +30,7 @@ from leanbayes.norm import update_norm
 from leanbayes.slim import narrow
 from leanbayes.training import Recipe
 
-PAPER = "Cui, Mao, Liu, Li, Liu, Xue, Kuo, Chan, 2021: Variational Nested Dropout"
+PAPER = "Cui, Mao, Liu, Li, Chan, Liu, Kuo, Xue, 2021: Variational Nested Dropout"
 WIDTHS = (0.125, 0.25, 0.5, 0.75, 1.0)
 DATA = {"quick": ("digits",), "short": ("cifar10", "fashion-mnist"), "full": ("cifar10",)}
 FOREIGN = {"digits": "noise", "fashion-mnist": "notmnist", "cifar10": "svhn"}
@@ -121,6 +121,7 @@ class Judge:
             "nll": test["nll"],
             "ece": test["ece"],
             "aupr": foreign["aupr"],
+            "auroc": foreign["auroc"],
             **size_of(model, self.test[0][:1]),
         }
 

@@ -134,7 +134,11 @@ def say(numbers: Numbers) -> list[str]:
         told = "; ".join(f"{w}: {f['accuracy']:.1f} %, {f['ece']:.3f}, {f['aupr']:.3f}" for w, f in row.items())
         lines.append(f"{name}: {told}")
     sizes = numbers["methods"]["BN3"]
-    told = ", ".join(f"{w}: {f['parameters']:,.0f} and {f['multiply_adds']:,.0f}" for w, f in sizes.items())
+    whole = sizes["1"]["parameters"]
+    told = ", ".join(
+        f"{w}: {f['parameters']:,.0f} ({100 * f['parameters'] / whole:.1f} % of all) and {f['multiply_adds']:,.0f}"
+        for w, f in sizes.items()
+    )
     return [*lines, f"Weights and multiply-adds of BN3: {told}."]
 
 
