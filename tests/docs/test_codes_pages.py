@@ -97,7 +97,18 @@ def test_distances_are_those_of_their_file(data):
     heads = ("ged", "balanced ged") if data == "bsds500" else ("ged",)
     keys = [*(f"{head} {count}" for head in heads for count in (1, 4, 8, 16)), "matched iou", "vote error"]
     for name, row in {"optimum": found["truth"], **found["models"]}.items():
-        assert line([name, *(f"{row[key]:.3f}" if key in row else "" for key in keys)]) in page
+        cells = [f"{row[key]:.3f}" if key in row else "" for key in keys]
+        assert line([name, *cells, f"{100 * row['marked']:.1f}"]) in page
+
+
+def test_nothing_is_said_of_bn3_while_it_marks_too_few_pixels():
+    page = " ".join(text_of("annotators").split())
+    for data, name in {"ambiguous": "the made-up set", "bsds500": "BSDS500"}.items():
+        found = numbers("annotators", f"annotators-{data}")
+        bn3, truth = (100 * row["marked"] for row in (found["models"]["BN3 1"], found["truth"]))
+        assert bn3 < truth / 2
+        assert f"{bn3:.1f} % of the pixels on {name} (annotators {truth:.1f} %)" in page
+    assert "No statement on BN3 is possible yet" in page
 
 
 def test_both_runs_of_the_same_settings_are_those_of_their_files():

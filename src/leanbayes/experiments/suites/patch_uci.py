@@ -38,8 +38,8 @@ TABLE = {  # columns as in METHODS: ECMP, EMP, dropout, explicit ensemble
 }
 CLAIM = "ECMP and EMP have the lowest RMSE on eight of ten sets, and the highest log predictive density on nine."
 LEGEND = (
-    "Ours: mean ± standard error over the standard splits. Paper: as printed, its ± is the same. A number holds if it "
-    "is not worse than the paper's by more than two combined standard errors and 0.005 of rounding."
+    "Ours: mean ± standard error over the standard splits. Paper: as printed, its ± is the same. A number is "
+    "equal to the paper's if both differ by no more than two combined standard errors and 0.005 of rounding."
 )
 BUDGETS = {
     "quick": "The quick budget shows that everything runs: two sets, two splits, few epochs. It decides nothing.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from leanbayes.experiments.suites.overview import Overview
 from leanbayes.experiments.suites.study import new_figure, Numbers, save_figure
@@ -23,11 +23,13 @@ NOTES = {
 """What else there is to know of a set."""
 
 
-def holds(row: Mapping[str, Any], measure: str) -> bool:
-    """Tell whether a number is not worse than the paper's: by 2 sqrt(sem^2 + sem'^2) + 0.005 at most."""
+def against(row: Mapping[str, Any], measure: str) -> Literal["worse", "equal", "better"]:
+    """Compare a number with the paper's: equal where both differ by at most 2 sqrt(sem^2 + sem'^2) + 0.005."""
     ours, paper = row["ours"][measure], row["paper"][measure]
     worse = SIGN[measure] * (ours["mean"] - paper["value"])
-    return bool(worse <= ERRORS * math.hypot(ours["sem"] or 0.0, paper["spread"]) + ROUNDING)
+    if abs(worse) <= ERRORS * math.hypot(ours["sem"] or 0.0, paper["spread"]) + ROUNDING:
+        return "equal"
+    return "worse" if worse > 0 else "better"
 
 
 def say_set(numbers: Numbers) -> list[str]:
@@ -36,12 +38,12 @@ def say_set(numbers: Numbers) -> list[str]:
 
 
 def overview(studies: Mapping[str, Numbers]) -> Overview:
-    """Put all sets into one table, and count for every method where both of its numbers hold."""
+    """Put all sets into one table, and count for every method where its numbers are worse, equal and better."""
     rows = [(numbers["data"], row) for numbers in studies.values() for row in numbers["rows"]]
-    heads = ["", "method", *(f"{head}{of}" for head in HEADS.values() for of in (", ours", ", paper", " holds"))]
+    heads = ["", "method", *(f"{head}{of}" for head in HEADS.values() for of in (", ours", ", paper", ": ours is"))]
     lines = []
     for name, row in rows:
-        cells = [(_ours(row, m), _paper(row, m), "yes" if holds(row, m) else "no") for m in HEADS]
+        cells = [(_ours(row, m), _paper(row, m), against(row, m)) for m in HEADS]
         lines.append([name, row["method"], *(cell for three in cells for cell in three)])
     methods = dict.fromkeys(row["method"] for _, row in rows)
     says = [_count(method, [(name, row) for name, row in rows if row["method"] == method]) for method in methods]
@@ -68,11 +70,18 @@ def draw_set(numbers: Numbers, path: Path) -> None:
 
 
 def _count(method: str, rows: list[tuple[str, Mapping[str, Any]]]) -> str:
-    """Say on how many sets both numbers of a method hold, and what is worse elsewhere."""
-    worse = {name: [measure for measure in HEADS if not holds(row, measure)] for name, row in rows}
+    """Say on how many sets no number of a method is worse than the paper's, the counts of both, and the exceptions."""
+    worse = {name: [measure for measure in HEADS if against(row, measure) == "worse"] for name, row in rows}
     exceptions = [f"{name} ({', '.join(_beside(row, m) for m in worse[name])})" for name, row in rows if worse[name]]
     told = f"; worse: {', '.join(exceptions)}" if exceptions else ""
-    return f"{method}: RMSE and LPD hold on {len(rows) - len(exceptions)} of {len(rows)} sets{told}."
+    counts = "; ".join(f"{head} {_counted(rows, measure)}" for measure, head in HEADS.items())
+    return f"{method}: neither is worse on {len(rows) - len(exceptions)} of {len(rows)} sets ({counts}){told}."
+
+
+def _counted(rows: list[tuple[str, Mapping[str, Any]]], measure: str) -> str:
+    """Write how many sets are worse, equal and better."""
+    found = [against(row, measure) for _, row in rows]
+    return ", ".join(f"{found.count(kind)} {kind}" for kind in ("worse", "equal", "better"))
 
 
 def _beside(row: Mapping[str, Any], measure: str) -> str:
