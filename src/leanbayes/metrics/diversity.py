@@ -62,11 +62,10 @@ class Equivalent(NamedTuple):
 def ensemble_equivalent(cnll: float, curve: Mapping[int, float]) -> Equivalent:
     """Return how many independent networks give the same calibrated NLL (Ashukha et al., 2020).
 
-    Between two measured ensembles the curve is a + b / K in the number K of networks: ensembles gain about half of
-    what there is to gain with the second network, so a straight line in K would count a small gain several times over.
-    Where chance makes a larger ensemble worse than a smaller one, it counts as good as that one. Worse than the smallest
-    ensemble is "at most" its size, so 1 if the curve begins with a single network; better than the best is "at least"
-    the largest size.
+    Between two measured ensembles the curve is a + b / K in the number K of networks. The second network brings half
+    of all there is to gain, so a straight line in K would overstate small gains. Where chance makes a larger ensemble
+    worse than a smaller one, it counts as good as that one. Worse than the smallest ensemble is "at most" its size, so
+    1 if the curve begins with a single network; better than the best is "at least" the largest size.
 
     Args:
         cnll: calibrated negative log-likelihood, as from `calibrated_nll`.
