@@ -185,6 +185,17 @@ def test_extra_parameters_of_the_readme_are_those_of_the_summary():
     assert f"| {extra('nested'):.2f} %; almost none without noise |" in text
 
 
+def test_the_guide_of_the_readme_calls_cheapest_what_is_cheapest():
+    wide, step = GPU["train_step"]["WRN-28-10, 256, compiled"]["ratio"], CPU["train_step"]
+    assert min(wide, key=wide.__getitem__) == "implicit"
+    assert min(step, key=lambda name: step[name]["ratio"]) == "patch"
+    said = [
+        "the cheapest compiled step on a WRN-28-10 | 0.21 % |",
+        "trained on a CPU | the cheapest step there | `lb.ModelPatch()`",
+    ]
+    assert unsaid("README.md", said) == []
+
+
 def test_no_first_line_claims_the_price_of_the_network():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
     usage = (ROOT / "src" / "leanbayes" / "cli.py").read_text().split('USAGE = """')[1].splitlines()[0]

@@ -97,7 +97,7 @@ def test_the_regression_fits_and_spreads():
 
 
 @pytest.mark.slow
-def test_mean_field_collapses_where_implicit_nodes_do_not():
+def test_mean_field_misses_the_curve_where_implicit_nodes_do_not():
     """Figure 1 of the implicit-nodes paper at five hidden layers: mean field is no better than a constant."""
     generator = torch.Generator().manual_seed(0)
     x = (2 * torch.rand(30, 1, generator=generator) - 1) * 4

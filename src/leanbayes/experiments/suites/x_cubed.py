@@ -38,7 +38,7 @@ def regress(case: Case) -> Numbers:
     seed, grid = case.seeds[0], torch.linspace(-6, 6, 121)[:, None]
     x, y = points(seed)
     rows = [
-        {"method": name, "depth": depth} | fitted(method, depth, seed, grid, STEPS[case.budget])
+        {"method": name, "depth": depth} | fitted(method, depth, (x, y), grid, STEPS[case.budget], seed=seed)
         for name, method in METHODS.items()
         for depth in DEPTHS[case.budget]
     ]
@@ -52,13 +52,15 @@ def points(seed: int) -> tuple[Tensor, Tensor]:
     return x, x**3 + NOISE * torch.randn(POINTS, 1, generator=generator, device=generator.device)
 
 
-def fitted(method: Method, depth: int, seed: int, grid: Tensor, steps: int) -> Numbers:
-    """Fit one network to the data of a seed; return its curve with its epistemic standard deviation, and two figures.
+def fitted(
+    method: Method, depth: int, data: tuple[Tensor, Tensor], grid: Tensor, steps: int, *, seed: int = 0
+) -> Numbers:
+    """Fit one network; return its curve with its epistemic standard deviation, and two figures.
 
     `rmse` is the distance of the mean from x^3 between the edges of the data; `inside` is the spread there, `outside`
     the spread beyond |x| = 5, where a network that knows what it does not know has a larger one.
     """
-    x, y = points(seed)
+    x, y = data
     start = 100 * seed + depth
     likelihood = Gaussian(std=NOISE / Y_UNIT)
     with torch.random.fork_rng(devices=[]):
