@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import warnings
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -26,14 +25,13 @@ from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
 from leanbayes.methods.ensemble import Ensemble
+from leanbayes.paths import local, PathLike
 from leanbayes.processes import refuse_shards
 
 FORMAT = 1
 HEADER = "leanbayes"
 FILES = ("posterior.safetensors", "model.safetensors")
 """What a folder may call its checkpoint."""
-
-PathLike = str | os.PathLike[str]
 
 
 def save(
@@ -54,6 +52,7 @@ def save(
             the same model where the weights did not change in training: `Recipe(freeze=True)`.
         extra: further metadata, strings by name.
     """
+    place = local(path)
     model = unwrap(model)
     chain = _conversions(model)
     if not chain:
@@ -71,7 +70,7 @@ def save(
         "tied": others,
         "versions": {"leanbayes": _version("leanbayes"), "torch": str(torch.__version__)},
     }
-    write_tensors(tensors, Path(path), {**(extra or {}), HEADER: json.dumps(header)})
+    write_tensors(tensors, place, {**(extra or {}), HEADER: json.dumps(header)})
 
 
 def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.Module:
@@ -86,7 +85,7 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
     Raises:
         ValueError: in one sentence, if the file is damaged, foreign, or does not fit the network.
     """
-    path = _file(Path(path))
+    path = _file(local(path))
     header, tensors = _read(path)
     if isinstance(net, Ensemble) or any(True for _ in stochastic_layers(net)):
         raise ValueError(
@@ -106,7 +105,7 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
 
 def header_of(path: PathLike) -> dict[str, Any]:
     """Return what a checkpoint, or that of a folder, says of itself."""
-    return _read(_file(Path(path)), tensors=False)[0]
+    return _read(_file(local(path)), tensors=False)[0]
 
 
 def _file(path: Path) -> Path:

@@ -16,6 +16,8 @@ from safetensors import safe_open, SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from leanbayes.paths import local
+
 
 def write_text(text: str, path: Path) -> None:
     """Write a text file; an existing one stays whole until the new one is."""
@@ -77,6 +79,7 @@ def tied(tensors: dict[str, Tensor], others: Mapping[str, str]) -> dict[str, Ten
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, flush it, and rename it."""
+    path = local(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:

@@ -16,6 +16,7 @@ from leanbayes.experiments.versions import Version, wanted
 from leanbayes.experiments.workshop import load
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
+from leanbayes.paths import local
 from leanbayes.training import Recipe
 
 Options = TypeVar("Options")
@@ -102,9 +103,15 @@ class Common:
 
 
 def parse(kind: type[Options], arguments: list[str], command: str) -> Options:
-    """Read flags into a dataclass; prints help and leaves on --help or a wrong flag."""
+    """Read flags into a dataclass; prints help and leaves on --help or a wrong flag.
+
+    Raises:
+        ValueError: if a path has a scheme; a `Path` would no longer be spelt as it was given.
+    """
     import tyro
 
+    for argument in arguments:
+        local(argument.partition("=")[2] if argument.startswith("--") else argument)
     read = ["--no-fresh" if argument == "--resume" else argument for argument in arguments]
     return tyro.cli(kind, args=read, prog=f"leanbayes {command}")
 

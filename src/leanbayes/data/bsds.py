@@ -16,6 +16,7 @@ import torch
 from leanbayes.data.annotated import AnnotatedImages
 from leanbayes.data.cache import data_root, read_cached, sha256_of_files, write_npz
 from leanbayes.data.checks import Array
+from leanbayes.paths import local
 
 FILE = "bsds500_boundaries_64x96.npz"
 WHERE = "https://github.com/BIDS/BSDS500"
@@ -59,7 +60,7 @@ def prepare_bsds500(folder: str | Path, root: str | Path | None = None) -> Path:
     Returns:
         The file that was written.
     """
-    source = Path(folder).expanduser()
+    source = local(folder).expanduser()
     source = next((place for place in (source, source / "data") if (place / "groundTruth").is_dir()), source)
     found = [(number, path) for number, name in enumerate(SPLITS) for path in _published(source, name)]
     rows = [_read(image, annotations) for _, (image, annotations) in found]

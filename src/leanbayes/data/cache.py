@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 
 from leanbayes.data.checks import Array
+from leanbayes.paths import local
 
 _WORTH_A_COPY = 1 << 20  # bytes; below, decompressing is quick anyway
 
@@ -27,7 +28,7 @@ def cache_folder() -> Path:
 def data_root(root: str | Path | None = None) -> Path:
     """Return the folder with the data sets: `root`, else ``$LEANBAYES_DATA``, else one in the user's cache folder."""
     wanted = root or os.environ.get("LEANBAYES_DATA")
-    return Path(wanted).expanduser() if wanted else cache_folder() / "data"
+    return local(wanted).expanduser() if wanted else cache_folder() / "data"
 
 
 def array_names(path: Path) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 from leanbayes.data.annotated import AnnotatedImages
 from leanbayes.data.cache import sha256_of_files
 from leanbayes.data.checks import Array
+from leanbayes.paths import local
 
 WHERE = "https://console.cloud.google.com/storage/browser/hpunet-data/lidc_crops"
 GRADERS = 4
@@ -45,7 +46,7 @@ def load_lidc(folder: str | Path) -> AnnotatedImages:
         FileNotFoundError: There are no crops in the folder.
         ValueError: It holds the pickle of another release; or files are missing, broken or of different sizes.
     """
-    root = Path(folder).expanduser()
+    root = local(folder).expanduser()
     crops = {name: _crops(place) for name in _SPLITS if (place := _place(root, name)) is not None}
     if not crops:
         raise _nothing_here(root)

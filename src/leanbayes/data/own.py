@@ -12,6 +12,7 @@ from leanbayes.data.csv_file import read_csv
 from leanbayes.data.dataset import DataSet
 from leanbayes.data.folder import image_files, read_folder
 from leanbayes.data.sources import find, lookup, Source
+from leanbayes.paths import local
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test")
 _TABLES = (".csv", ".tsv")
@@ -22,7 +23,7 @@ def resolve(name: str | Path) -> Source | Path:
 
     A path has a separator or one of our endings; any other folder counts only where no known set has its name.
     """
-    path = Path(name).expanduser()
+    path = local(name).expanduser()
     if isinstance(name, Path) or "/" in name or os.sep in name or path.suffix.lower() in (".npz", *_TABLES):
         return path
     return path if lookup(name) is None and path.is_dir() else find(name)

@@ -12,6 +12,7 @@ from leanbayes.data.converters import Files
 from leanbayes.data.download import check_md5, download, Progress
 from leanbayes.data.origins import Origin, Upstream
 from leanbayes.data.sources import find
+from leanbayes.paths import local
 
 
 def prepare(
@@ -46,7 +47,7 @@ def prepare(
     if all(path.is_file() for path in paths):
         say(f"{known.name} is already in {folder}")
         return paths
-    upstream = Path(source) if source is not None else folder / "upstream" / known.origin.name
+    upstream = local(source) if source is not None else folder / "upstream" / known.origin.name
     _gather(known.origin, upstream, source is None, say, progress)
     return _convert(known.origin, upstream, folder, say)
 

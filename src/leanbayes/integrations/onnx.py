@@ -27,12 +27,12 @@ from torch import nn, Tensor
 from torch.func import functional_call
 from torch.torch_version import TorchVersion
 
-from leanbayes.checkpoint import PathLike
 from leanbayes.convert import own_likelihood, stochastic_layers, substitute, unwrap
 from leanbayes.inputs import call, Inputs, leading_rows, Output, repeat_rows, to_device
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import one_draw, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
+from leanbayes.paths import local, PathLike
 from leanbayes.sampling import draws, many_draws
 from leanbayes.uncertainty import decompose, Decomposition
 
@@ -90,6 +90,7 @@ def export(  # noqa: PLR0913
         >>> mean, total, aleatoric, epistemic = session.run(None, {"input": x.numpy()})
     """
     _check(samples)
+    place = local(path)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     model = unwrap(model)
     weight = next((*model.parameters(), *model.buffers()).__iter__(), torch.empty(0))
@@ -100,7 +101,7 @@ def export(  # noqa: PLR0913
         summary = tracer.trace_summary(likelihood, samples)
         finished = whole.model(whole.repeat(summary, outputs), summary)
     finished.metadata_props[KEY] = json.dumps({**_about(model, likelihood), "samples": samples, "seed": seed})
-    return _save(finished, Path(path))
+    return _save(finished, place)
 
 
 class Function(nn.Module):

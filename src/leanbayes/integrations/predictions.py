@@ -25,6 +25,7 @@ from leanbayes.data.csv_file import read_features
 from leanbayes.experiments.reopen import Preparation, Reopened
 from leanbayes.files import remove_leftovers, write_whole
 from leanbayes.integrations.scoring import FIELDS, opened, read_scores, Rows, score
+from leanbayes.paths import local
 
 TABLE = "predictions.csv"
 TABLES = (".csv", ".tsv")
@@ -114,7 +115,7 @@ def write_table(parts: Sequence[Path], path: Path, classes: Sequence[str]) -> No
 
 
 def _find(given: str, run: Reopened, root: str | None) -> Asked:
-    path = Path(given).expanduser()
+    path = local(given).expanduser()
     if not given or _same(given, run.source.name):
         return Asked(f"the test rows of {run.data.name}", run.data.test.x, run.data.test.y)
     if path.suffix in (".npy", ".npz"):

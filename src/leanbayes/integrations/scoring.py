@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn, Tensor
 
-from leanbayes.checkpoint import load, PathLike
+from leanbayes.checkpoint import load
 from leanbayes.convert import own_likelihood, unwrap
 from leanbayes.data.cache import array_names, read_array
 from leanbayes.evaluation import in_units, Units
@@ -28,6 +28,7 @@ from leanbayes.experiments.workers import dealt, on_processes
 from leanbayes.files import remove_leftovers, write_text, write_whole
 from leanbayes.integrations.ray import Backend, on_ray, tasks_on_ray
 from leanbayes.likelihoods import Categorical, Likelihood
+from leanbayes.paths import local, PathLike
 from leanbayes.predict import predict
 
 CLAIM = "scores.json"
@@ -108,9 +109,10 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
     for name, number in {"part_rows": part_rows, "samples": samples}.items():
         if number < 1:
             raise ValueError(f"expected {name} to be at least 1, got {number}")
+    folder = local(out)
     use_ray = on_ray(backend, workers)
     whole = _model(model, net)
-    data = Path(data) if isinstance(data, str) else data
+    data = local(data) if isinstance(data, (str, Path)) else data
     rows = len(opened(data))
     if not rows:
         raise ValueError("expected at least one row to predict, got none")
@@ -124,7 +126,6 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
         samples=samples,
         seed=seed,
     )
-    folder = Path(out)
     _claim(folder, _described(work, rows, part_rows), fresh=fresh)
     starts = range(0, rows, part_rows)
     parts = [Part(folder / f"part-{i:05d}.npz", s, min(rows, s + part_rows)) for i, s in enumerate(starts)]
@@ -142,12 +143,12 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
 
 def read_scores(out: PathLike) -> dict[str, np.ndarray[Any, Any]]:
     """Return mean, total, aleatoric and epistemic of all rows in `out`, a folder that `score` filled."""
-    claim = Path(out) / CLAIM
-    if not claim.is_file():
+    folder = local(out)
+    if not (folder / CLAIM).is_file():
         raise ValueError(f"expected a folder that score filled, got '{out}', which has no {CLAIM}")
-    said = json.loads(claim.read_text())
+    said = _claimed(folder / CLAIM)
     count = -(-said["rows"] // said["part_rows"])
-    paths = [Path(out) / f"part-{i:05d}.npz" for i in range(count)]
+    paths = [folder / f"part-{i:05d}.npz" for i in range(count)]
     if missing := sum(not path.is_file() for path in paths):
         raise ValueError(f"{missing} of {count} parts are missing in '{out}'; the same call of score adds them")
     arrays = [dict(np.load(path, allow_pickle=False)) for path in paths]
@@ -285,7 +286,7 @@ def _claim(folder: Path, said: dict[str, Any], *, fresh: bool) -> None:
         for old in (path, *folder.glob("part-*.npz")):
             old.unlink(missing_ok=True)
     if path.is_file():
-        there = json.loads(path.read_text())
+        there = _claimed(path)
         if other := [name for name in said if there.get(name) != said[name]]:
             difference = f"{other[0]}: {there.get(other[0])!r} there, {said[other[0]]!r} now"
             raise ValueError(
@@ -293,6 +294,20 @@ def _claim(folder: Path, said: dict[str, Any], *, fresh: bool) -> None:
                 "anew: fresh=True, on the command line --fresh"
             )
     write_text(json.dumps(said, indent=1) + "\n", path)
+
+
+def _claimed(path: Path) -> dict[str, Any]:
+    """Return what a folder says that it is for."""
+    try:
+        said = json.loads(path.read_text())
+        if not (isinstance(said, dict) and all(isinstance(said.get(name), int) for name in ("rows", "part_rows"))):
+            raise TypeError("no rows")
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"'{path}' is damaged ({error}); choose another folder, or begin again: fresh=True, on the command line "
+            "--fresh"
+        ) from error
+    return said
 
 
 @contextmanager

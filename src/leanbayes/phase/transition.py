@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +14,7 @@ from leanbayes.convert import stochastic_layers
 from leanbayes.files import write_whole
 from leanbayes.inputs import Inputs
 from leanbayes.methods.variance import VarianceLayer
+from leanbayes.paths import local
 from leanbayes.phase.criterion import kappa
 from leanbayes.phase.procedures import accuracies
 from leanbayes.predict import Noise
@@ -109,8 +109,8 @@ class Transition:
                 lower[1], epochs, [row["sampled"] for row in self.rows], f"weights with kappa > {self.threshold:.3g}"
             )
         lower[-1].set(xlabel="epoch")
-        kind = Path(path).suffix.removeprefix(".") or "svg"
-        write_whole(Path(path), lambda temporary: figure.savefig(temporary, format=kind))
+        kind = local(path).suffix.removeprefix(".") or "svg"
+        write_whole(local(path), lambda temporary: figure.savefig(temporary, format=kind))
 
 
 def histogram(values: Tensor) -> dict[str, list[float]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leanbayes.files import write_text
+from leanbayes.paths import local
 from leanbayes.report.figures import figures
 from leanbayes.report.figures.examples import galleries, Gallery
 from leanbayes.report.figures.figure import Figure
@@ -81,8 +82,8 @@ def build(folder: str | Path, out: str | Path | None = None) -> Path:
     Returns:
         The path of the page.
     """
+    out = local(folder if out is None else out)
     results = load_results(folder)
-    out = Path(folder if out is None else out)
     if out.is_dir():
         out /= "report.html"
     write_text(render(results), out)

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from leanbayes.paths import local
 from leanbayes.report.estimate import number
 from leanbayes.report.settings import flag_of, settings_of, telling, write_value
 from leanbayes.results import FILE, SCHEMA
@@ -174,7 +175,7 @@ def load_results(folder: str | Path) -> Results:
     Returns:
         The results, grouped by data and network; a damaged file becomes a sentence in `damaged`.
     """
-    folder = Path(folder)
+    folder = local(folder)
     files = sorted(folder.rglob(FILE))
     if not files:
         raise FileNotFoundError(

@@ -14,7 +14,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +22,7 @@ from torch.utils.data import DataLoader
 
 from leanbayes.files import write_whole
 from leanbayes.inputs import Inputs
+from leanbayes.paths import local
 from leanbayes.predict import predict
 from leanbayes.slim.narrow import narrow, NormData
 
@@ -79,8 +79,8 @@ class Correlation:
             for column, value in enumerate(values):
                 color = "white" if abs(value) > 0.7 else "black"
                 axis.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize=6, color=color)
-        kind = Path(path).suffix.removeprefix(".") or "svg"
-        write_whole(Path(path), lambda temporary: figure.savefig(temporary, format=kind))
+        kind = local(path).suffix.removeprefix(".") or "svg"
+        write_whole(local(path), lambda temporary: figure.savefig(temporary, format=kind))
 
 
 def correlate(

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -14,6 +12,7 @@ from leanbayes.convert import own_likelihood, unwrap
 from leanbayes.inputs import Output
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.objective import Loss
+from leanbayes.paths import local, PathLike
 from leanbayes.training.batches import Data
 from leanbayes.training.devices import launch
 from leanbayes.training.history import History
@@ -32,7 +31,7 @@ def fit(  # noqa: PLR0913
     *,
     likelihood: Loss | None = None,
     validation: Data | None = None,
-    folder: str | os.PathLike[str] | None = None,
+    folder: PathLike | None = None,
     resume: bool = False,
     callbacks: Sequence[Callable[[EpochState], object]] = (),
     progress: bool = True,
@@ -68,8 +67,8 @@ def fit(  # noqa: PLR0913
         >>> history = lb.fit(bnn, (x, y), Recipe(epochs=30), folder="runs/first", resume=True)
     """
     _check(recipe, folder, resume)
+    place = None if folder is None else local(folder)
     fabric = launch(recipe)
-    place = None if folder is None else Path(folder)
     wishes = Wishes(train, likelihood, validation, place, resume, callbacks, output)
     model = unwrap(model)
     with display(recipe.epochs * _count(model), shown=progress and fabric.is_global_zero) as shown:
