@@ -157,6 +157,8 @@ class Predict:
         checkpoint: folder of a run, such as runs/digits/digits/small/rank1/seed0, or the model.safetensors in it.
         data: rows: .npy; .npz with one array, or one named x or x_test; .csv; or a known data set (leanbayes list
             data), of which the test rows are taken. Default the test rows of the run.
+        net: the network of the run as package.module:function, where it is your own: its name in the run's folder alone
+            is never imported.
         out: where predictions go: predictions.csv for a spreadsheet, part-*.npz for Python (read_scores). Default
             predictions/DATA.
         samples: draws of every prediction.
@@ -172,6 +174,7 @@ class Predict:
 
     checkpoint: Path
     data: str = ""
+    net: str = ""
     out: Path | None = None
     samples: int = 16
     seed: int = 0
@@ -191,7 +194,7 @@ def predict(arguments: list[str]) -> int:
 
     options = parse(_positional(Predict), arguments, "predict")
     device = device_of(options.device)
-    run = open_run(options.checkpoint, options.root)
+    run = open_run(options.checkpoint, options.root, options.net)
     asked = find_rows(options.data, run, options.root)
     out = options.out or Path("predictions") / Path(options.data or run.data.name).stem
     sys.stderr.write(f"{asked.name}; network {run.net}, {run.method}, of '{run.folder}'\n")

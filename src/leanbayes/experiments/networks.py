@@ -1,9 +1,13 @@
-"""Networks by name: one of `leanbayes.models`, or the user's own as `package.module:function`."""
+"""Networks by name: one of `leanbayes.models`, or the user's own as `package.module:function`.
+
+Only a name from the command line is ever imported. A name that a file records is text to compare (`agreed`).
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +19,15 @@ from torch import nn
 from leanbayes import models
 
 Maker = Callable[[], nn.Module]
+OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""How the name of a user's own network reads."""
 
 
 def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Maker:
-    """Return a function that makes the network anew at every call.
+    """Return a function that makes a new network at every call.
 
     A function of the user's own gets those of the keywords `num_outputs` and `input_shape` that it accepts; the current
-    folder is importable.
+    folder is importable. Such a name must come from the command line, never from a file: it runs code.
 
     Raises:
         ValueError: in one sentence, if there is no such network or it cannot be made.
@@ -46,9 +52,32 @@ def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Maker:
     return make
 
 
+def agreed(recorded: str, given: str, place: Path) -> str:
+    """Return the network of a run if it may be made: a known one, or an own one that the command line names, too.
+
+    Args:
+        recorded: what a file of the run says, which is compared and nothing else.
+        given: what the command line says; "" where it says nothing.
+        place: the folder of the run.
+
+    Raises:
+        ValueError: in one sentence, if an own network was not named, or another one.
+    """
+    if given and given != recorded:
+        raise ValueError(f"expected --net {recorded}, which the run was trained on, got {given}, for '{place}'")
+    if given or ":" not in recorded:
+        return recorded
+    if not OWN.fullmatch(recorded):
+        raise ValueError(f"'{place}' names a network {recorded!r}, which is neither known nor package.module:function")
+    raise ValueError(
+        f"'{place}' was trained on the network {recorded}, which is code outside of leanbayes and is not imported "
+        f"because a file names it; add --net {recorded} if you trust {recorded.partition(':')[0]}"
+    )
+
+
 def _find(net: str) -> Callable[..., Any]:
     module_name, _, function_name = net.partition(":")
-    if not (module_name and function_name):
+    if not OWN.fullmatch(net):
         raise ValueError(f"expected a network as package.module:function, got {net!r}")
     here = str(Path.cwd())
     if here not in sys.path:

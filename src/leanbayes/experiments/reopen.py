@@ -17,12 +17,13 @@ from leanbayes.data.arrays import channels_first, tensor
 from leanbayes.data.checks import check_inputs
 from leanbayes.data.dataset import normalised
 from leanbayes.experiments.config import PLAIN, Source
-from leanbayes.experiments.networks import maker
+from leanbayes.experiments.networks import agreed, maker
 from leanbayes.experiments.run import at_full_width, CLAIM, MODEL
 from leanbayes.experiments.workshop import likelihood_for
 from leanbayes.experiments.workshop import load as load_data
 from leanbayes.files import read_tensors, tied
 from leanbayes.likelihoods import Likelihood
+from leanbayes.paths import local
 from leanbayes.results import read_result
 
 STATE = Path("checkpoint") / "last.safetensors"
@@ -101,24 +102,26 @@ class Preparation:
         return normalised(tensor(x.numpy()), mean, std)
 
 
-def open_run(path: Path, root: str | None = None) -> Reopened:
+def open_run(path: Path, root: str | None = None, net: str = "") -> Reopened:
     """Return the network of a run, from its folder or the model in it.
 
     Args:
         path: the folder of a run, `OUT/<data>/<net>/<method>/seed<k>`, or its model.safetensors.
         root: folder of the known data sets; default what the run had.
+        net: the network of the run, where it is the user's own: a folder's word does not suffice to import it.
 
     Raises:
-        ValueError: in one sentence, if there is no run, it is damaged, or its training data, which decide how inputs
-            are normalised, are not those that it had.
+        ValueError: in one sentence, if there is no run, it is damaged, its network is not the one that was named, or
+            its training data, which decide how inputs are normalised, are not those that it had.
     """
-    folder = _folder(path)
+    folder = _folder(local(path))
     settings = _settings(folder)
     try:
         source = _here(Source(**(settings["data"] | ({} if root is None else {"root": root}))))
-        net, method = settings["net"], settings["method"]["name"]
+        recorded, method = _texts(settings["net"], settings["method"]["name"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"'{folder / CLAIM}' is damaged ({type(error).__name__}: {error})") from error
+    net = agreed(recorded, net, folder)
     data = _data(folder, source)
     network = maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape)()
     model = at_full_width(_filled(folder / MODEL, network, method), data)
@@ -154,9 +157,16 @@ def _settings(folder: Path) -> dict[str, Any]:
         raise ValueError(f"'{folder / CLAIM}' is damaged ({error})") from error
 
 
+def _texts(*values: Any) -> tuple[str, ...]:
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"expected a name, got {value!r}")
+    return values
+
+
 def _here(source: Source) -> Source:
     """Return a source whose file was moved as one of the same name in the current folder, if there is one."""
-    path = Path(source.name)
+    path = Path(*_texts(source.name))
     moved = path.is_absolute() and not path.exists() and Path(path.name).exists()
     return replace(source, name=path.name) if moved else source
 
@@ -170,7 +180,8 @@ def _data(folder: Path, source: Source) -> DataSet:
             f"the training data of '{folder}' decide how its inputs are normalised, and cannot be read: {error}"
         ) from error
     result = read_result(folder)
-    before = None if result is None else result.get("data", {}).get("sha256")
+    said = {} if result is None else result.get("data", {})
+    before = said.get("sha256") if isinstance(said, dict) else said
     if before not in (None, data.sha256):
         raise ValueError(
             f"the training data {source.name!r} of '{folder}' are not what they were, so that inputs would be "
