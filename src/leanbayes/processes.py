@@ -6,9 +6,51 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import distributed, nn, Tensor
+
+INTERACTIVE = ("bash", "interactive")
+"""Names of Slurm jobs whose shell starts processes itself, as Lightning Fabric has it."""
+
+
+class Launch(NamedTuple):
+    """Processes that somebody else started: who, how many on each machine, and on how many machines."""
+
+    launcher: str
+    devices: int
+    nodes: int
+
+    @property
+    def processes(self) -> int:
+        """How many there are in all."""
+        return self.devices * self.nodes
+
+
+def launched() -> Launch | None:
+    """Return how torchrun or Slurm started this process and its like; None where leanbayes may start what it needs.
+
+    Raises:
+        ValueError: if Slurm started several tasks and does not say how many there are on each machine.
+    """
+    if distributed.is_available() and distributed.is_torchelastic_launched():
+        world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        return Launch("torchrun", local, world // local)
+    tasks = _slurm_tasks()
+    if tasks == 1 or os.environ.get("SLURM_JOB_NAME") in INTERACTIVE:
+        return None
+    local = int(os.environ.get("SLURM_NTASKS_PER_NODE", "0"))
+    if not local or tasks % local:
+        raise ValueError(
+            f"expected Slurm to say how many of its {tasks} tasks run on each machine, got SLURM_NTASKS_PER_NODE="
+            f"{local or 'nothing'}; use srun --ntasks-per-node, or --ntasks 1 with leanbayes --devices"
+        )
+    return Launch("slurm", local, tasks // local)
+
+
+def _slurm_tasks() -> int:
+    """Return how many tasks srun started together with this process: 1 outside of Slurm."""
+    return int(os.environ.get("SLURM_NTASKS", "1")) if "SLURM_PROCID" in os.environ else 1
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -22,7 +64,8 @@ def is_first() -> bool:
     """Say whether this process speaks and writes for all; launchers tell by environment before processes are joined."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
-    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))) == 0
+    slurm = os.environ["SLURM_PROCID"] if _slurm_tasks() > 1 else "0"
+    return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", slurm))) == 0
 
 
 @contextmanager

@@ -8,6 +8,8 @@ import platform
 import shlex
 import subprocess
 import sys
+import tomllib
+from collections.abc import Mapping
 from datetime import datetime, UTC
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -60,18 +62,31 @@ def command() -> str:
 
 @cache
 def commit() -> str:
-    """Return the commit of the source that is running, "+" where it was changed; "unknown" outside a repository.
+    """Return the commit of leanbayes, "+" where its source was changed; "unknown" outside of its own repository.
 
     A copy without the repository that it was made of, as in a container, is told by the variable LEANBAYES_COMMIT.
     """
     if said := os.environ.get("LEANBAYES_COMMIT"):
         return said
-    here = Path(__file__).parent
-    try:
-        head = _git(here, "rev-parse", "HEAD")
-        return head + ("+" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
+    here = Path(__file__).resolve().parent
+    return (_head(here) if _is_own(here) else None) or "unknown"
+
+
+@cache
+def project_commit() -> str | None:
+    """Return the commit of the repository in which the command was typed; None outside of one, or if it is ours."""
+    here = Path.cwd()
+    top = _git(here, "rev-parse", "--show-toplevel")
+    return None if top is None or _is_ours(Path(top)) else _head(here)
+
+
+def processes_of(settings: Mapping[str, Any]) -> int:
+    """Return the number of processes that settings stand for: that of the launcher, else what the recipe says."""
+    recipe = settings.get("recipe")
+    fields = recipe if isinstance(recipe, Mapping) else {}
+    said = [settings.get("processes"), fields.get("devices", 1), fields.get("nodes", 1)]
+    launched, devices, nodes = (number if isinstance(number, int) else 0 for number in said)
+    return launched or devices * nodes or 1
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -90,6 +105,32 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+def _is_own(package: Path) -> bool:
+    """Say whether a package lies in leanbayes' own repository, where its source is; an installed copy does not."""
+    top = _git(package, "rev-parse", "--show-toplevel")
+    return top is not None and package == Path(top).resolve() / "src" / "leanbayes" and _is_ours(Path(top))
+
+
+def _is_ours(top: Path) -> bool:
+    """Say whether a repository is that of leanbayes."""
+    try:
+        with (top / "pyproject.toml").open("rb") as file:
+            return bool(tomllib.load(file).get("project", {}).get("name") == "leanbayes")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _head(folder: Path) -> str | None:
+    """Return the commit of a folder's repository, "+" where a file in it was changed."""
+    head = _git(folder, "rev-parse", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return head and head + ("+" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git says; None where it is not there, or fails."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
     return done.stdout.strip()

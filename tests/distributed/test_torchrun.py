@@ -14,6 +14,7 @@ import torch
 
 import leanbayes as lb
 from examples import torchrun
+from leanbayes.cli import main
 
 from .together import together
 
@@ -43,7 +44,7 @@ def test_the_example_trains_alike_sharded_and_not(tmp_path):
 
 
 @pytest.mark.slow  # torchrun and two more processes import everything from the beginning, twice: half a minute
-def test_the_command_line_trains_once_with_the_same_weights_in_all_processes(tmp_path):
+def test_the_command_line_trains_once_with_the_same_weights_in_all_processes(tmp_path, capsys):
     flags = ["--methods", "rank1", "--train-rows", "200", "--recipe.epochs", "2", "--late", "0.5", "--device", "cpu"]
     models = []
     for devices in ([], ["--devices", "2"]):  # torchrun overrules it
@@ -66,4 +67,9 @@ def test_the_command_line_trains_once_with_the_same_weights_in_all_processes(tmp
         for name, tensor in models[-1].items():
             assert torch.equal(states[0][name], tensor)
             assert torch.equal(states[1][name], tensor)
+        claim = json.loads((path.parent / "job.json").read_text())
+        assert claim["environment"] == {"processes": 2, "launcher": "torchrun"}
+        assert claim.get("processes") == (None if devices else 2)  # the recipe says it
     assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    assert main(["train", *flags, "--out", str(tmp_path / "out0")]) == 2  # by one process: another run
+    assert "holds a run with other settings (processes: 2 there, 1 now)" in capsys.readouterr().err

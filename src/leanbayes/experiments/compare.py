@@ -11,9 +11,10 @@ from typing import Any
 from leanbayes.experiments.config import Job
 from leanbayes.experiments.run import Callback, finished, MODEL, perform, Stage
 from leanbayes.experiments.workshop import Workshop
+from leanbayes.paths import local
 from leanbayes.processes import is_first
 from leanbayes.report.settings import settings_of
-from leanbayes.results import commit, read_result
+from leanbayes.results import commit, project_commit, read_result
 
 
 def run_all(
@@ -55,7 +56,8 @@ def look_ahead(
     Returns:
         The results of the jobs that are done, and a workshop for the first that is not.
     """
-    commit()  # remembered now: the source may change while we train, what is running does not
+    commit(), project_commit()  # remembered now: sources may change while we train, what is running does not
+    local(out)
     done = [None if fresh else finished(job, job.folder(out)) for job in jobs]
     if stage == "evaluate":
         _require_models(jobs, out)
@@ -92,7 +94,7 @@ def _settings_of_finished(folder: Path) -> dict[str, str]:
         found = read_result(folder)
     except ValueError:
         return {}
-    return settings_of(found) if found is not None and found["status"] == "done" else {}
+    return settings_of(found) if found is not None and found.get("status") == "done" else {}
 
 
 def _require_models(jobs: Sequence[Job], out: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from leanbayes.data.own import resolve
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
+from leanbayes.processes import Launch, launched
 from leanbayes.training import Recipe
 
 PLAIN = "plain"
@@ -82,6 +83,7 @@ class Job:
         recipe: how it is trained, seed included.
         judging: how it is evaluated.
         where: globs on the paths of the layers that are converted; none leaves the choice to the method.
+        launch: processes that torchrun or Slurm started; they overrule the recipe's.
     """
 
     source: Source
@@ -91,6 +93,7 @@ class Job:
     judging: Judging = field(default_factory=Judging)
     label: str = ""
     where: tuple[str, ...] = ()
+    launch: Launch | None = field(default_factory=launched)
 
     @property
     def name(self) -> str:
@@ -101,6 +104,11 @@ class Job:
     def seed(self) -> int:
         """The seed of the run."""
         return self.recipe.seed
+
+    @property
+    def processes(self) -> int:
+        """How many processes train it together."""
+        return self.recipe.devices * self.recipe.nodes if self.launch is None else self.launch.processes
 
     def folder(self, out: Path) -> Path:
         """Return where the run lies below `out`: <data>/<net>/<method>/seed<k>."""
@@ -118,6 +126,8 @@ class Job:
         }
         if self.where and self.method is not None:
             settings["where"] = list(self.where)
+        if self.processes != self.recipe.devices * self.recipe.nodes:
+            settings["processes"] = self.processes  # else the recipe says it: older ids stay
         return settings
 
     @property

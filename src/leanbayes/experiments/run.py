@@ -87,11 +87,11 @@ def finished(job: Job, folder: Path) -> dict[str, Any] | None:
     """
     _check_claim(job, folder)
     found = results.read_result(folder)
-    if found is None or found["status"] != "done":
+    if found is None or found.get("status") != "done":
         return None
     there = _in_place(found.get("settings", {}), job)
-    if found["id"] != job.id and there != json.loads(json.dumps(job.settings())):
-        changed = _difference(there, job.settings())
+    if found.get("id") != job.id and there != json.loads(json.dumps(job.settings())):
+        changed = _difference(_told(there), _told(job.settings()))
         raise ValueError(
             f"'{folder}' holds a finished run with other settings ({changed}); leanbayes evaluate --fresh judges its "
             "model anew; or choose another --out"
@@ -102,7 +102,8 @@ def finished(job: Job, folder: Path) -> dict[str, Any] | None:
 def claim(job: Job, folder: Path) -> None:
     """Write down what the folder is for: whoever comes with other settings is told, also while training goes on."""
     if is_first():
-        write_text(json.dumps(_training(job), indent=1) + "\n", folder / CLAIM)
+        said = _training(job) | {"environment": _launch(job)}
+        write_text(json.dumps(said, indent=1) + "\n", folder / CLAIM)
 
 
 def _check_claim(job: Job, folder: Path) -> None:
@@ -110,13 +111,16 @@ def _check_claim(job: Job, folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        there = _in_place(json.loads(path.read_text()), job)
+        said = json.loads(path.read_text())
     except (json.JSONDecodeError, UnicodeDecodeError):
         return  # cut off while it was written; the training state is checked by itself
+    if not isinstance(said, dict):
+        raise ValueError(f"'{path}' is damaged (expected an object, got a {type(said).__name__}); remove it")
+    there = _in_place({name: value for name, value in said.items() if name != "environment"}, job)
     if there != _training(job):
         raise ValueError(
-            f"'{folder}' holds a run with other settings ({_difference(there, _training(job))}); choose another --out, "
-            "or --fresh to begin anew"
+            f"'{folder}' holds a run with other settings ({_difference(_told(there), _told(_training(job)))}); choose "
+            "another --out, or --fresh to begin again"
         )
 
 
@@ -126,10 +130,23 @@ def _training(job: Job) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "judging"}
 
 
-def _in_place(settings: dict[str, Any], job: Job) -> dict[str, Any]:
+def _launch(job: Job) -> dict[str, Any]:
+    """Return how many processes there are, and who started them."""
+    return {"processes": job.processes, "launcher": "local" if job.launch is None else job.launch.launcher}
+
+
+def _told(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings that tell the number of processes, which goes unsaid where the recipe has it."""
+    return settings | {"processes": results.processes_of(settings)}
+
+
+def _in_place(said: Any, job: Job) -> dict[str, Any]:
     """Return settings that name the job's own file as the job does: it may have been moved, or typed from elsewhere."""
-    data, now = settings.get("data", {}), located(job.source.name)
-    there = Path(located(data.get("name", now)))
+    settings: dict[str, Any] = said if isinstance(said, dict) else {}
+    data, now = settings.get("data"), located(job.source.name)
+    if not (isinstance(data, dict) and isinstance(data.get("name"), str)):
+        return settings
+    there = Path(located(data["name"]))
     moved = not there.exists() and there.name == Path(now).name
     return settings | {"data": data | {"name": now}} if moved or str(there) == now else settings
 
@@ -243,6 +260,7 @@ def _header(job: Job, workshop: Workshop) -> dict[str, Any]:
         "command": results.command(),
         "created": results.now(),
         "commit": results.commit(),
+        **({} if results.project_commit() is None else {"project_commit": results.project_commit()}),
         "seed": job.seed,
         "method": settings["method"] | {"label": job.label or job.name},
         "network": {"name": job.net, "parameters": sum(p.numel() for p in workshop.plain(job.seed).parameters())},
@@ -261,7 +279,7 @@ def _header(job: Job, workshop: Workshop) -> dict[str, Any]:
         "cost": {},
         "figures": {},
         "history": [],
-        "environment": results.environment(device_of(job.recipe.accelerator)),
+        "environment": results.environment(device_of(job.recipe.accelerator)) | _launch(job),
     }
 
 

@@ -44,6 +44,7 @@ def provenance(group: Group) -> Provenance:
         ("Network", _join(_network(run) for run in runs)),
         ("Seeds", _seeds(group)),
         ("Commit", _join(run.part("commit") for run in runs)),
+        ("Project commit", _join(run.part("project_commit") for run in runs)),
         ("Device", _join(_device(run) for run in runs)),
         ("Versions", _join(_versions(run) for run in runs)),
         ("Run", _period(runs)),
@@ -88,7 +89,9 @@ def _device(run: Run) -> str:
     device, threads = run.part("environment", "device"), run.part("environment", "threads")
     if not device:
         return ""
-    return f"{device}, {threads} thread{'s' if threads != 1 else ''}" if threads else str(device)
+    said = f"{device}, {threads} thread{'s' if threads != 1 else ''}" if threads else str(device)
+    processes = run.part("environment", "processes") or 1
+    return said if processes == 1 else f"{said}, {processes} processes"
 
 
 def _versions(run: Run) -> str:

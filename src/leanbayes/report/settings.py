@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from leanbayes.results import processes_of
+
 PLACE = ("data.name", "data.root", "net")
 """Where the data lie and what the network is called: the group of a run tells both."""
 MACHINE = ("accelerator", "devices", "nodes", "compile", "channels_last")
@@ -26,6 +28,7 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
     settings: dict[str, Any] = {"recipe": record.get("recipe") or {}, "where": []} | (
         own if isinstance(own, dict) else {}
     )
+    settings["processes"] = processes_of(settings)
     digest = str((record.get("data") or {}).get("sha256") or "")[:8]
     found = {name: write_value(value) for name, value in _flat(settings, "") if name not in APART}
     return found | ({"data.sha256": digest} if digest else {})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from leanbayes.processes import rank_and_world
+from leanbayes.processes import launched, rank_and_world
 from leanbayes.training.failure import TrainingError
 from leanbayes.training.recipe import Recipe
 
@@ -21,8 +20,8 @@ PACKAGES = ("lightning_fabric", "lightning.fabric")
 def launch(recipe: Recipe) -> Any:
     """Return a Fabric whose processes run.
 
-    Under `torchrun` the processes are there already, and their number is torchrun's. Otherwise, with several devices,
-    the script that called `fit` is started again for each further device, as Fabric does it.
+    Under `torchrun` and Slurm the processes are there already, and their number is the launcher's. Otherwise, with
+    several devices, the script that called `fit` is started again for each further device, as Fabric does it.
     """
     devices, nodes = _counts(recipe)
     fabric = _fabric_class()(
@@ -80,18 +79,16 @@ def _check_joined(fabric: Any, count: int) -> None:
     joined = rank_and_world()[1]
     if joined > 1 and (joined != count or not fabric.strategy.cluster_environment.creates_processes_externally):
         raise ValueError(
-            f"expected processes that torchrun or fit itself started, got {joined} that have joined by themselves; use "
-            "torchrun, or say in the environment who they are, as it does (RANK, LOCAL_RANK, WORLD_SIZE, "
-            "LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID)"
+            f"expected processes that torchrun, Slurm or fit itself started, got {joined} that have joined by "
+            "themselves; use torchrun, or say in the environment who they are, as it does (RANK, LOCAL_RANK, "
+            "WORLD_SIZE, LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID)"
         )
 
 
 def _counts(recipe: Recipe) -> tuple[int, int]:
     """Return devices a machine, and machines."""
-    if not (distributed.is_available() and distributed.is_torchelastic_launched()):
-        return recipe.devices, recipe.nodes
-    world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    return local, world // local
+    launch = launched()
+    return (recipe.devices, recipe.nodes) if launch is None else (launch.devices, launch.nodes)
 
 
 def _fabric_class() -> Any:

@@ -1,8 +1,8 @@
 """The state of a training on disk: one safetensors file, replaced after every epoch, from which it goes on exactly.
 
 `<folder>/checkpoint/last.safetensors` holds the model, the optimiser's tensors and the states of torch's generators.
-Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, layers, tied names. Nothing is
-pickled.
+Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, processes, layers, tied names.
+Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import nn, Tensor
 
 from leanbayes.convert import stochastic_layers
 from leanbayes.files import read_tensors, remove_leftovers, tied, untied, write_tensors
+from leanbayes.processes import rank_and_world
 from leanbayes.training.failure import TrainingError
 from leanbayes.training.history import History
 from leanbayes.training.recipe import Recipe
@@ -41,6 +42,7 @@ class Checkpoint:
         self.path = Path(folder) / "checkpoint" / "last.safetensors"
         self.recipe = json.loads(json.dumps(recipe.fields()))
         self.rows = rows
+        self.processes = rank_and_world()[1]
 
     def prepare(self, *, keep: bool) -> None:
         """Make sure that the folder can be written; remove leftovers, and the last state unless it is to be kept."""
@@ -69,6 +71,7 @@ class Checkpoint:
             "history": list(history),
             "recipe": self.recipe,
             "rows": self.rows,
+            "processes": self.processes,
             "layers": _layers(module),
             "tied": others,
         }
@@ -111,16 +114,18 @@ class Checkpoint:
         return header, tensors
 
     def _compare(self, header: dict[str, Any], module: nn.Module) -> None:
-        """Refuse a state of another recipe, another training set or another conversion."""
+        """Refuse a state of another recipe, training set, conversion or number of processes."""
         here: dict[str, dict[str, Any]] = {
             "recipe": self.recipe,
             "training set": {"rows": self.rows},
             "conversion": _layers(module),
+            "number of processes": {"processes": self.processes},
         }
         there = {
             "recipe": header["recipe"],
             "training set": {"rows": header["rows"]},
             "conversion": header["layers"],
+            "number of processes": {"processes": header.get("processes", self.processes)},  # older states lack it
         }
         for kind, mine in here.items():
             for name in (name for name in mine | there[kind] if name not in ANYWHERE):
