@@ -228,7 +228,7 @@ def test_an_own_network_needs_a_word_from_the_command_line(tmp_path, monkeypatch
     )
     assert not (tmp_path / "PWNED").exists()
     assert predict(run, "p", "--net", "own_for_hostile:other") == 2
-    assert "expected --net own_for_hostile:make, which the run was trained on, got own_for_hostile:other" in (
+    assert "expected --net 'own_for_hostile:make', which the run was trained on, got 'own_for_hostile:other'" in (
         capsys.readouterr().err
     )
     assert not (tmp_path / "PWNED").exists()

@@ -63,12 +63,12 @@ def agreed(recorded: str, given: str, place: Path) -> str:
     Raises:
         ValueError: in one sentence, if an own network was not named, or another one.
     """
+    if ":" in recorded and not OWN.fullmatch(recorded):
+        raise ValueError(f"'{place}' names a network {recorded!r}, which is neither known nor package.module:function")
     if given and given != recorded:
-        raise ValueError(f"expected --net {recorded}, which the run was trained on, got {given}, for '{place}'")
+        raise ValueError(f"expected --net {recorded!r}, which the run was trained on, got {given!r}, for '{place}'")
     if given or ":" not in recorded:
         return recorded
-    if not OWN.fullmatch(recorded):
-        raise ValueError(f"'{place}' names a network {recorded!r}, which is neither known nor package.module:function")
     raise ValueError(
         f"'{place}' was trained on the network {recorded}, which is code outside of leanbayes and is not imported "
         f"because a file names it; add --net {recorded} if you trust {recorded.partition(':')[0]}"
