@@ -341,7 +341,9 @@ def torchvision_network(name: str, spec: dict[str, Any]) -> tuple[Any, dict[str,
     import torch
     import torchvision
 
-    options = {key: value for key, value in spec.items() if key not in ("shape", "two")}
+    options = {key: value for key, value in spec.items() if key not in ("shape", "two", "no_backbone_weights")}
+    if spec.get("no_backbone_weights"):
+        options["weights_backbone"] = None
     net = torchvision.models.get_model(name, weights=None, **options)
     shape = spec.get("shape", [3, 64, 64])
     inputs = {"_x": torch.randn(ROWS, *shape)}
