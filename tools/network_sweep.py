@@ -201,7 +201,7 @@ def training_step(bnn: Any, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def row_changes(bnn: Any, inputs: dict[str, Any]) -> dict[str, float]:
-    """Return the change of the outputs of other rows under other noise for row 1, and of row 1 under other rows."""
+    """Return the change of the other rows' outputs under other noise for one row, and of a row under other rows."""
     import torch
 
     bnn.eval()
@@ -210,41 +210,48 @@ def row_changes(bnn: Any, inputs: dict[str, Any]) -> dict[str, float]:
         for key, x in inputs.items()
     }
     with torch.no_grad():
-        base = passes(bnn, inputs, None)
-        other_noise = passes(bnn, inputs, 1)
-        other_rows = passes(bnn, permuted, None)
+        base, _ = passes(bnn, inputs, other_noise=False)
+        other_noise, row = passes(bnn, inputs, other_noise=True)
+        other_rows, _ = passes(bnn, permuted, other_noise=False)
     per_row = [k for k, y in enumerate(base) if y.dim() and y.shape[0] == ROWS]
-    keep = [0, 2, 3]
+    keep = [other for other in range(ROWS) if other != row]
     leak = max((relative(base[k][keep], other_noise[k][keep]) for k in per_row), default=0.0)
-    moved = max((relative(base[k][1], other_noise[k][1]) for k in per_row), default=0.0)
+    moved = max((relative(base[k][row], other_noise[k][row]) for k in per_row), default=0.0)
     mixed = max((relative(base[k][1], other_rows[k][1]) for k in per_row), default=0.0)
     return {"noise_leak": leak, "noise_moves": moved, "rows_mixed": mixed}
 
 
-def passes(bnn: Any, inputs: dict[str, Any], other: int | None) -> list[Any]:
-    """Run a pass with fixed noise; the noise and the component of one row may be others."""
+def passes(bnn: Any, inputs: dict[str, Any], *, other_noise: bool) -> tuple[list[Any], int]:
+    """Run a pass with fixed noise, and return its outputs and a row, whose noise and component may be others.
+
+    The row is not the one whose draw serves the whole batch where a layer sees no rows.
+    """
     import torch
 
     from leanbayes.distributions.assignment import Assignment
     from leanbayes.sampling import draws_of
 
+    rows: list[int] = []
+
     def change(module: Any, args: Any, kwargs: Any) -> None:
         for state, _ in draws_of(bnn):
-            if other is None or state.component is None:
+            row = (state.stream % ROWS + 1) % ROWS
+            rows.append(row)
+            if not other_noise or state.component is None:
                 continue
             generator = torch.Generator().manual_seed(9)
             component = state.component.rows().clone()
-            component[other] = (component[other] + 1) % state.components
+            component[row] = (component[row] + 1) % state.components
             state.component = Assignment(component)
             for parts in state.noise.values():
                 for part in parts:
                     if len(part) == ROWS and part.numel():
-                        part[other] = torch.randn(part[other].shape, generator=generator).to(part).abs() % 1
+                        part[row] = torch.randn(part[row].shape, generator=generator).to(part).abs() % 1
 
     handle = bnn.register_forward_pre_hook(change, with_kwargs=True)
     try:
         torch.manual_seed(3)
-        return [y.clone() for y in outputs(bnn, inputs)]
+        return [y.clone() for y in outputs(bnn, inputs)], rows[0]
     finally:
         handle.remove()
 

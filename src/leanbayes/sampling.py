@@ -20,6 +20,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass, field, replace
@@ -96,6 +97,7 @@ class Draws:
         part: identity of the part of the model that began it, None for the whole.
         rows_known: whether it was found out where the layers see the rows of the batch.
         history: earlier passes, for recomputations.
+        places: the layers of the model that passes begin with, looked up once.
     """
 
     components: int = 1
@@ -112,11 +114,12 @@ class Draws:
     part: int | None = None
     rows_known: bool = False
     history: History[Draws] = field(default_factory=History, repr=False, compare=False)
+    places: _Places | None = field(default=None, repr=False, compare=False)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Draws:
         """Copy what is fixed. A copy does not inherit the state of a running pass."""
         if self.fixed:
-            return replace(self, noise=dict(self.noise), history=History())
+            return replace(self, noise=dict(self.noise), history=History(), places=None)
         return Draws(components=self.components, plan=self.plan, rows_known=self.rows_known)
 
     @property
@@ -203,12 +206,18 @@ class Draws:
         """Deal the components to the rows, and draw all noise of a known size, in the order of registration."""
         if self.rows is None or torch.compiler.is_compiling():
             return
-        layers = [layer for state, found in draws_of(module) if state is self for layer in found]
+        layers = self._layers(module)
         if self.component is None and layers:
             self.component = deal(self.rows, self.components, layers[0].device)
         for layer in layers:
             if layer.noise_ahead and layer.path not in self.noise:
                 self.noise[layer.path] = _fresh_noise(layer, self.rows)
+
+    def _layers(self, module: nn.Module) -> list[Any]:
+        """Return the layers of a module that share this state; they are looked up once, as long as none is replaced."""
+        if self.places is None or self.places.root() is not module or not self.places.hold():
+            self.places = _Places(module, self)
+        return self.places.layers
 
     def _alone(self, layer: Sampled, rows: int) -> Draws:
         """Return the state of a pass that is one call of one layer: a submodule was called on its own."""
@@ -235,6 +244,29 @@ class Draws:
         else:
             noise = layer.function_noise(_generator(self.stream, layer.path))
         return tuple(part.to(layer.device) for part in noise)
+
+
+class _Places:
+    """The layers below a module that share a state, and where each is registered."""
+
+    def __init__(self, root: nn.Module, state: Draws) -> None:
+        self.root = weakref.ref(root)
+        self.layers = [layer for found, layers in draws_of(root) if found is state for layer in layers]
+        wanted = {id(layer) for layer in self.layers}
+        self.registered = [
+            (module._modules, name, child)
+            for module in root.modules()
+            for name, child in module._modules.items()
+            if id(child) in wanted
+        ]
+
+    def hold(self) -> bool:
+        """Return whether every layer is still where it was; a new layer draws when it is called."""
+        return all(holder.get(name) is layer for holder, name, layer in self.registered)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle nothing: the next pass looks again."""
+        return type(None), ()
 
 
 @contextmanager
