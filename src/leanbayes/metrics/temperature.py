@@ -62,16 +62,24 @@ def calibrated_nll(probabilities: Tensor, y: Tensor, seed: int = 0) -> Tensor:
     flatten(probabilities, y)  # refuses wrong input as a whole, before it is split
     if len(probabilities) < 2:
         return torch.tensor(torch.nan, device=probabilities.device)
+    return torch.cat([losses for _, losses in cross_fitted(probabilities, y, seed)]).mean()
+
+
+def cross_fitted(probabilities: Tensor, y: Tensor, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    """Return both halves of the rows, each with its losses at the temperature that was fitted on the other half.
+
+    The losses are -log softmax(log p / T)_y, one for every target that counts, in the order of the row numbers.
+    """
     order = torch.randperm(len(probabilities), generator=torch.Generator().manual_seed(seed), device="cpu")
     first, second = order.tensor_split(2)
-    scores = []
-    for fitted, scored in ((first, second), (second, first)):
-        p, q = (probabilities[half.to(probabilities.device)] for half in (fitted, scored))
-        y_p, y_q = (y[half.to(y.device)] for half in (fitted, scored))
-        rows, classes = flatten(q, y_q)
-        logits = log_probabilities(rows) / best_temperature(p, y_p)
-        scores.append(-pick(logits.log_softmax(1), classes))
-    return torch.cat(scores).mean()
+    scored = []
+    for fitted, half in ((first, second), (second, first)):
+        p, q = (probabilities[rows.to(probabilities.device)] for rows in (fitted, half))
+        y_p, y_q = (y[rows.to(y.device)] for rows in (fitted, half))
+        each, classes = flatten(q, y_q)
+        logits = log_probabilities(each) / best_temperature(p, y_p)
+        scored.append((half, -pick(logits.log_softmax(1), classes)))
+    return scored
 
 
 def best_inverse(slope: Callable[[float], float], rows: int) -> float:

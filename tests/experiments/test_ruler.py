@@ -1,0 +1,194 @@
+"""Sub-ensembles against a computation in plain numpy; parts of finished runs against `predict` and result.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+
+import leanbayes as lb
+from leanbayes import metrics
+from leanbayes.experiments.config import Job, Judging, Source
+from leanbayes.experiments.members import read_predictions, save_predictions
+from leanbayes.experiments.ruler import jackknife, paired, Ruler, score
+from leanbayes.experiments.run import perform
+from leanbayes.experiments.workshop import Workshop
+from tools.ruler import main, scores
+
+ROWS, CLASSES = 300, 4
+
+
+def networks(count: int, seed: int = 0, noise: float = 1.5) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Networks that share a signal and have noise of their own: averages are better."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(CLASSES, (ROWS,), generator=generator)
+    signal = 2.0 * torch.nn.functional.one_hot(y, CLASSES) + torch.randn(ROWS, CLASSES, generator=generator)
+    each = [2 * (signal + noise * torch.randn(ROWS, CLASSES, generator=generator)) for _ in range(count)]
+    return [logits.double().softmax(1) for logits in each], y
+
+
+def numpy_cnll(p: np.ndarray, y: np.ndarray) -> float:
+    """Two-fold calibrated NLL: golden-section search for the temperature, on the library's halves."""
+    order = torch.randperm(len(p), generator=torch.Generator().manual_seed(0)).numpy()
+    halves = np.array_split(order, 2)
+
+    def losses(rows: np.ndarray, log_t: float) -> np.ndarray:
+        logits = np.log(p[rows]) / np.exp(log_t)
+        top = logits.max(1)
+        return top + np.log(np.exp(logits - top[:, None]).sum(1)) - logits[np.arange(len(rows)), y[rows]]
+
+    found = []
+    for fitted, scored in (halves, halves[::-1]):
+        low, high = -3.0, 3.0
+        for _ in range(80):
+            a, b = high - (high - low) * 0.618034, low + (high - low) * 0.618034
+            low, high = (low, b) if losses(fitted, a).mean() < losses(fitted, b).mean() else (a, high)
+        found.append(losses(scored, (low + high) / 2))
+    return float(np.concatenate(found).mean())
+
+
+def numpy_ece(p: np.ndarray, y: np.ndarray, bins: int = 15) -> float:
+    confidence, hit = p.max(1), p.argmax(1) == y
+    which = np.ceil(confidence * bins).astype(int)
+    return sum(abs((hit[which == b] - confidence[which == b]).sum()) for b in range(bins + 1)) / len(y)
+
+
+def test_the_curve_is_the_mean_over_all_subsets():
+    probabilities, y = networks(4)
+    table = Ruler(probabilities, y).table()
+    p, classes = np.stack([each.numpy() for each in probabilities]), y.numpy()
+    assert [row["networks"] for row in table] == [1, 2, 3, 4]
+    for row in table:
+        means = [p[list(subset)].mean(0) for subset in combinations(range(4), row["networks"])]
+        assert row["subsets"] == len(means)
+        of = {
+            "accuracy": [(mean.argmax(1) == classes).mean() for mean in means],
+            "nll": [-np.log(mean[np.arange(ROWS), classes]).mean() for mean in means],
+            "cnll": [numpy_cnll(mean, classes) for mean in means],
+            "ece": [numpy_ece(mean, classes) for mean in means],
+        }
+        for figure, values in of.items():
+            assert row[figure]["mean"] == pytest.approx(np.mean(values), abs=1e-7), figure
+    singles = [numpy_cnll(each, classes) for each in p]
+    assert table[0]["cnll"]["se_networks"] == pytest.approx(np.std(singles, ddof=1) / 2, rel=1e-4)
+    assert table[3]["cnll"]["se_networks"] is None
+    losses = np.stack([-np.log(each[np.arange(ROWS), classes]) for each in p]).mean(0)
+    assert table[0]["nll"]["se_rows"] == pytest.approx(losses.std(ddof=1) / math.sqrt(ROWS), rel=1e-9)
+
+
+def test_a_pair_is_worth_two_networks_and_one_network_one():
+    probabilities, y = networks(6)
+    ruler = Ruler(probabilities[:4], y)
+    curve = ruler.curve()
+    others = {size: Ruler(probabilities, y).curve()[size] for size in (1, 2, 3)}
+    assert sorted(others.values(), reverse=True) == list(others.values())
+    fresh = [score(sum(pair) / 2, y) for pair in combinations(probabilities[4:] + probabilities[:1], 2)]
+    worth = ruler.worth(fresh)
+    assert abs(worth["networks"] - 2) < 3 * worth["se"]
+    assert 0.02 < worth["se"] < 1
+    assert worth["gain"] == pytest.approx(curve[1] - np.mean([each.figures["cnll"] for each in fresh]))
+    assert abs(worth["gain"] - (curve[1] - curve[2])) < 3 * worth["gain_se"]
+
+
+def test_between_measured_sizes_the_curve_is_linear_in_the_inverse_size():
+    law = {size: 0.14 + 0.04 / size for size in (1, 2, 4, 8)}
+    for size in (1, 1.3, 2, 3, 5.5, 8):
+        found = metrics.ensemble_equivalent(0.14 + 0.04 / size, law)
+        assert found.networks == pytest.approx(size)
+    assert metrics.ensemble_equivalent(0.2, law) == (1.0, "at most")
+    assert metrics.ensemble_equivalent(0.1, law) == (8.0, "at least")
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error():
+    values = np.random.default_rng(0).normal(size=7)
+    left = [np.delete(values, i).mean() for i in range(7)]
+    assert jackknife(left) == pytest.approx(values.std(ddof=1) / math.sqrt(7))
+
+
+def test_differences_are_taken_seed_by_seed():
+    probabilities, y = networks(4)
+    one, other = ({i: score(probabilities[i + k], y) for i in range(2)} for k in (0, 2))
+    found = paired({5: one[0], **one}, other)
+    each = [one[i].figures["cnll"] - other[i].figures["cnll"] for i in range(2)]
+    assert found["seeds"] == [0, 1]
+    assert found["mean"] == pytest.approx(np.mean(each))
+    assert found["se"] == pytest.approx(np.std(each, ddof=1) / math.sqrt(2))
+
+
+def test_one_network_is_no_ruler():
+    probabilities, y = networks(1)
+    with pytest.raises(ValueError, match="at least two networks"):
+        Ruler(probabilities, y)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Runs of plain networks and two methods, and their predictions."""
+    out = tmp_path_factory.mktemp("ruler")
+    source, judging = Source(name="digits", train_rows=200), Judging(samples=4, ood=(), shift=False)
+    recipe = lb.Recipe(epochs=1, batch_size=64, lr=0.05)
+    workshop = Workshop(source, "small", judging)
+    found = {}
+    for method, seeds in ((None, (0, 1)), (lb.Rank1(), (0,)), (lb.BatchEnsemble(), (0,))):
+        for seed in seeds:
+            job = Job(source=source, net="small", method=method, recipe=replace(recipe, seed=seed), judging=judging)
+            result = perform(job, workshop, out, stage="train" if seed or method == lb.BatchEnsemble() else "compare")
+            path = out / f"{job.name}-{seed}.npz"
+            save_predictions(job.folder(out), path, samples=4)
+            found[job.name, seed] = (path, job.folder(out), result)
+    return found
+
+
+def test_saved_predictions_have_the_figures_of_the_run(files):
+    for path, _, result in (files["plain", 0], files["rank1", 0]):
+        saved = read_predictions(path)
+        figures = score(saved.parts["both"], saved.y).figures
+        for name, value in figures.items():
+            assert value == pytest.approx(result["metrics"]["test"][name], rel=1e-5), name
+
+
+def test_parts_are_members_without_noise_and_one_member_with_it(files):
+    path, folder, _ = files["rank1", 0]
+    saved = read_predictions(path)
+    workshop = Workshop(Source(name="digits", train_rows=200), "small", Judging(samples=4, ood=(), shift=False))
+    model, x = lb.load(folder / "model.safetensors", workshop.plain(0)), workshop.test[1]
+    for k in range(4):
+        expected = lb.mean(model, component=k).eval()(x).softmax(1)
+        torch.testing.assert_close(saved.parts[f"member{k}"], expected, rtol=1e-4, atol=1e-6)
+        noisy = lb.predict(model, x, samples=4, component=k).mean
+        torch.testing.assert_close(saved.parts[f"noise{k}"], noisy, rtol=1e-4, atol=1e-6)
+    assert set(saved.parts) == {"both", "centre", *(f"{part}{k}" for part in ("member", "noise") for k in range(4))}
+    assert set(read_predictions(files["plain", 0][0]).parts) == {"both"}
+    assert len(read_predictions(files["batch_ensemble", 0][0]).noisy) == 0
+
+
+def test_batch_ensemble_is_its_members(files):
+    saved = read_predictions(files["batch_ensemble", 0][0])
+    torch.testing.assert_close(saved.members.float(), saved.parts["both"], rtol=1e-4, atol=1e-6)
+
+
+def test_the_tool_writes_curves_and_equivalents(files, tmp_path):
+    paths = [str(path) for path, _, _ in files.values()]
+    main(["score", *paths, "--out", str(tmp_path / "ruler.json")])
+    found = json.loads((tmp_path / "ruler.json").read_text())
+    assert [row["networks"] for row in found["curves"][0]["curve"]] == [1, 2]
+    rank1, batch = found["methods"]
+    assert set(rank1["parts"]) == {"both", "members without noise", "centre", "one member with noise"}
+    assert set(batch["parts"]) == {"both", "members without noise", "centre", "one member"}
+    for part in rank1["parts"].values():
+        assert part["paired"]["seeds"] == [0]
+        assert part["networks"] >= 1
+
+
+def test_other_files_and_other_rows_are_refused(files, tmp_path):
+    (tmp_path / "bad.npz").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="expected predictions of a run"):
+        read_predictions(tmp_path / "bad.npz")
+    one, other = (read_predictions(files["plain", seed][0]) for seed in (0, 1))
+    with pytest.raises(ValueError, match="same test rows"):
+        scores([one, replace(other, y=other.y.flip(0))])

@@ -1,0 +1,162 @@
+"""Measure methods by ensembles of plain networks: predictions of finished runs, sub-ensembles, equivalents, prices.
+
+python tools/ruler.py predict RUN FILE.npz [--device cuda]
+python tools/ruler.py score FILE.npz ... --out ruler.json
+python tools/ruler.py price --out price.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from leanbayes.experiments.config import method_of, PLAIN
+from leanbayes.experiments.members import read_predictions, save_predictions, Saved
+from leanbayes.experiments.networks import maker
+from leanbayes.experiments.ruler import paired, Ruler, score, Scored
+from leanbayes.files import write_text
+from leanbayes.results import commit, environment
+
+Key = tuple[str, str]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("predict", help="write the class probabilities of a finished run on the test rows")
+    one.add_argument("run", type=Path)
+    one.add_argument("out", type=Path)
+    one.add_argument("--samples", type=int, default=16)
+    one.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    one.add_argument("--root")
+    many = commands.add_parser("score", help="score sub-ensembles and methods from such files")
+    many.add_argument("files", type=Path, nargs="+")
+    many.add_argument("--out", type=Path, required=True)
+    price = commands.add_parser(
+        "price", help="time training epochs next to those of a plain network, on an idle machine"
+    )
+    price.add_argument("--net", default="wrn-16-4")
+    price.add_argument("--rows", nargs="+", default=["wrn-16-2:plain", "wrn-16-4:rank1", "wrn-16-4:batch_ensemble"])
+    price.add_argument("--steps", type=int, default=100)
+    price.add_argument("--epochs", type=int, default=5)
+    price.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    price.add_argument("--out", type=Path, required=True)
+    given = parser.parse_args(arguments)
+    if given.command == "predict":
+        save_predictions(given.run, given.out, samples=given.samples, device=given.device, root=given.root)
+    elif given.command == "score":
+        _write(scores([read_predictions(path) for path in given.files]), given.out)
+    else:
+        _write(prices(given), given.out)
+
+
+def scores(runs: Sequence[Saved]) -> dict[str, Any]:
+    """Return the curve of every plain network, and what every other method is worth against that of its network."""
+    y = runs[0].y
+    if any(not torch.equal(run.y, y) for run in runs):
+        raise ValueError("expected predictions of the same test rows in all files, got different targets")
+    groups: dict[Key, dict[int, Saved]] = {}
+    for run in runs:
+        groups.setdefault((run.about["net"], run.about["method"]["name"]), {})[run.about["seed"]] = run
+    plain = {net: members for (net, method), members in groups.items() if method == PLAIN and len(members) > 1}
+    rulers = {
+        net: Ruler([members[seed].parts["both"] for seed in sorted(members)], y) for net, members in plain.items()
+    }
+    found: dict[str, Any] = {
+        "commit": commit(),
+        "data": runs[0].about["data"],
+        "curves": [
+            {"net": net, "seeds": sorted(plain[net]), "curve": ruler.table(), "by_seed": _by_seed(plain[net])}
+            for net, ruler in rulers.items()
+        ],
+        "methods": [_method(key, members, rulers, plain) for key, members in groups.items() if key[1] != PLAIN],
+    }
+    found["against"] = [
+        {"net": thin, "of": net, "networks": len(plain[thin])} | rulers[net].worth([_ensemble(plain[thin])])
+        for net in rulers
+        for thin in rulers
+        if thin != net
+    ]
+    return found
+
+
+def _method(
+    key: Key, members: dict[int, Saved], rulers: dict[str, Ruler], plain: dict[str, dict[int, Saved]]
+) -> dict[str, Any]:
+    """Return the figures of a method by seed and by part, and what each part is worth."""
+    net, method = key
+    parts: dict[str, dict[int, Scored]] = {}
+    for seed, run in sorted(members.items()):
+        parts.setdefault("both", {})[seed] = score(run.parts["both"], run.y)
+        if run.members is not None:
+            parts.setdefault("members without noise", {})[seed] = score(run.members, run.y)
+            parts.setdefault("centre", {})[seed] = score(run.parts["centre"], run.y)
+            alone = run.noisy or [p for name, p in run.parts.items() if name.startswith("member")]
+            name = "one member with noise" if run.noisy else "one member"
+            parts.setdefault(name, {})[seed] = _mean([score(p, run.y) for p in alone])
+    found: dict[str, Any] = {"net": net, "method": method, "seeds": sorted(members), "parts": {}}
+    for name, by_seed in parts.items():
+        entry: dict[str, Any] = {"by_seed": {str(seed): each.figures for seed, each in by_seed.items()}}
+        if net in rulers:
+            scored = {seed: score(run.parts["both"], run.y) for seed, run in plain[net].items()}
+            entry |= rulers[net].worth(list(by_seed.values())) | {"paired": paired(by_seed, scored)}
+        found["parts"][name] = entry
+    return found
+
+
+def _mean(scored: Sequence[Scored]) -> Scored:
+    """Return the means of the figures of several predictions, such as each member alone."""
+    figures = {name: statistics.fmean(each.figures[name] for each in scored) for name in scored[0].figures}
+    rows = {name: torch.stack([each.rows[name] for each in scored]).mean(0) for name in scored[0].rows}
+    return Scored(figures, rows)
+
+
+def _ensemble(members: dict[int, Saved]) -> Scored:
+    """Score the ensemble of all networks."""
+    runs = list(members.values())
+    return score(torch.stack([run.parts["both"].double() for run in runs]).mean(0), runs[0].y)
+
+
+def _by_seed(members: dict[int, Saved]) -> dict[str, dict[str, float]]:
+    return {str(seed): score(run.parts["both"], run.y).figures for seed, run in sorted(members.items())}
+
+
+def prices(given: argparse.Namespace) -> dict[str, Any]:
+    """Time compiled bf16 training epochs of random rows: the median after the first two, and its ratio to `--net`."""
+    from leanbayes import convert, fit, Recipe
+
+    batch = 256 if given.device == "cuda" else 16
+    x = torch.randn(batch * given.steps, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(len(x)) % 10
+    recipe = Recipe(epochs=given.epochs, batch_size=batch, lr=0.01, compile=given.device == "cuda")
+    recipe = replace(recipe, precision="bf16-mixed", accelerator=given.device)
+    rows = []
+    for name in [f"{given.net}:{PLAIN}", *given.rows]:
+        net, _, method = name.partition(":")
+        torch.manual_seed(0)
+        model = maker(net, num_outputs=10, input_shape=(3, 32, 32))()
+        chosen = method_of(method)
+        model = model if chosen is None else convert(model, chosen)
+        seconds = [row["seconds"] for row in fit(model, (x, y), recipe, progress=False)]
+        rows.append({"net": net, "method": method, "seconds": seconds, "median": statistics.median(seconds[2:])})
+        rows[-1]["ratio"] = rows[-1]["median"] / rows[0]["median"]
+    return {"commit": commit(), "batch": batch, "steps": given.steps, "rows": rows} | {
+        "environment": environment(torch.device(given.device))
+    }
+
+
+def _write(found: dict[str, Any], out: Path) -> None:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", out)
+
+
+if __name__ == "__main__":
+    main()
