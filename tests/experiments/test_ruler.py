@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from itertools import combinations
 
@@ -18,7 +19,9 @@ from leanbayes.experiments.members import read_predictions, save_predictions
 from leanbayes.experiments.ruler import jackknife, paired, Ruler, score
 from leanbayes.experiments.run import perform
 from leanbayes.experiments.workshop import Workshop
+from tests.experiments.pages import lacking, RESULTS
 from tools.ruler import main, scores
+from tools.ruler_page import says, short, tables
 
 ROWS, CLASSES = 300, 4
 
@@ -192,3 +195,35 @@ def test_other_files_and_other_rows_are_refused(files, tmp_path):
     one, other = (read_predictions(files["plain", seed][0]) for seed in (0, 1))
     with pytest.raises(ValueError, match="same test rows"):
         scores([one, replace(other, y=other.y.flip(0))])
+
+
+def test_the_published_page_has_the_figures_of_its_files():
+    folder = RESULTS / "ruler"
+    page = (RESULTS / "ruler.md").read_text()
+    assert [name for name, table in tables(folder).items() if f"\n\n{table}" not in page] == []
+    assert lacking("ruler", [], says(folder)) == []
+    worths = [re.findall(r"(`\w+`) is worth (.*?) networks", line)[0] for line in says(folder)]
+    assert [worth for worth in worths if " ".join(worth) not in (RESULTS / "runs.md").read_text()] == []
+
+
+def test_published_parts_are_scored_like_the_published_runs():
+    """Two ways from a training to its figures: `evaluate`, and saved predictions that were scored later."""
+    folder = RESULTS / "ruler"
+    found = json.loads((folder / "ruler.json").read_text())
+    by_key = {(curve["net"], "plain"): curve["by_seed"] for curve in found["curves"]}
+    by_key |= {(m["net"], m["method"]): m["parts"]["both"]["by_seed"] for m in found["methods"]}
+    runs = json.loads((folder / "runs.json").read_text())
+    assert len(runs) == 15
+    for run in runs:
+        scored = by_key[run["network"]["name"], run["method"]["name"]][str(run["seed"])]
+        for name, value in scored.items():
+            assert value == pytest.approx(run["metrics"]["test"][name], rel=1e-3, abs=1e-4), (run["id"], name)
+
+
+def test_a_short_result_names_no_folder_and_keeps_the_figures(files):
+    result = files["plain", 0][2]
+    kept = short({**result, "command": "leanbayes train --out somewhere/deep --seeds 0"})
+    assert kept["command"] == "leanbayes train --out runs/ruler --seeds 0"
+    assert kept["metrics"] == result["metrics"]
+    assert "figures" not in kept
+    assert "layers" not in kept["cost"]

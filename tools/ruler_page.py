@@ -1,0 +1,179 @@
+"""Render the tables of docs/results/ruler.md from the figures next to it, and gather what its runs say.
+
+python tools/ruler_page.py runs RESULT.json ... --out docs/results/ruler/runs.json
+python tools/ruler_page.py tables docs/results/ruler
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from leanbayes.files import write_text
+
+CURVE = ("Networks", "Subsets", "Accuracy %", "NLL", "Calibrated NLL", "ECE %")
+PARTS = ("Method", "Part", "Seeds", "Accuracy %", "NLL", "Calibrated NLL", "ECE %", "Worth networks", "Gain", "Paired")
+CENTRE = ("Method", "Seeds", "Members, no noise", "One member", "The prediction")
+SEEDS = ("Method", "Seed", "Accuracy %", "NLL", "Calibrated NLL", "ECE %", "Less plain, same seed")
+PRICES = ("Network", "Method", "Seconds", "A step x", "A training x")
+RUNS = ("Network", "Method", "Seeds", "AUROC SVHN", "Extra params %", "A step x", "Predict x", "Passes")
+FIGURES = (("accuracy", 100.0, 2), ("nll", 1.0, 4), ("cnll", 1.0, 4), ("ece", 100.0, 2))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    gather = commands.add_parser("runs", help="write what result.json files say, without figures and histories")
+    gather.add_argument("files", type=Path, nargs="+")
+    gather.add_argument("--out", type=Path, required=True)
+    show = commands.add_parser("tables", help="print the tables and the sentences")
+    show.add_argument("folder", type=Path)
+    given = parser.parse_args(arguments)
+    if given.command == "runs":
+        found = [short(json.loads(path.read_text(encoding="utf-8"))) for path in given.files]
+        write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", given.out)
+    else:
+        print("\n".join(f"{name}\n\n{table}" for name, table in tables(given.folder).items()))
+        print("\n".join(f"* {line}" for line in says(given.folder)))
+
+
+def short(result: dict[str, Any]) -> dict[str, Any]:
+    """Return a result without figures, histories, layers and the folder that its command wrote to."""
+    kept = {name: value for name, value in result.items() if name not in ("figures", "history", "settings")}
+    kept["cost"] = {name: value for name, value in result["cost"].items() if name != "layers"}
+    kept["command"] = re.sub(r"--out \S+", "--out runs/ruler", result["command"])
+    return kept
+
+
+def tables(folder: Path) -> dict[str, str]:
+    """Return the tables of the page by name, from `ruler.json`, `price.json` and `runs.json` of a folder."""
+    ruler, price, runs = (json.loads((folder / f"{name}.json").read_text()) for name in ("ruler", "price", "runs"))
+    found = {f"Curve of {curve['net']}": table(CURVE, map(_size, curve["curve"])) for curve in ruler["curves"]}
+    parts = [(method, name, part) for method in ruler["methods"] for name, part in method["parts"].items()]
+    found["Parts"] = table(PARTS, [_part(*each) for each in parts])
+    found["Against the centre"] = table(CENTRE, [_centre(method) for method in ruler["methods"]])
+    found["Seeds"] = table(SEEDS, [row for method in ruler["methods"] for row in _seeds(method)])
+    found["Four thin networks"] = table(
+        ("Networks", "Calibrated NLL", "Worth networks", "Gain"),
+        [
+            (f"{len_of(ruler, each['net'])} x {each['net']}", f"{each['cnll']:.4f}", _worth(each), _gain(each))
+            for each in ruler["against"]
+            if each["bound"] == ""
+        ],
+    )
+    epochs, before = _late(runs)
+    found["Prices"] = table(PRICES, [_price(row, epochs, before) for row in price["rows"]])
+    found["Runs"] = table(RUNS, list(_runs(runs)))
+    return found
+
+
+def says(folder: Path) -> list[str]:
+    """Return a sentence for each method: its worth, its differences seed by seed, the worth of its centre."""
+    found = []
+    for method in json.loads((folder / "ruler.json").read_text())["methods"]:
+        both, centre = (method["parts"][name] for name in ("both", "centre"))
+        each, less = both["paired"]["differences"], _signed(both["paired"]["mean"], both["paired"]["se"])
+        found.append(
+            f"`{method['method']}` is worth {_worth(both)} networks ({len(each)} seeds). Its calibrated NLL less that "
+            f"of the plain network of the same seed is {less}, negative in {sum(value < 0 for value in each)} of "
+            f"{len(each)} seeds. Its centre alone is worth {_worth(centre)}."
+        )
+    return found
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def len_of(ruler: dict[str, Any], net: str) -> int:
+    """Return how many networks of a kind were trained."""
+    return next(len(curve["seeds"]) for curve in ruler["curves"] if curve["net"] == net)
+
+
+def _size(row: dict[str, Any]) -> list[str]:
+    cells = [str(row["networks"]), str(row["subsets"])]
+    for name, scale, digits in FIGURES:
+        error = row[name]["se_networks"]
+        after = "" if error is None else f" ± {scale * error:.{digits}f}"
+        cells.append(f"{scale * row[name]['mean']:.{digits}f}{after}")
+    return cells
+
+
+def _part(method: dict[str, Any], name: str, part: dict[str, Any]) -> list[str]:
+    by_seed = part["by_seed"].values()
+    figures = [f"{scale * statistics.fmean(f[key] for f in by_seed):.{digits}f}" for key, scale, digits in FIGURES]
+    paired = _signed(part["paired"]["mean"], part["paired"]["se"])
+    return [method["method"], name, str(len(by_seed)), *figures, _worth(part), _gain(part), paired]
+
+
+def _worth(found: dict[str, Any]) -> str:
+    """Return the equivalent with its error; outside of the curve it is a bound, and an error would say nothing."""
+    signs = {"at most": "≤ ", "at least": "≥ "}
+    if found["bound"]:
+        return f"{signs[found['bound']]}{found['networks']:.1f}"
+    return f"{found['networks']:.2f} ± {found['se']:.2f}"
+
+
+def _gain(found: dict[str, Any]) -> str:
+    return _signed(found["gain"], found["gain_se"])
+
+
+def _signed(mean: float, error: float) -> str:
+    return f"{mean:+.4f} ± {error:.4f}"
+
+
+def _centre(method: dict[str, Any]) -> list[str]:
+    """Return the calibrated NLL of each part less that of the centre of the same seed: mean and standard error."""
+    parts = {name: part["by_seed"] for name, part in method["parts"].items()}
+    one = next(name for name in parts if name.startswith("one member"))
+    cells = []
+    for name in ("members without noise", one, "both"):
+        each = [parts[name][seed]["cnll"] - figures["cnll"] for seed, figures in parts["centre"].items()]
+        cells.append(_signed(statistics.fmean(each), statistics.stdev(each) / math.sqrt(len(each))))
+    return [method["method"], str(len(method["seeds"])), *cells]
+
+
+def _seeds(method: dict[str, Any]) -> Iterable[list[str]]:
+    both = method["parts"]["both"]
+    for (seed, figures), less in zip(both["by_seed"].items(), both["paired"]["differences"], strict=True):
+        cells = [f"{scale * figures[key]:.{digits}f}" for key, scale, digits in FIGURES]
+        yield [method["method"], seed, *cells, f"{less:+.4f}"]
+
+
+def _late(runs: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Return the epochs of the runs and after how many of them they were converted."""
+    found = {(r["recipe"]["epochs"], r["recipe"]["convert_at_epoch"]) for r in runs if r["method"]["name"] != "plain"}
+    (only,) = found
+    return only
+
+
+def _price(row: dict[str, Any], epochs: int, before: int) -> list[str]:
+    """Return a row: epochs before the conversion cost what those of the plain network cost."""
+    whole = row["ratio"] if row["method"] == "plain" else (before + (epochs - before) * row["ratio"]) / epochs
+    return [row["net"], row["method"], f"{row['median']:.2f}", f"{row['ratio']:.2f}", f"{whole:.2f}"]
+
+
+def _runs(runs: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
+    """Yield what the finished evaluations say, a row for each network and method."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault((run["network"]["name"], run["method"]["name"]), []).append(run)
+    for (net, method), each in groups.items():
+        values = [run["metrics"]["ood"]["svhn"]["auroc"] for run in each]
+        error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}" if len(values) > 1 else ""
+        cost = each[0]["cost"]
+        cells = [f"{cost[name]:.2f}" for name in ("extra_percent", "train_step_ratio", "predict_ratio")]
+        yield [net, method, str(len(each)), f"{statistics.fmean(values):.3f}{error}", *cells, str(cost["passes"])]
+
+
+if __name__ == "__main__":
+    main()
