@@ -100,7 +100,9 @@ def test_regions_with_dropout_have_the_gradients_without_checkpointing(method, h
 def test_a_region_around_the_whole_model_repeats_its_pass(method, reentrant):
     model, x = make(method)
     model.reentrant = reentrant
-    assert_same(run(model, x, "none", whole=True, passes=2), run(model, x, "none", passes=2))
+    wanted = run(model, x, "none", passes=2)
+    for how in ("none", "blocks"):
+        assert_same(run(model, x, how, whole=True, passes=2), wanted)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import leanbayes as lb
 from tests.test_rows import Graph, Pair, Queries, Reads, Table, TimeFirst, Windows
 from tools import network_sweep as sweep
 
@@ -85,8 +86,6 @@ def test_every_method_is_right_or_refuses_with_a_remedy(name):
 def test_wrong_rows_are_noticed():
     """A layer that reads time-first activations as if they were batch-first is a fault."""
     torch.manual_seed(0)
-    import leanbayes as lb
-
     bnn = lb.convert(TimeFirst(), lb.Rank1(), batch_axis={"q": 0})
     found = sweep.row_changes(bnn, {"_x": torch.randn(4, 4, 8)})
     assert found["noise_leak"] > sweep.TOLERANCE
@@ -94,10 +93,8 @@ def test_wrong_rows_are_noticed():
 
 def test_a_graph_is_one_draw():
     torch.manual_seed(0)
+    bnn = lb.convert(Graph(), lb.Rank1())
     with pytest.warns(UserWarning, match="mixed"):
-        import leanbayes as lb
-
-        bnn = lb.convert(Graph(), lb.Rank1())
         bnn(torch.randn(4, 8), torch.rand(4, 4))
     assert lb.draw(bnn)(torch.randn(4, 8), torch.rand(4, 4)).shape == (4, 3)
 

@@ -204,6 +204,8 @@ def row_changes(bnn: Any, inputs: dict[str, Any]) -> dict[str, float]:
     """Return the change of the other rows' outputs under other noise for one row, and of a row under other rows."""
     import torch
 
+    import leanbayes as lb
+
     bnn.eval()
     permuted = {
         key: x[[0, 1, 3, 2]] if isinstance(x, torch.Tensor) and x.dim() and x.shape[0] == ROWS else x
@@ -213,7 +215,17 @@ def row_changes(bnn: Any, inputs: dict[str, Any]) -> dict[str, float]:
         base, _ = passes(bnn, inputs, other_noise=False)
         other_noise, row = passes(bnn, inputs, other_noise=True)
         other_rows, _ = passes(bnn, permuted, other_noise=False)
-    per_row = [k for k, y in enumerate(base) if y.dim() and y.shape[0] == ROWS]
+        with lb.draws(bnn, mean=True):
+            torch.manual_seed(3)
+            straight = outputs(bnn, inputs)
+            torch.manual_seed(3)
+            turned = outputs(bnn, permuted)
+    # An output whose row depends on the other rows without any noise is no output of single rows.
+    alone = [
+        y.dim() and y.shape[0] == ROWS and relative(y[1], z[1]) <= TOLERANCE
+        for y, z in zip(straight, turned, strict=True)
+    ]
+    per_row = [k for k, single in enumerate(alone) if single]
     keep = [other for other in range(ROWS) if other != row]
     leak = max((relative(base[k][keep], other_noise[k][keep]) for k in per_row), default=0.0)
     moved = max((relative(base[k][row], other_noise[k][row]) for k in per_row), default=0.0)

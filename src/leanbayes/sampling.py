@@ -171,7 +171,7 @@ class Draws:
 
     def current(self) -> Draws:
         """Return the state of the pass that a layer is called in: this one, or an earlier one that is recomputed."""
-        if in_backward():
+        if not self.live and in_backward():
             found = self.history.find()
             return self if found is None else found
         return self

@@ -8,6 +8,7 @@ uniform noise into component indices, one for each number: noise with one number
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -85,8 +86,10 @@ def pick(uniform: Tensor, probabilities: Sequence[float] | Tensor) -> Tensor:
         >>> pick(torch.tensor([0.05, 0.5]), (0.1, 0.9))     # dropout at rate 0.1: component 0 is nothing, 1 is the unit
         tensor([0, 1])
     """
-    shares = torch.as_tensor(probabilities, dtype=uniform.dtype, device=uniform.device)
-    return pick_between(uniform, cuts(shares))
+    if isinstance(probabilities, Tensor):
+        return pick_between(uniform, cuts(probabilities.to(uniform)))
+    # Comparisons with numbers: a tensor of them would be copied to the device at every call.
+    return sum((uniform >= cut).long() for cut in list(itertools.accumulate(probabilities))[:-1])  # type: ignore[return-value]
 
 
 def cuts(probabilities: Tensor) -> Tensor:

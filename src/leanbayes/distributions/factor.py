@@ -56,7 +56,7 @@ class Factor(nn.Module):
         if noise is None:
             return self.law.centre(loc, scale).expand(-1, component.each, -1).flatten(0, 1)
         by_block = noise.view(len(loc), len(noise) // len(loc), noise.shape[1])
-        return self.law.sample(loc, scale, by_block).flatten(0, 1)
+        return self.law.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
 
     def distribution(self) -> Distribution:
         """Return the component laws, float32, shape (K, n)."""

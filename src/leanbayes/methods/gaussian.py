@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.hashing import normals
 from leanbayes.layers.family import EMBEDDINGS
+from leanbayes.layers.materialise import materialise
 from leanbayes.methods.base import Method, StochasticLayer
 
 SMALLEST_VARIANCE = 1e-16
@@ -76,7 +77,9 @@ class GaussianLayer(StochasticLayer):
         mean = None if means is None else self.linear(x, means, args)
         with torch.autocast(x.device.type, enabled=False):  # small variances underflow in half precision
             wide = torch.promote_types(x.dtype, torch.float32)
-            variance = self.linear(x.to(wide).square(), self.scales.square().to(wide), args, bias=False)
+            # Fused with the mean over pixels before it, the square of a vector does not compile with Triton 3.6.
+            squares = (materialise(x) if x.dim() == 2 else x).to(wide).square()
+            variance = self.linear(squares, self.scales.square().to(wide), args, bias=False)
             noise = self.draws.activation_noise(self, variance).to(wide)
             std = variance.add_(SMALLEST_VARIANCE).sqrt_()  # in place: these are as large as activations
         if mean is None:

@@ -29,12 +29,17 @@ MOST_KEYS = 2**16
 
 @dataclass(eq=False)
 class Pass(Generic[State]):
-    """One pass: its state, and the numbers of the autograd nodes that were created during it."""
+    """One pass: its state, and the numbers of the autograd nodes that were created during it.
+
+    Attributes:
+        task: the backward during which the pass began, -1 for none. That backward runs no node of this pass.
+    """
 
     state: State
     thread: int
     first: int
     last: int | None = None
+    task: int = -1
 
     def contains(self, number: int) -> bool:
         """Return whether a node of this number was created during the pass."""
@@ -55,7 +60,7 @@ class History(Generic[State]):
     """The passes of one model whose graphs may be alive.
 
     Attributes:
-        passes: earlier passes, each kept alive by its graph; the last one is kept in any case.
+        passes: earlier passes, each kept alive by its graph; the last one of a forward is kept in any case.
         keys: random keys of earlier passes.
     """
 
@@ -69,7 +74,7 @@ class History(Generic[State]):
         """Remember a pass that begins now."""
         thread, number = threading.get_ident(), next_number()
         self.seen[thread] = number
-        self.latest = Pass(state, thread, number)
+        self.latest = Pass(state, thread, number, task=torch._C._current_graph_task_id())
         self.passes = [one for one in self.passes if one() is not None]
         self.passes.append(weakref.ref(self.latest))
 
@@ -82,6 +87,8 @@ class History(Generic[State]):
         for output in outputs:
             if output.grad_fn is not None and not torch._C._functorch.is_functorch_wrapped_tensor(output):
                 cast(Any, output).register_hook(_Anchor(latest))
+        if latest.task != -1:
+            self.latest = None  # its own graph alone keeps it
 
     def find(self) -> State | None:
         """Return the state of the pass that is being recomputed; None if no pass is.
@@ -94,7 +101,8 @@ class History(Generic[State]):
             return None
         number, thread = node._sequence_nr(), threading.get_ident()
         alive = [one for one in (ref() for ref in self.passes) if one is not None]
-        found = {one for one in alive if one.contains(number)}
+        task = torch._C._current_graph_task_id()
+        found = {one for one in alive if one.contains(number) and (one.task == -1 or one.task != task)}
         nested = self._nested(number, thread)
         if nested is not None and not any(one.thread == thread for one in found):
             found.add(nested)
