@@ -260,10 +260,11 @@ def bench(arguments: list[str]) -> int:
             f"{c['train_step_ratio']:.2f}",
             f"{c['predict_ratio']:.2f}",
             str(c["passes"]),
+            f"{c['passes'] * c['predict_ratio']:.1f}",
         )
         for name, c in found["methods"].items()
     ]
-    _table(("method", "extra parameters %", "training step x", "prediction x", "passes"), rows)
+    _table(("method", "extra parameters %", "training step x", "one pass x", "passes", "answer passes"), rows)
     return 0
 
 

@@ -74,7 +74,7 @@ def test_ids_are_unique(full):
 def test_the_page_tells_every_figure_of_the_schema(full):
     for word in (
         "Accuracy", "NLL", "Calibrated NLL", "ECE", "Brier", "AURC", "AUROC letters", "AUROC noise", "mCE",
-        "Extra params", "Train", "Train step", "Predict", "Time", "Passes", "Ensemble equivalent",
+        "Extra params", "Train", "Train step", "Answer", "One pass", "Time", "Passes", "Ensemble equivalent",
         "Top-5 accuracy", "Largest calibration gap", "ECE, 20 bins", "Adaptive ECE", "Classwise ECE", "Temperature",
         "Disagreement", "AUPR letters", "FPR95 noise", "AUROC noise by mutual information", "Peak memory",
         "4f1c2d7a9b3e", "cpu (x86_64), 1 thread", "torch 2.13.0", "leanbayes compare --data digits", "batch_size",

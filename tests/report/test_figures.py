@@ -12,7 +12,8 @@ import pytest
 from leanbayes.report import load_results
 from leanbayes.report.figures import figures
 from leanbayes.report.figures.examples import galleries
-from leanbayes.report.figures.svg import Axis, Chart, LARGE, linear_axis, ratio_axis, series_class, SMALL, write_tick
+from leanbayes.report.figures.svg import Axis, Chart, LARGE, linear_axis, ratio_axis, SMALL, write_tick
+from leanbayes.report.looks import Look
 from leanbayes.report.pooled import pooled_histograms, pooled_reliability, rebin
 from tests.report import make
 
@@ -35,7 +36,7 @@ def one_run(folder, **parts):
 def test_every_figure_is_drawn_from_full_results(tmp_path):
     found = {figure.key: figure for figure in figures(group_of(make.tree(tmp_path, THREE)))}
     assert list(found) == KEYS
-    assert [panel.title for panel in found["cost"].panels] == ["Training", "Prediction", "Parameters"]
+    assert [panel.title for panel in found["cost"].panels] == ["Training", "One answer", "Parameters"]
     assert [panel.title for panel in found["reliability"].panels] == ["plain", "deep_ensemble", "rank1"]
     assert len(found["severity"].panels) == 5
     assert [panel.title for panel in found["epistemic-histogram"].panels] == ["deep_ensemble", "rank1"]
@@ -197,19 +198,36 @@ def test_ratio_axes_are_logarithmic_and_hold_one():
     assert axis.share(4) - axis.share(2) == pytest.approx(axis.share(2) - axis.share(1))
 
 
+@pytest.mark.parametrize("values", [[0.0, 3.0], [1e-9, 1.0], [5.0, 1e9], [250.0]])
+def test_ratio_axes_hold_costs_of_any_size(values):
+    axis = ratio_axis("x", values)
+    assert 2 <= len(axis.ticks) <= 10
+    assert all(0 <= axis.share(value) <= 1 for value in values)
+
+
+def test_the_chart_of_an_answer_counts_passes(tmp_path):
+    """deep_ensemble takes four passes and rank1 sixteen: four members stand left of sixteen draws."""
+    costs = {"deep_ensemble": (1.2, 4), "rank1": (1.1, 16), "plain": (1.0, 1)}
+    for name, (ratio, passes) in costs.items():
+        record = make.classification(name, 0, make.METHODS[name])
+        record["cost"] |= {"predict_ratio": ratio, "passes": passes}
+        make.write(tmp_path, record)
+    cost = next(figure for figure in figures(group_of(tmp_path)) if figure.key == "cost")
+    (head,) = [i for i, name in enumerate(cost.numbers.head) if name == "One answer, passes of the plain network"]
+    assert {row[0]: row[head] for row in cost.numbers.rows} == {"plain": "1", "deep_ensemble": "4.8", "rank1": "17.6"}
+    assert re.search(r"<title>rank1: [\d.]+ at 17.6 passes of the plain network</title>", cost.panels[1].svg)
+    places = re.findall(r"marker n(\d)[^>]*translate\(([\d.]+)", cost.panels[1].svg)
+    assert [float(x) for _, x in places] == sorted(float(x) for _, x in places)
+
+
 @pytest.mark.parametrize(("value", "text"), [(0.25, "0.25"), (2500, "2500"), (40_000, "40k"), (2e7, "20M"), (-3, "-3")])
 def test_ticks_are_short(value, text):
     assert write_tick(value) == text
 
 
-def test_series_beyond_the_palette_are_told_apart():
-    assert series_class(3) == "n3 s3"
-    assert series_class(13) == "n13 s3 again"
-
-
 def test_charts_escape_what_they_are_told():
     chart = Chart(Axis("<b>", 0, 1, (0, 1)), Axis('"&', 0, 1, (0, 1)))
-    chart.marker((0.5, 0.5), 1, "</title><script>")
+    chart.marker((0.5, 0.5), Look(1, 1, 1), "</title><script>")
     chart.text((3, 3), "<i>", "start")
     root = ElementTree.fromstring(chart.render('"><img>'))
     assert root.get("aria-label") == '"><img>'

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from leanbayes.report import load_results
+from leanbayes.report import build, load_results, markdown
+from leanbayes.report.build import render
 from leanbayes.report.provenance import provenance
 from tests.report import make
 
@@ -142,6 +143,67 @@ def test_a_damaged_file_is_named_in_a_sentence(tmp_path, text, complaint):
     assert sentence.startswith("digits/lenet/rank1/seed0/result.json")
     assert complaint in sentence
     assert "run it again" in sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (("cost", "predict_ratio"), -1.0, "expected `cost.predict_ratio` to be above 0, got -1.0"),
+        (("cost", "train_step_ratio"), 0, "expected `cost.train_step_ratio` to be above 0, got 0"),
+        (("cost", "passes"), -16, "expected `cost.passes` to be above 0, got -16"),
+        (("cost", "extra_percent"), -100.0, "expected `cost.extra_percent` to be above -100, got -100.0"),
+        (("cost", "parameters"), 10**400, "expected `cost.parameters` to be at most 1e+100, got 1000000000"),
+        (("metrics", "test", "nll"), 1e300, "expected `metrics.test.nll` to be at most 1e+100, got 1e+300"),
+        (("history",), [{"epoch": 1, "loss": -(10**400)}], "expected `history.0.loss` to be at most 1e+100"),
+        (("recipe", "epochs"), -3, "expected `recipe.epochs` to be above 0, got -3"),
+        (("seed",), 10**400, "expected `seed` to be at most 1e+100"),
+        (("settings",), json.loads('{"a":' * 400 + "1" + "}" * 400), "expected at most 30 levels, got more in `sett"),
+    ],
+    ids=lambda value: str(value)[:20],
+)  # fmt: skip
+def test_a_number_that_cannot_be_true_is_named_and_other_runs_are_shown(tmp_path, path, value, told):
+    make.tree(tmp_path, TWO, seeds=1)
+    file = tmp_path / "digits" / "lenet" / "rank1" / "seed0" / "result.json"
+    record = part = json.loads(file.read_text())
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    file.write_text(json.dumps(record))
+    results = load_results(tmp_path)
+    (sentence,) = results.damaged
+    assert sentence.startswith(f"digits/lenet/rank1/seed0/result.json: {told}")
+    assert len(sentence) < 250
+    text = build(tmp_path).read_text()
+    assert [c.label for c in results.groups[0].contenders] == ["plain"]
+    assert "digits/lenet/rank1/seed0/result.json" in text
+
+
+ODD = (-1, 0, 1e99, -1e99, 10**400, float("nan"), float("inf"), True, None, "", "x" * 300, [], {}, [None], {"a": [{}]})
+
+
+def places(value, path=()):
+    """Yield the path of every value inside a record."""
+    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def test_no_odd_value_anywhere_stops_the_report(tmp_path):
+    """Every fourth place of a result in turn has an odd value: the report names the file or shows what is left."""
+    good = make.classification("rank1", 0, make.METHODS["rank1"])
+    make.write(tmp_path, make.classification("plain", 0, make.METHODS["plain"]))
+    file = make.write(tmp_path, good)
+    for i, path in enumerate(list(places(good))[::4]):
+        record = json.loads(json.dumps(good))
+        part = record
+        for key in path[:-1]:
+            part = part[key]
+        part[path[-1]] = ODD[i % len(ODD)]
+        file.write_text(json.dumps(record))
+        results = load_results(tmp_path)
+        assert "plain" in render(results), path
+        assert markdown(results)
 
 
 def test_bytes_that_are_no_text_are_damage_too(tmp_path):

@@ -8,8 +8,12 @@ import re
 import numpy as np
 import pytest
 
+from leanbayes.methods import all_methods
+from leanbayes.report import load_results
 from leanbayes.report.build import TEMPLATES
-from leanbayes.report.figures.svg import COLOURS
+from leanbayes.report.figures.svg import SHAPES
+from leanbayes.report.looks import COLOURS, FIXED, looks_of
+from tests.report import make
 
 # How linear RGB looks without red or green cones (Machado et al., 2009, severity 1).
 SIGHT = {
@@ -57,3 +61,48 @@ def test_series_are_told_apart(mode, sight):
     """A difference of about 2 in CIE Lab can just be seen; ask for many times that."""
     seen = [lab(SIGHT[sight] @ palette(mode)[f"s{i}"]) for i in range(COLOURS)]
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 15
+
+
+def test_every_method_has_a_colour_of_its_own():
+    assert set(FIXED) == {"plain", *all_methods()}
+    assert sorted(colour for colour, _ in FIXED.values()) == list(range(COLOURS))
+    assert all(shape < len(SHAPES) - 1 for _, shape in FIXED.values())
+
+
+def look(folder, label):
+    (group,) = load_results(folder).groups
+    return next(contender.look for contender in group.contenders if contender.label == label)
+
+
+def test_a_method_looks_the_same_whatever_it_is_compared_with(tmp_path):
+    make.tree(tmp_path / "all", seeds=1)
+    make.tree(tmp_path / "two", {name: make.METHODS[name] for name in ("plain", "variance")}, seeds=1)
+    one, other = look(tmp_path / "all", "variance"), look(tmp_path / "two", "variance")
+    assert one.series != other.series
+    assert (one.colour, one.shape, one.version) == (other.colour, other.shape, other.version)
+
+
+def test_versions_keep_colour_and_marker_and_are_told_apart(tmp_path):
+    for label in ("patch", "patch[crossed=true]", "patch[components=3]"):
+        record = make.classification("patch", 0, make.METHODS["patch"])
+        record["method"]["label"] = label
+        make.write(tmp_path, record, label)
+    found = [look(tmp_path, label) for label in ("patch", "patch[components=3]", "patch[crossed=true]")]
+    assert {(each.colour, each.shape) for each in found} == {FIXED["patch"]}
+    assert [each.version for each in found] == [0, 1, 2]
+    assert [each.classes for each in found] == ["n0 s2", "n1 s2 v1", "n2 s2 v2"]
+
+
+def test_an_unknown_method_looks_the_same_in_every_report_and_like_no_known_one():
+    (one,), (_, other) = looks_of([("mine", "mine")]), looks_of([("rank1", "rank1"), ("mine", "mine")])
+    assert (one.colour, one.shape) == (other.colour, other.shape)
+    assert (one.colour, one.shape) not in FIXED.values()
+
+
+def test_the_style_sheet_knows_every_look():
+    style = (TEMPLATES / "report.css").read_text()
+    for i in range(COLOURS):
+        assert f".s{i} {{ --c: var(--s{i}); }}" in style
+    many = looks_of([("patch", f"patch[components={i}]") for i in range(9)])
+    for each in many:
+        assert f".curve.v{each.version} " in style

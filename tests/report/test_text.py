@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from leanbayes.report import load_results, markdown, terminal
+from leanbayes.report.build import render
+from leanbayes.report.labels import LONGEST
 from leanbayes.report.table import comparison
 from tests.report import make
 
@@ -94,6 +97,41 @@ def test_long_names_are_folded_for_the_sake_of_numbers(tmp_path):
     text = printed(load_results(tmp_path), width=100)
     assert "Left out" not in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("letter", ["1", "a", "ab "])
+def test_very_long_names_are_cut_and_cost_no_time(tmp_path, letter):
+    """A label, a set and a class of 200,000 characters: ten times as long took a hundred times as long."""
+    make.tree(tmp_path, TWO, seeds=1)
+    record = make.classification("rank1", 0, make.METHODS["rank1"])
+    whole = letter * (200_000 // len(letter))
+    record["method"]["label"] = whole
+    record["metrics"]["ood"] = {whole: record["metrics"]["ood"]["noise"]}
+    make.write(tmp_path, record)
+    start = time.process_time()
+    results = load_results(tmp_path)
+    texts = [markdown(results), printed(results, width=100)]
+    page = render(results)
+    assert time.process_time() - start < 5
+    label = results.groups[0].contenders[1].label
+    assert len(label) == LONGEST
+    assert label.startswith(whole[:50])
+    assert label.endswith(whole[-20:])
+    assert results.groups[0].contenders[1].whole == whole
+    assert all(whole not in text for text in texts)
+    assert f'title="{whole}"' in page, "the rest shows on hover"
+    assert f">{whole}" not in page
+
+
+def test_long_names_that_differ_are_told_apart(tmp_path):
+    make.tree(tmp_path, {"plain": make.METHODS["plain"]}, seeds=1)
+    for middle in "ab":
+        record = make.classification("rank1", 0, make.METHODS["rank1"])
+        record["method"]["label"] = "x" * 100 + middle + "x" * 100
+        make.write(tmp_path, record, middle)
+    labels = [contender.label for contender in load_results(tmp_path).groups[0].contenders]
+    assert len(set(labels)) == 3
+    assert labels[2] == f"{labels[1]} (2)"
 
 
 def test_the_terminal_shows_failures_and_takes_names_literally(tmp_path):

@@ -15,6 +15,7 @@ from leanbayes.report.figures import figures
 from leanbayes.report.figures.examples import galleries, Gallery
 from leanbayes.report.figures.figure import Figure
 from leanbayes.report.figures.svg import key_symbol
+from leanbayes.report.labels import cut
 from leanbayes.report.load import Group, load_results, Results
 from leanbayes.report.provenance import Provenance, provenance
 from leanbayes.report.table import comparison, Table
@@ -101,7 +102,7 @@ def render(results: Results) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["breakable"] = _breakable
+    environment.filters |= {"breakable": _breakable, "short": _short, "cut": cut}
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
         sections=[Section(f"group{i}", group) for i, group in enumerate(results.groups, 1)],
@@ -119,6 +120,14 @@ def _breakable(text: str) -> Markup:
     from markupsafe import escape, Markup
 
     return Markup(str(escape(text)).replace("_", "_<wbr>").replace(" ± ", "&nbsp;±&nbsp;"))
+
+
+def _short(text: str) -> Markup:
+    """Cut a long text; the whole of it shows on hover."""
+    from markupsafe import escape, Markup
+
+    shown = cut(text)
+    return escape(text) if shown == text else Markup('<span title="{}">{}</span>').format(text, shown)
 
 
 def _policy(script: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leanbayes.report.estimate import Estimate
+from leanbayes.report.labels import cut
 
 Key = tuple[str, ...]
 SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "confidence": "confidence"}
@@ -100,25 +101,25 @@ def foreign_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Co
         scores: the uncertainties by which it was told apart from the test set.
         brief: whether the terminal has room for it.
     """
-    group = "Foreign inputs"
+    group, short = "Foreign inputs", cut(name)
     what = f"test inputs against {name}"
     return [
         Column(
-            key=("ood", name, "auroc"), title=f"AUROC {name}", group=group, better="higher",
+            key=("ood", name, "auroc"), title=f"AUROC {short}", group=group, better="higher",
             place="brief" if brief else "main",
             help=f"Area under the ROC curve, {what} by uncertainty: 1 tells them apart, 0.5 is chance.",
         ),
         Column(
-            key=("ood", name, "aupr"), title=f"AUPR {name}", group=group, better="higher", place="rest",
+            key=("ood", name, "aupr"), title=f"AUPR {short}", group=group, better="higher", place="rest",
             help=f"Area under the precision-recall curve, {what}.",
         ),
         Column(
-            key=("ood", name, "fpr95"), title=f"FPR95 {name}", group=group, better="lower", place="rest",
+            key=("ood", name, "fpr95"), title=f"FPR95 {short}", group=group, better="lower", place="rest",
             help=f"Share of test inputs taken for foreign where 95 % of {name} are found.",
         ),
         *(
             Column(
-                key=("ood", name, score, "auroc"), title=f"AUROC {name} by {SCORES.get(score, score)}", group=group,
+                key=("ood", name, score, "auroc"), title=f"AUROC {short} by {SCORES.get(score, score)}", group=group,
                 better="higher", place="rest", help=f"Area under the ROC curve, {what} by {SCORES.get(score, score)}.",
             )
             for score in scores
@@ -247,12 +248,17 @@ COST = (
         place="rest", help="Time of a training step once converted, in training steps of the plain network.",
     ),
     Column(
-        key=("cost", "predict_ratio"), title="Predict", unit="x", group="Cost", better="lower", marked=False,
-        place="brief", help="Time of an answer, in as many passes of the plain network as it has draws.",
+        key=("cost", "answer_passes"), title="Answer", unit="passes", group="Cost", better="lower", marked=False,
+        place="brief",
+        help="Cost of one answer in passes of the plain network: the passes it takes times the cost of one.",
     ),
     Column(
         key=("cost", "passes"), title="Passes", style="count", group="Cost", better="lower", marked=False,
-        help="Passes of a plain network that one answer takes.",
+        help="Passes that one answer takes: a pass for every draw, or for every member of an ensemble.",
+    ),
+    Column(
+        key=("cost", "predict_ratio"), title="One pass", unit="x", group="Cost", better="lower", marked=False,
+        place="rest", help="Time of one of these passes, in passes of the plain network.",
     ),
     Column(
         key=("cost", "train_seconds"), title="Time", style="time", alone="Training time", group="Cost",

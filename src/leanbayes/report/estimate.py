@@ -48,7 +48,11 @@ def difference_error(one: Estimate, other: Estimate) -> float:
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number as a float and anything else (null, text, NaN) as None."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    """Return a finite number as a float and anything else (null, text, NaN, more than a float holds) as None."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from leanbayes.paths import local
+from leanbayes.report.checks import complaint
 from leanbayes.report.estimate import number
-from leanbayes.report.settings import flag_of, settings_of, telling, write_value
+from leanbayes.report.labels import cut, cut_apart, labels_of, natural
+from leanbayes.report.looks import Look, looks_of
+from leanbayes.report.settings import settings_of
 from leanbayes.results import FILE, SCHEMA
 
 REFERENCE = "plain"  # the network without a method: what every cost and every mCE is relative to
@@ -58,7 +60,8 @@ class Run:
     @property
     def fields(self) -> dict[str, Any]:
         """Fields of the method."""
-        return dict(self.part("method", "fields") or {})
+        found = self.part("method", "fields")
+        return dict(found) if isinstance(found, Mapping) else {}
 
     @property
     def label(self) -> str:
@@ -104,21 +107,28 @@ class Contender:
     """A method with its settings, and the seeds it came through.
 
     Attributes:
-        label: the name; with the settings that differ where one method takes part several times.
+        label: the name; with the settings that differ where one method takes part several times; cut if it is long.
         name: the name of the method.
         runs: the runs that came to their end, by seed; each seed once.
-        series: its number in the group, which fixes its colour and its marker.
+        look: its colour and its marker.
+        whole: the label, not cut.
     """
 
     label: str
     name: str
     runs: tuple[Run, ...]
-    series: int
+    look: Look
+    whole: str
 
     @property
     def is_reference(self) -> bool:
         """Whether this is the network without a method."""
         return self.name == REFERENCE
+
+    @property
+    def series(self) -> int:
+        """Its number in the group."""
+        return self.look.series
 
 
 @dataclass(frozen=True)
@@ -208,31 +218,37 @@ def _read(file: Path, name: str) -> Run:
     if missing or record.get("status") not in ("done", "failed"):
         lacks = ", ".join([f"{section}.name" for section in missing] or ["status (done or failed)"])
         raise DamagedResult(f"{name}: expected {lacks}, which is not there; run it again")
+    if odd := complaint(record):
+        raise DamagedResult(f"{name}: {odd}; run it again")
     return Run(name, record)
 
 
 def _group(key: tuple[str, str, str], runs: list[Run]) -> Group:
     """Sort runs into contenders, the reference first and the others by name, and failures."""
-    labels = _labels(runs)
-    order = sorted(set(labels.values()), key=lambda label: (label[0] != REFERENCE, *map(_natural, label)))
+    labels = labels_of(runs)
+    order = sorted(set(labels.values()), key=lambda label: (label[0] != REFERENCE, *map(natural, label)))
+    shown = cut_apart(dict.fromkeys(label for _, label in order))
     found = {label: [run for run in runs if labels[run.path] == label] for label in order}
     alive = {label: sorted((r for r in some if r.done), key=_by_seed) for label, some in found.items()}
     latest = {label: {run.seed: run for run in done} for label, done in alive.items() if done}
+    data, network, task = key
     return Group(
-        *key,
+        cut(data),
+        cut(network),
+        task,
         contenders=tuple(
-            Contender(label[1], label[0], tuple(once.values()), series)
-            for series, (label, once) in enumerate(latest.items())
+            Contender(shown[label], name, tuple(once.values()), look, label)
+            for look, ((name, label), once) in zip(looks_of(latest), latest.items(), strict=True)
         ),
         replaced=tuple(
-            f"{label[1]}, seed {run.seed} was run more than once with equal settings: {once[run.seed].path} counts, "
-            f"{run.path} does not."
+            f"{shown[label[1]]}, seed {run.seed} was run more than once with equal settings: {once[run.seed].path} "
+            f"counts, {run.path} does not."
             for label, once in latest.items()
             for run in alive[label]
             if run is not once[run.seed]
         ),
         failures=tuple(
-            Failure(label[1], run.seed, run.path, str(run.record.get("error") or "no error was recorded"))
+            Failure(shown[label[1]], run.seed, run.path, str(run.record.get("error") or "no error was recorded"))
             for label, some in found.items()
             for run in sorted(some, key=_by_seed)
             if not run.done
@@ -242,29 +258,3 @@ def _group(key: tuple[str, str, str], runs: list[Run]) -> Group:
 
 def _by_seed(run: Run) -> tuple[float, str, str]:
     return number(run.record.get("seed")) or 0.0, str(run.record.get("created")), run.path
-
-
-def _labels(runs: Iterable[Run]) -> dict[str, tuple[str, str]]:
-    """Name every run (by its path): as it calls itself, else by its method, with the settings that differ."""
-    values: dict[tuple[str, str], set[str]] = {}
-    runs = list(runs)
-    for run in runs:
-        for field, value in run.fields.items():
-            values.setdefault((run.name, field), set()).add(write_value(value))
-    versions: dict[tuple[str, str, tuple[str, ...]], list[Run]] = {}
-    for run in runs:
-        differing = sorted(field for (name, field), found in values.items() if name == run.name and len(found) > 1)
-        told = tuple(f"{field}={write_value(run.fields.get(field))}" for field in differing)
-        versions.setdefault((run.name, run.label, told if run.label == run.name else ()), []).append(run)
-    labels = {}
-    for (name, label, told), alike in versions.items():
-        names = telling([run.settings for run in alike])
-        for run in alike:
-            apart = ", ".join([*told, *(f"{flag_of(each)}={run.settings.get(each, 'unset')}" for each in names)])
-            labels[run.path] = (name, f"{label} ({apart})" if apart else label)
-    return labels
-
-
-def _natural(text: str) -> list[tuple[float, str]]:
-    """Split a label so that components=4 comes before components=16."""
-    return [(float(part), "") if part.isdecimal() else (0.0, part) for part in re.split(r"(\d+)", text)]

@@ -13,7 +13,7 @@ from leanbayes.report.equivalent import ensemble_equivalents
 from leanbayes.report.estimate import Estimate, estimate, number
 from leanbayes.report.load import Contender, Group, Run
 from leanbayes.report.marks import decimals_of, Mark, marks_of
-from leanbayes.report.training import training_ratio
+from leanbayes.report.price import answer_passes, passes_of, training_ratio
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,8 @@ def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
     for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
         found |= {(section, key): value for key, value in _numbers(content)}
     found["cost", "training_ratio"] = training_ratio(run)
+    found["cost", "passes"] = passes_of(run)
+    found["cost", "answer_passes"] = answer_passes(run)
     for name, content in _items(run.part("metrics", "ood")):
         found |= {("ood", name, key): value for key, value in _numbers(content)}
         for score, content_by_score in _items(content.get("scores")):

@@ -54,11 +54,11 @@ def terminal(results: Results, console: Console | None = None) -> None:
     for group in results.groups:
         if group.contenders:
             _print_table(group, console)
-        console.print(f"[bold]{escape(verdict(group).sentence)}[/]")
+        console.print(f"[bold]{escape(verdict(group).sentence)}[/]", highlight=False)
         for failure in group.failures:
-            console.print(f"[red]{escape(_failed(failure))}[/]")
+            console.print(f"[red]{escape(_failed(failure))}[/]", highlight=False)
     for sentence in results.damaged:
-        console.print(f"[red]Not read: {escape(sentence)}[/]")
+        console.print(f"[red]Not read: {escape(sentence)}[/]", highlight=False)
 
 
 def _section(group: Group) -> str:

@@ -1,4 +1,4 @@
-"""The answer in one sentence: which method is worth its cost, by a rule that is stated beside it."""
+"""The answer in a sentence or two: which method is worth its cost, by a rule that is stated next to it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from leanbayes.report.load import Contender, Group
 from leanbayes.report.marks import decimals_of
 from leanbayes.report.table import estimates_of
 
-AFFORDABLE = 2.0  # plain networks
 CLEAR = 2.0  # standard errors of the difference
 HEADLINE: dict[str, Key] = {"classification": ("test", "nll"), "regression": ("test", "lpd")}
-RULE = (
-    "Rule: of the methods whose training, prediction (pass for pass) and parameters each cost at most "
-    f"{AFFORDABLE:g} times the plain network's, the one with the best mean log-likelihood on the test set (NLL, or LPD "
-    f"for real targets) is recommended if it beats the plain network by more than {CLEAR:g} standard errors of the "
-    "difference."
-)
-COSTS = {  # what is measured, and how it is called in a sentence
-    "training_ratio": "training",
-    "predict_ratio": "prediction (pass for pass)",
-    "parameter_ratio": "parameters",
+LIMITS = {  # what is measured, and how much of it a method may cost
+    "training_ratio": 2.0,  # trainings of the plain network
+    "answer_passes": 20.0,  # passes of the plain network: 16 draws, the default, and a quarter more
+    "parameter_ratio": 2.0,  # plain networks
 }
+RULE = (
+    f"Rule: a method stays within the limits if its training costs at most {LIMITS['training_ratio']:g} trainings of "
+    f"the plain network, one answer at most {LIMITS['answer_passes']:g} of its passes (draws or members times the "
+    f"cost of a pass), and if it has at most {LIMITS['parameter_ratio']:g} times its parameters. Of the methods within "
+    "the limits, the one with the best mean log-likelihood on the test set (NLL, or LPD for real targets) is "
+    f"recommended if it beats the plain network by more than {CLEAR:g} standard errors of the difference. The best row "
+    "is always named."
+)
 
 
 @dataclass(frozen=True)
@@ -34,15 +35,13 @@ class Candidate:
         contender: who.
         quality: the deciding figure.
         written: the same as text.
-        ratios: training, prediction and parameters in those of the plain network, as far as measured.
-        passes: passes through the network that one answer takes, if known.
+        costs: training, an answer and parameters under the names of LIMITS, as far as measured.
     """
 
     contender: Contender
     quality: Estimate
     written: str
-    ratios: dict[str, Estimate]
-    passes: Estimate | None
+    costs: dict[str, Estimate]
 
     @property
     def label(self) -> str:
@@ -50,25 +49,34 @@ class Candidate:
         return self.contender.label
 
     @property
-    def cost(self) -> float | None:
-        """The largest of the three ratios; None unless all were measured."""
-        return max(ratio.mean for ratio in self.ratios.values()) if len(self.ratios) == len(COSTS) else None
-
-    @property
-    def price(self) -> str:
-        """The largest of the three ratios in words, with what it is a ratio of."""
-        name, ratio = max(self.ratios.items(), key=lambda pair: pair[1].mean)
-        return f"{ratio.mean:.3g} times the plain network's {COSTS[name]}"
+    def excess(self) -> float | None:
+        """The largest cost in units of its limit; None unless all were measured."""
+        if len(self.costs) < len(LIMITS):
+            return None
+        return max(cost.mean / LIMITS[name] for name, cost in self.costs.items())
 
     @property
     def affordable(self) -> bool:
-        """Whether the cost is known and within bounds."""
-        return self.cost is not None and self.cost <= AFFORDABLE
+        """Whether all costs are known and within the limits."""
+        return self.excess is not None and self.excess <= 1
+
+    @property
+    def price(self) -> str:
+        """What it costs, in words."""
+        written = {name: _WORDS[name](self.costs[name].mean) for name in LIMITS if name in self.costs}
+        return _list(list(written.values())) if written else "a cost that was not measured"
+
+
+_WORDS = {
+    "training_ratio": "{:.3g} times the training of the plain network".format,
+    "answer_passes": "{:.3g} of its passes for an answer".format,
+    "parameter_ratio": lambda ratio: f"{100 * (ratio - 1):.3g} % more parameters",
+}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sentence, and the label of the contender that it recommends (None: none)."""
+    """The sentences, and the label of the contender that they recommend (None: none)."""
 
     sentence: str
     choice: str | None = None
@@ -81,21 +89,23 @@ def headline(task: str) -> Column:
 
 
 def verdict(group: Group) -> Verdict:
-    """Say which method of a group is worth its cost, by RULE."""
+    """Say which method of a group is worth its cost, by RULE, and which row is the best."""
     column = headline(group.task)
     ranked = candidates(group)
     plain = next((c for c in ranked if c.contender.is_reference), None)
     rivals = [c for c in ranked if c.affordable and not c.contender.is_reference]
+    choice = None
     if not ranked:
-        choice, told = None, f"no run came to its end with a test {column.title}"
+        told = f"no run came to its end with a test {column.title}"
     elif plain is None:
-        choice, told = None, _without_plain(column, ranked[0])
+        told = "the plain network did not run, so no gain can be weighed against a cost"
     elif not rivals:
-        choice, told = None, _without_rivals(group, plain, ranked) + _others(column, plain, ranked)
+        told = _without_rivals(group, plain, ranked)
     else:
         choice, told = _weigh(column, plain, rivals[0])
-        told += _others(column, rivals[0] if choice else plain, ranked)
-    return Verdict(f"On {group.data} with {group.network}, {told}.", choice)
+        told += _near(rivals, choice)
+    first = f"On {group.data} with {group.network}, {told}{_unmeasured(ranked)}."
+    return Verdict(f"{first}{_best(column, ranked, choice)}", choice and choice.label)
 
 
 def candidates(group: Group) -> list[Candidate]:
@@ -108,18 +118,17 @@ def candidates(group: Group) -> list[Candidate]:
     ranked = []
     for contender, found in known:
         mean, sem = column.write(found[column.key], decimals)
-        ratios = dict.fromkeys(COSTS, Estimate(1.0, None, 1)) if contender.is_reference else cost_ratios(found)
-        written = f"{mean} ± {sem}" if sem else mean
-        ranked.append(Candidate(contender, found[column.key], written, ratios, found.get(("cost", "passes"))))
+        costs = dict.fromkeys(LIMITS, Estimate(1.0, None, 1)) if contender.is_reference else _costs(found)
+        ranked.append(Candidate(contender, found[column.key], f"{mean} ± {sem}" if sem else mean, costs))
     return sorted(ranked, key=lambda c: _sign(column) * c.quality.mean, reverse=True)
 
 
-def cost_ratios(found: dict[Key, Estimate]) -> dict[str, Estimate]:
-    """Return training, prediction and parameters, as far as measured, in those of the plain network."""
-    ratios = {name: found[("cost", name)] for name in COSTS if ("cost", name) in found}
+def _costs(found: dict[Key, Estimate]) -> dict[str, Estimate]:
+    """Return training, an answer and parameters, as far as measured."""
+    costs = {name: found[("cost", name)] for name in LIMITS if ("cost", name) in found}
     if extra := found.get(("cost", "extra_percent")):
-        ratios["parameter_ratio"] = Estimate(1 + extra.mean / 100, extra.sem and extra.sem / 100, extra.count)
-    return ratios
+        costs["parameter_ratio"] = Estimate(1 + extra.mean / 100, extra.sem and extra.sem / 100, extra.count)
+    return costs
 
 
 def _sign(column: Column) -> int:
@@ -129,74 +138,66 @@ def _sign(column: Column) -> int:
 def _clearly_better(column: Column, one: Candidate, other: Candidate) -> bool:
     """Whether one mean beats another by more than CLEAR standard errors of the difference."""
     gap = _sign(column) * (one.quality.mean - other.quality.mean)
-    known = one.quality.sem is not None and other.quality.sem is not None
-    return known and gap > CLEAR * difference_error(one.quality, other.quality)
-
-
-def _without_plain(column: Column, best: Candidate) -> str:
-    return (
-        f"the plain network did not run, so no gain can be weighed against a cost; {best.label} has the best "
-        f"{column.title} ({best.written})"
-    )
+    return gap > CLEAR * difference_error(one.quality, other.quality)
 
 
 def _without_rivals(group: Group, plain: Candidate, ranked: list[Candidate]) -> str:
-    """Say why no method is affordable: there is none, or its cost is unknown or too high."""
+    """Say why no method is within the limits: there is none, or its cost is unknown or too high."""
     title = headline(group.task).title
     if len(group.contenders) == 1 and not group.failures:
         return f"only the plain network was run ({title} {plain.written}): there is no method to weigh against it"
     if len(ranked) == 1:
         return f"only the plain network came to its end with a test {title} ({plain.written})"
-    known = [(c.cost, c) for c in ranked if c.cost is not None and not c.contender.is_reference]
+    known = [(c.excess, c) for c in ranked if c.excess is not None and not c.contender.is_reference]
     if not known:
         return f"no method can be weighed against the plain network ({title} {plain.written})"
-    _, cheapest = min(known, key=lambda pair: pair[0])
+    _, nearest = min(known, key=lambda pair: pair[0])
     return (
-        f"no method costs at most {AFFORDABLE:g} times the plain network ({title} {plain.written}); "
-        f"the cheapest is {cheapest.label} ({cheapest.written}), at {cheapest.price}"
+        f"no method stays within the limits, so stay with the plain network ({title} {plain.written}); the nearest to "
+        f"them is {nearest.label} ({nearest.written}), at {nearest.price}"
     )
 
 
-def _weigh(column: Column, plain: Candidate, best: Candidate) -> tuple[str | None, str]:
-    """Weigh the best affordable method against the plain network; return whom to take, and why."""
+def _weigh(column: Column, plain: Candidate, best: Candidate) -> tuple[Candidate | None, str]:
+    """Weigh the best method within the limits against the plain network; return the one to take, and why."""
     title = column.title
     if best.quality.sem is None or plain.quality.sem is None:
         order = "ahead of" if _sign(column) * (best.quality.mean - plain.quality.mean) > 0 else "behind"
         return None, (
-            f"one seed is too few to decide: {best.label} is the best affordable method ({title} {best.written}), "
-            f"{order} the plain network ({plain.written}), but chance may have done it; run more seeds"
+            f"one seed is too few to decide: of the methods within the limits {best.label} is the best ({title} "
+            f"{best.written}), {order} the plain network ({plain.written}), but chance may have done it; run more seeds"
         )
     if not _clearly_better(column, best, plain):
         return None, (
-            f"stay with the plain network ({title} {plain.written}): no method that costs at most {AFFORDABLE:g} "
-            f"times as much beats it by more than {CLEAR:g} standard errors; the best is {best.label} ({best.written})"
+            f"stay with the plain network ({title} {plain.written}): no method within the limits beats it by more than "
+            f"{CLEAR:g} standard errors; the best of them is {best.label} ({best.written})"
         )
-    train, predict, parameters = (best.ratios[name].mean for name in COSTS)
-    return best.label, (
+    return best, (
         f"{best.label} is worth its cost: {title} {best.written} against {plain.written} of the plain network, for "
-        f"{train:.2f} times its training, {predict:.2f} times its forward pass{_passes(best)} and "
-        f"{100 * (parameters - 1):.3g} % more parameters"
+        f"{best.price}"
     )
 
 
-def _passes(candidate: Candidate) -> str:
-    return f" ({candidate.passes.mean:.0f} for an answer)" if candidate.passes else ""
+def _near(rivals: list[Candidate], choice: Candidate | None) -> str:
+    """Name the methods within the limits that may be as good as the choice."""
+    near = [c.label for c in rivals if choice and _may_equal(c, choice)]
+    return f"; {_list(near)} {'is' if len(near) == 1 else 'are'} within one standard error of it" if near else ""
 
 
-def _others(column: Column, choice: Candidate, ranked: list[Candidate]) -> str:
-    """Mention who may be as good as the choice, who is better but dearer, and whose cost nobody measured."""
-    parts = []
-    near = [c.label for c in ranked if c.affordable and not c.contender.is_reference and _may_equal(c, choice)]
-    if near and not choice.contender.is_reference:
-        parts.append(f"; {_list(near)} {'is' if len(near) == 1 else 'are'} within one standard error of it")
-    dearer = [c for c in ranked if c.cost is not None and not c.affordable and _clearly_better(column, c, choice)]
-    if dearer:
-        best = dearer[0]
-        parts.append(f"; {best.label} is better ({best.written}), at {best.price}")
-    unknown = [c.label for c in ranked if c.cost is None]
-    if unknown:
-        parts.append(f"; the cost of {_list(unknown)} was not measured")
-    return "".join(parts)
+def _unmeasured(ranked: list[Candidate]) -> str:
+    unknown = [c.label for c in ranked if c.excess is None]
+    return f"; the cost of {_list(unknown)} was not measured" if unknown else ""
+
+
+def _best(column: Column, ranked: list[Candidate], choice: Candidate | None) -> str:
+    """Name the best row with its cost, unless the recommendation has done so or there is only one."""
+    if not ranked or ranked[0] is choice or (len(ranked) == 1 and ranked[0].contender.is_reference):
+        return ""
+    best = ranked[0]
+    if best.contender.is_reference:
+        return f" The plain network itself has the best {column.title} ({best.written})."
+    beyond = ", beyond the limits" if best.excess is not None and not best.affordable else ""
+    return f" {best.label} has the best {column.title} of all ({best.written}), at {best.price}{beyond}."
 
 
 def _may_equal(one: Candidate, other: Candidate) -> bool:

@@ -6,13 +6,19 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from leanbayes.report.figures.figure import ends, Figure, Numbers, Panel, write
-from leanbayes.report.figures.svg import Chart, linear_axis, Point, ratio_axis, series_class
+from leanbayes.report.figures.svg import Chart, linear_axis, Point, ratio_axis
 from leanbayes.report.load import Group
-from leanbayes.report.verdict import AFFORDABLE, Candidate, candidates, COSTS, headline
+from leanbayes.report.verdict import Candidate, candidates, headline, LIMITS
 
-TITLES = {"training_ratio": "Training", "predict_ratio": "Prediction", "parameter_ratio": "Parameters"}
+TITLES = {"training_ratio": "Training", "answer_passes": "One answer", "parameter_ratio": "Parameters"}
+UNITS = {
+    "training_ratio": "trainings of the plain network",
+    "answer_passes": "passes of the plain network",
+    "parameter_ratio": "times the plain network",
+}
 LETTER = 6.4  # pixels, about the width of one at the size of labels
 LINE = 11.0
+SEEN = 0.7  # of a limit; where no cost comes so near, the limit is not drawn
 Box = tuple[float, float, float, float]
 
 
@@ -34,54 +40,64 @@ class Cross(NamedTuple):
 
 
 def cost_figure(group: Group) -> Figure | None:
-    """Draw the deciding figure against the cost of training, prediction and parameters."""
+    """Draw the deciding figure against the cost of training, of one answer and of parameters."""
     found = sorted(candidates(group), key=lambda candidate: candidate.contender.series)
     column = headline(group.task)
     panels = [
         Panel(TITLES[name], _scatter(known, name, f"{column.title} ({column.better} is better)"))
-        for name in COSTS
-        if len(known := [candidate for candidate in found if name in candidate.ratios]) > 1
+        for name in LIMITS
+        if len(known := [candidate for candidate in found if name in candidate.costs]) > 1
     ]
     if not panels:
         return None
-    rows = [(c.label, c.written, *(write(c.ratios.get(name)) for name in COSTS)) for c in found]
+    rows = [(c.label, c.written, *(write(c.costs.get(name)) for name in LIMITS)) for c in found]
+    heads = (f"{TITLES[name]}, {UNITS[name]}" for name in LIMITS)
     return Figure(
         key="cost",
         title="Quality against cost",
-        caption="Means over seeds; whiskers are standard errors. Costs are in plain networks, on a logarithmic scale; "
-        f"the shaded side costs more than {AFFORDABLE:g}. Predictions are compared pass for pass: an answer takes as "
-        "many passes as it has draws.",
+        caption="Means over seeds; whiskers are standard errors. Costs are on a logarithmic scale; the shaded side is "
+        "beyond the limit of the rule. The cost of one answer counts all its passes, one for every draw or member.",
         panels=panels,
-        numbers=Numbers(("Method", column.title, *(TITLES[name] for name in COSTS)), rows),
+        numbers=Numbers(("Method", column.title, *heads), rows),
         legend=tuple(candidate.contender for candidate in found),
     )
 
 
 def _scatter(found: list[Candidate], name: str, quality: str) -> str:
     """Draw one cost."""
-    x = ratio_axis("times the plain network", [end for c in found for end in ends(c.ratios[name])])
+    unit, limit = UNITS[name], LIMITS[name]
+    reach = [end for c in found for end in ends(c.costs[name])]
+    x = ratio_axis(unit, [*reach, *([1.1 * limit] if max(reach) > SEEN * limit else [])])
     y = linear_axis(quality, [end for c in found for end in ends(c.quality)])
     chart = Chart(x, y)
-    if x.high > AFFORDABLE:
-        chart.bar((AFFORDABLE, y.low), (x.high, y.high), "dear", f"more than {AFFORDABLE:g} times the plain network")
-    places = [(c.ratios[name].mean, c.quality.mean) for c in found]
+    taken = _draw_limit(chart, limit, unit) if x.high > limit else []
+    places = [(c.costs[name].mean, c.quality.mean) for c in found]
     crosses = []
     for c, (cost, good) in zip(found, places, strict=True):
-        bars = [(end, good) for end in ends(c.ratios[name])], [(cost, end) for end in ends(c.quality)]
+        bars = [(end, good) for end in ends(c.costs[name])], [(cost, end) for end in ends(c.quality)]
         for bar in bars:
-            chart.line(bar, f"whisker {series_class(c.contender.series)}")
+            chart.line(bar, f"whisker {c.contender.look.classes}")
         crosses.append(Cross(chart.at(cost, good), *(_around([chart.at(*end) for end in bar], 2) for bar in bars)))
-    _name_points(chart, crosses, [c.contender.name for c in found])
+    _name_points(chart, crosses, [c.label for c in found], taken)
     for c, place in zip(found, places, strict=True):
-        title = f"{c.label}: {c.written} at {write(c.ratios[name])} times the plain network"
-        chart.marker(place, c.contender.series, title)
-    return chart.render(f"{quality} against {TITLES[name].lower()} in times the plain network")
+        chart.marker(place, c.contender.look, f"{c.label}: {c.written} at {write(c.costs[name])} {unit}")
+    return chart.render(f"{quality} against {TITLES[name].lower()}, {unit}")
 
 
-def _name_points(chart: Chart, crosses: list[Cross], names: list[str]) -> None:
+def _draw_limit(chart: Chart, limit: float, unit: str) -> list[Box]:
+    """Shade what is beyond the limit and say so at the lower end of its edge; return what is then covered."""
+    chart.bar((limit, chart.y.low), (chart.x.high, chart.y.high), "dear", f"more than {limit:g} {unit}")
+    chart.line([(limit, chart.y.low), (limit, chart.y.high)], "diagonal", f"the limit: {limit:g} {unit}")
+    (right, foot), (_, top) = chart.at(limit, chart.y.low), chart.at(limit, chart.y.high)
+    name = f"limit {limit:g}"
+    chart.text((right - 4, foot - 4), name, "end", "note")
+    return [(right - 4 - LETTER * len(name), foot - 4 - LINE, right, foot), (right - 1, top, right + 1, foot)]
+
+
+def _name_points(chart: Chart, crosses: list[Cross], names: list[str], covered: list[Box]) -> None:
     """Write names where they cover neither markers nor whiskers nor each other; the legend names the others."""
     size = chart.size
-    taken = [box for cross in crosses for box in (_around([cross.centre], 5), cross.flat, cross.upright)]
+    taken = [box for cross in crosses for box in (_around([cross.centre], 5), cross.flat, cross.upright)] + covered
     for cross, name in zip(crosses, names, strict=True):
         wide = LETTER * len(name)
         for x, y, anchor in cross.places():

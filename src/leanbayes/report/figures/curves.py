@@ -8,7 +8,7 @@ from typing import NamedTuple
 from leanbayes.report.corrupted import over_severity
 from leanbayes.report.estimate import curve, Estimate, number
 from leanbayes.report.figures.figure import ends, Figure, Numbers, Panel, write
-from leanbayes.report.figures.svg import Axis, Chart, linear_axis, series_class
+from leanbayes.report.figures.svg import Axis, Chart, linear_axis
 from leanbayes.report.load import Contender, Group, Run
 
 
@@ -115,13 +115,13 @@ def _upwards(measure: Measure, curves: list[Curve]) -> Axis:
 
 def _draw_marked(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
     """Draw a line with whiskers and markers that tell their numbers."""
-    series, scale = one.contender.series, measure.scale
-    chart.line([(x, scale * point.mean) for x, point in one.points.items()], f"curve {series_class(series)}")
+    look, scale = one.contender.look, measure.scale
+    chart.line([(x, scale * point.mean) for x, point in one.points.items()], f"curve {look.classes}")
     for x, point in one.points.items():
         if point.sem:
-            chart.line([(x, scale * end) for end in ends(point)], f"whisker {series_class(series)}")
+            chart.line([(x, scale * end) for end in ends(point)], f"whisker {look.classes}")
         title = f"{one.contender.label}, {across} {x:g}: {write(point, scale)}"
-        chart.marker((x, scale * point.mean), series, title)
+        chart.marker((x, scale * point.mean), look, title)
 
 
 def _draw_line(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
@@ -129,7 +129,7 @@ def _draw_line(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
     last_x, last = list(one.points.items())[-1]
     title = f"{one.contender.label}, {across} {last_x:g}: {write(last, measure.scale)}"
     points = [(x, measure.scale * point.mean) for x, point in one.points.items()]
-    chart.line(points, f"curve {series_class(one.contender.series)}", title)
+    chart.line(points, f"curve {one.contender.look.classes}", title)
 
 
 def _numbers(measures: Sequence[Measure], found: list[list[Curve]], across: str) -> Numbers:

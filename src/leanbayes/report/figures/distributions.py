@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 from leanbayes.report.figures.figure import Figure, Numbers, Panel
-from leanbayes.report.figures.svg import Axis, Chart, linear_axis, series_class, SMALL, write_tick
+from leanbayes.report.figures.svg import Axis, Chart, linear_axis, SMALL, write_tick
 from leanbayes.report.load import Contender, Group
 from leanbayes.report.pooled import Bin, Histogram, pooled_histograms, pooled_reliability
 from leanbayes.report.table import comparison
@@ -40,7 +40,7 @@ def reliability_figure(group: Group) -> Figure | None:
         key="reliability",
         title="Calibration",
         caption=f"{caption}A curve on the diagonal is calibrated, below it the network is too sure.",
-        panels=[Panel(c.label, _reliability(c, bins, across, upwards), notes[c.series], c.series) for c, bins in found],
+        panels=[Panel(c.label, _reliability(c, bins, across, upwards), notes[c.series], c) for c, bins in found],
         numbers=Numbers(
             ("Method", across.capitalize(), upwards.capitalize(), *([] if regression else ["Inputs"])),
             [
@@ -69,7 +69,7 @@ def histogram_figure(group: Group, kind: str) -> Figure | None:
         title=f"{title} {where}",
         caption="Shares of inputs, means over seeds, on a root scale so that small shares stay visible. "
         + ("The less the two overlap, the better foreign inputs are told apart." if foreign else ""),
-        panels=[Panel(c.label, _histogram(c, h, label, foreign, tallest), series=c.series) for c, h in found],
+        panels=[Panel(c.label, _histogram(c, h, label, foreign, tallest), contender=c) for c, h in found],
         numbers=_histogram_numbers(found, sets, label),
         small=True,
         styles=tuple([(HOME, "test set"), *((f"foreign f{i % 4}", name) for i, name in enumerate(foreign))]),
@@ -92,7 +92,7 @@ def _notes(group: Group) -> dict[int, str]:
 def _reliability(contender: Contender, bins: list[Bin], across: str, upwards: str) -> str:
     """Draw one curve with the gap to the diagonal filled, above bars of counts."""
     chart = Chart(Axis(across, 0, 1, HALVES), Axis("", 0, 1, HALVES), SMALL)
-    series = series_class(contender.series)
+    series = contender.look.classes
     largest = max(b.count for b in bins)
     half = 0.4 * min((1.0, *(b.confidence - a.confidence for a, b in pairwise(bins))))
     for b in bins if largest else []:
@@ -107,7 +107,7 @@ def _reliability(contender: Contender, bins: list[Bin], across: str, upwards: st
         title = f"{across} {b.confidence:.3f}, {upwards} {b.accuracy:.3f}" + (
             f", {b.count:.0f} inputs" if largest else ""
         )
-        chart.marker((b.confidence, b.accuracy), contender.series, title, "sparse" if few else "")
+        chart.marker((b.confidence, b.accuracy), contender.look, title, "sparse" if few else "")
     return chart.render(f"{contender.label}: {upwards} against {across}")
 
 
@@ -128,7 +128,7 @@ def _histogram(contender: Contender, histogram: Histogram, label: str, foreign: 
     for i, name in enumerate(foreign):
         if name in histogram.shares:
             steps = _steps(edges, histogram.shares[name])
-            chart.line(steps, f"curve foreign f{i % 4} {series_class(contender.series)}", name)
+            chart.line(steps, f"curve foreign f{i % 4} {contender.look.classes}", name)
     return chart.render(f"{contender.label}: histogram of {label}")
 
 

@@ -10,12 +10,12 @@ from leanbayes.report.load import Contender
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart with its title, a note beside it, and the series it is about where it is about one."""
+    """One chart with its title, a note next to it, and its contender where it is about one."""
 
     title: str
     svg: str
     note: str = ""
-    series: int | None = None
+    contender: Contender | None = None
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from leanbayes.report.looks import Look
+
 Point = tuple[float, float]
 DIGIT = 6.6  # pixels, at least the width of a character on an axis
 TICK_GAP = 5  # pixels between a number and its axis
 NAME_END = 20  # pixels from the edge to where the upright name of an axis is clear of the numbers
-COLOURS = 10  # how many the style sheet defines; series beyond them come back dashed
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,24 @@ def linear_axis(label: str, values: Iterable[float], *, wanted: int = 5) -> Axis
 
 
 def ratio_axis(label: str, values: Iterable[float]) -> Axis:
-    """Return a logarithmic axis for ratios to the plain network, which is 1."""
-    known = [*values, 1.0]
-    low, high = min(known) / 1.08, max(*known, 1.25) * 1.12
-    candidates = (0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+    """Return a logarithmic axis for costs in units of the plain network, which is 1."""
+    known = [1.0, 1.25, *(max(value, LEAST) for value in values)]
+    margin = max((max(known) / min(known)) ** 0.05, 1.03)
+    low, high = min(known) / margin, max(known) * margin
+    steps = next(steps for most, steps in LADDERS if high / low <= most)
     ticks: list[float] = []
-    for tick in (t for t in candidates if low <= t <= high):
+    for tick in (t for t in steps if low <= t <= high):
         if not ticks or math.log(tick / ticks[-1]) > 0.11 * math.log(high / low):
             ticks.append(tick)
     return Axis(label, low, high, tuple(ticks), math.log)
+
+
+LEAST = 1e-3  # no cost is drawn as less: a standard error may reach to zero, which has no logarithm
+LADDERS = (  # up to which ratio of its ends an axis has which ticks
+    (5, (0.2, 0.3, 0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 5)),
+    (200, tuple(2.0**power for power in range(-10, 10))),
+    (math.inf, tuple(10.0**power for power in range(-3, 103))),
+)
 
 
 def _round_step(step: float) -> float:
@@ -83,11 +93,6 @@ def write_tick(value: float) -> str:
         if abs(value) >= 10 * size:
             return f"{value / size:g}{letter}"
     return f"{value:.6g}"
-
-
-def series_class(series: int) -> str:
-    """Return the class names of a series: its number, its colour, and whether colours come round again."""
-    return f"n{series} s{series % COLOURS}" + (" again" if series >= COLOURS else "")
 
 
 @dataclass(frozen=True)
@@ -124,17 +129,16 @@ class Chart:
         (x0, y1), (x1, y0) = self.at(*low), self.at(*high)
         self._add("rect", classes, title, x=_short(x0), y=_short(y0), width=_short(x1 - x0), height=_short(y1 - y0))
 
-    def marker(self, point: Point, series: int, title: str, kind: str = "") -> None:
-        """Draw the marker of a series: colour and shape tell it apart."""
-        x, y = self.at(*point)
-        path = _SHAPES[series % len(_SHAPES)]
-        classes = f"marker {series_class(series)} {kind}".rstrip()
-        self._add("path", classes, title, transform=f"translate({_pair((x, y))})", d=path)
+    def marker(self, point: Point, look: Look, title: str, kind: str = "") -> None:
+        """Draw the marker of a contender: colour and shape tell it apart."""
+        classes = f"marker {look.classes} {kind}".rstrip()
+        place = f"translate({_pair(self.at(*point))})"
+        self._add("path", classes, title, transform=place, d=SHAPES[look.shape])
 
-    def text(self, pixel: Point, text: str, anchor: str) -> None:
+    def text(self, pixel: Point, text: str, anchor: str, kind: str = "label") -> None:
         """Write a label at a pixel."""
         place = f'x="{_short(pixel[0])}" y="{_short(pixel[1])}" text-anchor="{anchor}"'
-        self.marks.append(f'<text class="label" {place}>{html.escape(text)}</text>')
+        self.marks.append(f'<text class="{kind}" {place}>{html.escape(text)}</text>')
 
     def render(self, description: str) -> str:
         """Return the chart as an SVG element that reads out as `description`."""
@@ -169,7 +173,7 @@ class Chart:
         return "".join(parts)
 
 
-_SHAPES = (
+SHAPES = (
     "M-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",
     "M-3.3 -3.3h6.6v6.6h-6.6z",
     "M0 -4.4L4.2 3H-4.2z",
@@ -177,15 +181,15 @@ _SHAPES = (
     "M0 4.4L4.2 -3H-4.2z",
     "M-1.5 -4.2h3v2.7h2.7v3h-2.7v2.7h-3v-2.7h-2.7v-3h2.7z",
     "M-4.1 -2L-2 -4.1L0 -2.1L2 -4.1L4.1 -2L2.1 0L4.1 2L2 4.1L0 2.1L-2 4.1L-4.1 2L-2.1 0z",
+    "M0 -5L1.5 -1.6L4.8 -1.5L2.2 0.8L3 4.2L0 2.3L-3 4.2L-2.2 0.8L-4.8 -1.5L-1.5 -1.6z",
 )
 
 
-def key_symbol(series: int) -> str:
-    """Return the marker of a series alone, for legends and tables."""
-    path = _SHAPES[series % len(_SHAPES)]
+def key_symbol(look: Look) -> str:
+    """Return the marker of a contender alone, for legends and tables."""
     return (
         '<svg class="key" viewBox="-6 -6 12 12" aria-hidden="true">'
-        f'<path class="marker {series_class(series)}" d="{path}"/></svg>'
+        f'<path class="marker {look.classes}" d="{SHAPES[look.shape]}"/></svg>'
     )
 
 
