@@ -6,6 +6,7 @@ The names in `Result.metrics` and `Result.figures` are those of result.json (doc
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from leanbayes import metrics
 from leanbayes.convert import own_likelihood
 from leanbayes.cost import Cost, measure_cost
+from leanbayes.display import counted, html_table
 from leanbayes.gather import my_share, of_all_processes
 from leanbayes.inputs import Inputs, leading_rows, Output, slice_rows
 from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
@@ -53,6 +55,43 @@ class Result:
     cost: Cost | None
     prediction: Prediction = field(repr=False)
     targets: Tensor = field(repr=False)
+
+    def __repr__(self) -> str:
+        """Return a short table: a line for the test data, each other set, the corrupted sets, the cost."""
+        lines = list(_lines(self.metrics, self.cost))
+        wide = max(len(name) for name, _ in lines)
+        return "\n".join([self._title(), *(f"{name:<{wide}}  {text}" for name, text in lines)])
+
+    def _repr_html_(self) -> str:
+        """Return the same table for notebooks."""
+        return html_table(self._title(), (), list(_lines(self.metrics, self.cost)))
+
+    def _title(self) -> str:
+        return f"Result({counted(len(self.prediction.mean), 'example')})"
+
+
+def _lines(found: Mapping[str, Any], cost: Cost | None) -> Iterator[tuple[str, str]]:
+    """Yield what each set is called and its figures in a line, then the cost."""
+    yield "test", _listed(found["test"])
+    for name, figures in found["ood"].items():
+        yield f"ood {name}", _listed(figures)
+    rows = [row for row in found["shift"] if row["severity"]]
+    if rows:
+        names = [name for name, value in rows[0].items() if isinstance(value, float)]
+        means = {name: statistics.fmean(row[name] for row in rows if row[name] is not None) for name in names}
+        yield "shift", f"{counted(len(rows), 'corrupted set')}, on average {_listed(means)}"
+    if cost is not None:
+        yield (
+            "cost",
+            (
+                f"training step {cost.train_step_ratio:.3g} times the plain network's, an answer "
+                f"{cost.passes * cost.predict_ratio:.3g} plain passes, {cost.extra_percent:.3g} % more parameters"
+            ),
+        )
+
+
+def _listed(figures: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if isinstance(value, float))
 
 
 def evaluate(

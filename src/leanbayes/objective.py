@@ -12,6 +12,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.convert import own_likelihood, stochastic_layers, unwrap
+from leanbayes.display import average
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.inputs import call, divisible, Inputs, leading_rows, Output, repeat_rows
 from leanbayes.likelihoods import Categorical, Likelihood
@@ -39,6 +40,11 @@ class ElboTerms(NamedTuple):
     kl: Tensor
     loss: Tensor
     outputs: Tensor
+
+    def __repr__(self) -> str:
+        """Return the terms as numbers, in one line."""
+        nll, kl, loss = (average(term, digits=4) for term in (self.nll, self.kl, self.loss))
+        return f"ElboTerms(nll {nll}, kl {kl}, loss {loss}; outputs of shape {tuple(self.outputs.shape)})"
 
 
 def kl(model: nn.Module) -> Tensor:

@@ -9,9 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanbayes.likelihoods import Gaussian, Likelihood
+from leanbayes import display
+from leanbayes.display import counted
+from leanbayes.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 
 # S draws, B rows, C classes, D targets
+
+SHOWN = 8
+"""Examples that a notebook shows."""
+KINDS = ("total", "aleatoric", "epistemic")
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,27 @@ class Prediction:
         moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
         return replace(self, **moved)
 
+    def __repr__(self) -> str:
+        """Return one line: how many examples, of what, from how many draws, and the mean uncertainties."""
+        means = ", ".join(f"{kind} {display.average(getattr(self, kind))}" for kind in KINDS)
+        unit = "nats on average" if self.likelihood.measure == "entropy" else "on average, variances"
+        return f"Prediction({_contents(self)}; {means} {unit})"
+
+    def _repr_html_(self) -> str:
+        """Return the line and, for one class or one real target each, a table of the first examples."""
+        flat = self.mean.dim() == 2 and self.total.numel() == len(self.mean) and not self.mean.is_meta
+        if not flat or isinstance(self.likelihood, Bernoulli):
+            return display.html_table(repr(self), (), ())
+        some = [getattr(self, kind)[:SHOWN].detach().float().flatten().tolist() for kind in KINDS]
+        first = self.mean[:SHOWN].detach().float()
+        if self.likelihood.measure == "variance":
+            heads, said = ("mean", "std"), (first.flatten().tolist(), [math.sqrt(max(t, 0.0)) for t in some[0]])
+        else:
+            heads, said = ("class", "probability"), (first.argmax(1).tolist(), first.amax(1).tolist())
+        rows = [[str(i), *(f"{each:.3g}" for each in row)] for i, row in enumerate(zip(*said, *some, strict=True))]
+        left = f"and {len(self.mean) - len(rows):,} more" if len(self.mean) > len(rows) else ""
+        return display.html_table(repr(self), ("example", *heads, *KINDS), rows, left)
+
     def _draws(self, what: str) -> Tensor:
         if self.samples is None:
             raise ValueError(f"{what} needs the draws; call predict with keep_samples=True")
@@ -112,6 +139,22 @@ class Prediction:
             below = average(torch.special.ndtr((middle - means) / stds), self.weights) < level
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return (low + high) / 2
+
+
+def _contents(p: Prediction) -> str:
+    """Return what a prediction holds, in words: examples, classes or targets, draws."""
+    examples, *inner = p.mean.shape
+    what = f"{counted(math.prod(inner), 'target')}"
+    if isinstance(p.likelihood, Categorical):
+        classes, *inner = inner
+        what = counted(classes, "class")
+    elif isinstance(p.likelihood, Bernoulli):
+        what = "yes or no" if math.prod(inner) == 1 else f"{math.prod(inner):,} times yes or no"
+    space = f" of {' x '.join(map(str, inner))}" if inner and isinstance(p.likelihood, Categorical) else ""
+    draws = "draws not kept"
+    if p.samples is not None:
+        draws = counted(len(p.samples), "draw" if p.weights is None else "weighted draw")
+    return f"{counted(examples, 'example')}{space}, {what}, {draws}"
 
 
 def average(values: Tensor, weights: Tensor | None) -> Tensor:

@@ -81,6 +81,10 @@ class Summary:
         number = f"{round(math.exp(self.log_networks)):,}" if digits < EXACT_DIGITS else f"10^{digits:,.0f}"
         return f"an ensemble of {number} networks"
 
+    def __repr__(self) -> str:
+        """Return the table, too: it is what a prompt should show."""
+        return str(self)
+
     def __str__(self) -> str:
         """Return a table with one line a layer and the headline below."""
         cells = [(row.path or "(root)", row.kind, row.method or f"- {row.reason}") for row in self.rows]

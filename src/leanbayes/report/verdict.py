@@ -105,7 +105,7 @@ def verdict(group: Group) -> Verdict:
         choice, told = _weigh(column, plain, rivals[0])
         told += _near(rivals, choice)
     first = f"On {group.data} with {group.network}, {told}{_unmeasured(ranked)}."
-    return Verdict(f"{first}{_best(column, ranked, choice)}", choice and choice.label)
+    return Verdict(f"{first}{_best(column, ranked, choice)}", choice.label if choice else None)
 
 
 def candidates(group: Group) -> list[Candidate]:

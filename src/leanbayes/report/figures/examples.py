@@ -88,8 +88,7 @@ def _name(index: Any, names: list[str]) -> str:
 
 def _bars(row: Mapping[str, Any], names: list[str]) -> list[Bar]:
     """Return the most probable classes, and the true one if it is not among them."""
-    chances = [number(p) or 0.0 for p in row.get("probabilities") or []]
-    spreads = [number(s) or 0.0 for s in row.get("spread") or []]
+    chances, spreads = _numbers(row.get("probabilities")), _numbers(row.get("spread"))
     spreads += [0.0] * (len(chances) - len(spreads))
     order = sorted(range(len(chances)), key=lambda i: -chances[i])[:CLASSES]
     label = row.get("label")
@@ -105,6 +104,10 @@ def _bars(row: Mapping[str, Any], names: list[str]) -> list[Bar]:
         )
         for i in order
     ]
+
+
+def _numbers(values: Any) -> list[float]:
+    return [number(value) or 0.0 for value in values] if isinstance(values, list) else []
 
 
 def _image(text: Any) -> str | None:

@@ -1,0 +1,54 @@
+"""How records look at a prompt and in a notebook: short, on any device, never an error."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+UNKNOWN = "?"
+
+
+def average(values: Tensor, digits: int = 3) -> str:
+    """Write the mean of a tensor in a few digits; `?` where it has no numbers to read."""
+    if values.is_meta or values.numel() == 0:
+        return UNKNOWN
+    try:
+        return f"{values.detach().float().mean().item():.{digits}g}"
+    except RuntimeError:  # a tensor without storage of its own, as inside vmap
+        return UNKNOWN
+
+
+def counted(number: int, name: str) -> str:
+    """Write a number with its noun: 1 example, 2 examples, 2 classes."""
+    if number == 1:
+        return f"1 {name}"
+    return f"{number:,} {name}{'es' if name.endswith('s') else 's'}"
+
+
+def cell(value: Any) -> str:
+    """Write a value of a table: numbers in four digits, a dash for nothing."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return aligned columns, the numbers to the right."""
+    wide = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return "\n".join("  ".join(f"{each:>{w}}" for each, w in zip(row, wide, strict=True)) for row in (heads, *rows))
+
+
+def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], below: str = "") -> str:
+    """Return a table for a notebook: a title, a head (none if it is empty), rows, a line below."""
+    first = f"<thead><tr>{_cells('th', heads)}</tr></thead>" if heads else ""
+    body = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
+    after = f"<p>{html.escape(below)}</p>" if below else ""
+    table = f"<table>{first}<tbody>{body}</tbody></table>" if rows else ""
+    return f"<div><p>{html.escape(title)}</p>{table}{after}</div>"
+
+
+def _cells(tag: str, row: Sequence[str]) -> str:
+    return "".join(f"<{tag}>{html.escape(each)}</{tag}>" for each in row)
