@@ -439,3 +439,21 @@ def test_update_norm_recollects_statistics():
         lb.update_norm(bnn, torch.randn(2, 5, 8, 8))
     assert bnn[1].momentum == 0.1
     assert not bnn[1].training
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("rank1", lb.Rank1()), ("patch", lb.ModelPatch()), ("nested", lb.NestedDropout())]
+)
+def test_a_name_means_the_method_with_its_defaults(name, method):
+    net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    bnn = lb.convert(net, name)
+    assert {layer.method for _, layer in lb.stochastic_layers(bnn)} == {method}
+    assert len(lb.convert(net, "deep_ensemble").members) == lb.DeepEnsemble().components
+
+
+@pytest.mark.parametrize("name", ["rank2", "Rank1", "plain", ""])
+def test_an_unknown_name_of_a_method_is_refused_with_those_there_are(name):
+    with pytest.raises(ValueError, match=f"expected a method such as .* among batch_ensemble, .*rank1.*, got '{name}'"):
+        lb.convert(small_net(), name)
+    with pytest.raises(ValueError, match="did you mean 'rank1'"):
+        lb.convert(small_net(), "Rank1")

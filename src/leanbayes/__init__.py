@@ -42,3 +42,51 @@ from leanbayes.training import fit as fit
 from leanbayes.training import Recipe as Recipe
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BatchEnsemble",
+    "Bernoulli",
+    "Categorical",
+    "DeepEnsemble",
+    "DropConnect",
+    "Ensemble",
+    "Gaussian",
+    "ImplicitNodes",
+    "MCDropout",
+    "MeanField",
+    "ModelPatch",
+    "NestedDropout",
+    "Prediction",
+    "Rank1",
+    "Recipe",
+    "VarianceLayers",
+    "convert",
+    "data",
+    "draw",
+    "draws",
+    "elbo",
+    "evaluate",
+    "fit",
+    "generative",
+    "kl",
+    "layers",
+    "load",
+    "mean",
+    "metrics",
+    "models",
+    "parameter_groups",
+    "phase",
+    "predict",
+    "recalibrate",
+    "save",
+    "shift",
+    "slim",
+    "stochastic_layers",
+    "summary",
+    "update_norm",
+]
+
+
+def __dir__() -> list[str]:
+    """List the public page; inner modules are importable, but not offered."""
+    return [*__all__, "__version__"]

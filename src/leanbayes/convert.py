@@ -19,6 +19,7 @@ from leanbayes.layers.recurrent import Recurrent
 from leanbayes.layers.select import choose, Where
 from leanbayes.layers.ties import follow_ties
 from leanbayes.likelihoods import Likelihood
+from leanbayes.methods import as_method
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.runtime.probe import learn_rows_from, LearnRows
@@ -28,7 +29,7 @@ from leanbayes.sampling import apart, Draws, draws, draws_of
 
 def convert(
     model: nn.Module,
-    method: Method,
+    method: Method | str,
     *,
     where: Where | None = None,
     likelihood: Likelihood | None = None,
@@ -43,7 +44,7 @@ def convert(
 
     Args:
         model: any module, trained or not.
-        method: what noise goes in.
+        method: what noise goes in; a name such as "rank1" means the method with its defaults.
         where: which layers: globs on dotted paths, a predicate `(path, layer) -> bool`, or a `Selector`; default all.
         likelihood: kept with the model and used by `elbo` and `predict` when they are given none.
         copy: work on a deep copy; False changes `model` in place (a root that is a target is still returned anew).
@@ -57,6 +58,7 @@ def convert(
     Example:
         >>> bnn = lb.convert(net, lb.Rank1(components=4), where="layer4.*")
     """
+    method = as_method(method)
     _check_arguments(model, method, likelihood)
     notice = method.notice()
     if notice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import pkgutil
@@ -17,3 +18,20 @@ def all_methods() -> dict[str, type[Method]]:
             if issubclass(kind, Method) and not inspect.isabstract(kind) and kind.__module__ == module.name:
                 found[kind.name] = kind
     return dict(sorted(found.items()))
+
+
+def as_method(method: Method | str) -> Method:
+    """Return the method that is meant: itself, or that of a name such as "rank1" with its defaults.
+
+    Raises:
+        ValueError: in one sentence, if there is no method of that name.
+    """
+    if not isinstance(method, str):
+        return method
+    known = all_methods()
+    if method not in known:
+        near = difflib.get_close_matches(method.lower(), known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        names = ", ".join(known)
+        raise ValueError(f"expected a method such as lb.Rank1() or a name among {names}, got {method!r}{hint}")
+    return known[method]()
