@@ -128,7 +128,7 @@ def test_an_embedding_with_a_forward_of_its_own_is_left_alone():
             return 2 * super().forward(x)
 
     assert family_of(Scaled(3, 2)) is None
-    assert refusal(Scaled(3, 2)) == "Scaled is a Embedding with a forward of its own"
+    assert refusal(Scaled(3, 2)) == "Scaled is a Embedding with a forward of its own: it returns something else than its vectors"
 
 
 def test_mean_field_takes_embeddings_by_default_and_variance_layers_only_where_named():
@@ -253,7 +253,7 @@ def test_a_conv1d_with_a_forward_of_its_own_is_left_alone():
             return 2 * super().forward(x)
 
     assert family_of(Adapted(3, 2)) is None
-    assert refusal(Adapted(3, 2)) == "Adapted is a Conv1D with a forward of its own"
+    assert refusal(Adapted(3, 2)) == "Adapted is a Conv1D with a forward of its own: it does more than add its bias"
 
 
 def pair() -> tuple[nn.Sequential, nn.Sequential]:

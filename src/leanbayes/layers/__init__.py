@@ -4,9 +4,10 @@ from leanbayes.layers.activation import Abs as Abs
 from leanbayes.layers.activation import activate as activate
 from leanbayes.layers.family import Family as Family
 from leanbayes.layers.family import family_of as family_of
+from leanbayes.layers.family import register as register
 from leanbayes.layers.select import first as first
 from leanbayes.layers.select import last as last
 from leanbayes.layers.select import Selector as Selector
 from leanbayes.layers.select import Where as Where
 
-__all__ = ["Abs", "Family", "Selector", "Where", "activate", "family_of", "first", "last"]
+__all__ = ["Abs", "Family", "Selector", "Where", "activate", "family_of", "first", "last", "register"]

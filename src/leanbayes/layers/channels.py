@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 
 from leanbayes.layers.composite import Composite
-from leanbayes.layers.family import CHANNEL_NORMS, family_of, LINEAR_MAPS, NORMS
+from leanbayes.layers.family import CHANNEL_NORMS, family_of, follows_channels, LINEAR_MAPS, NORMS
 from leanbayes.layers.words import ELEMENTWISE, OVER_PIXELS, PRODUCTS, QUOTIENTS, SUMS, word
 
 UNKNOWN_REPEAT = 0
@@ -222,13 +222,13 @@ class _Walk:
 
     def module(self, node: fx.Node, path: str) -> Layout | None:
         layer, x = self.layers[path], next(iter(self.arguments(node)), None)
-        if isinstance(layer, LINEAR_MAPS) and family_of(layer) is not None and len(node.all_input_nodes) == 1:
+        if isinstance(layer, LINEAR_MAPS) and follows_channels(layer) and len(node.all_input_nodes) == 1:
             (self.found.normed if _goes_into_norm(node, self.layers) else self.without_norm).add(path)
             y = _linear(self.found, path, layer, x)
             if path in self.found.makers:
                 self.found.first_readers.update(str(user.target) for user in node.users)
             return y
-        if isinstance(layer, CHANNEL_NORMS):
+        if isinstance(layer, CHANNEL_NORMS) and follows_channels(layer):
             return self.each_channel(path, x, layer.num_features)
         if isinstance(layer, nn.PReLU):
             return x if layer.num_parameters == 1 else self.each_channel(path, x, layer.num_parameters)

@@ -3,18 +3,33 @@
 A method speaks of input channels, output channels and a linear map. A `Family` record says what these are for a
 Linear, a convolution, a transposed convolution, an embedding, a norm or a dropout, so that no method knows a layer
 type. An embedding is the linear map of words that are written as unit vectors; its input channels are the words.
+
+A layer with a forward of its own belongs to a family if `recognise` finds that it computes the same map. `register`
+adds a family for a class of your own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
+
+from leanbayes.layers.forms import call_own, plain_like, plain_same, pool_own, pool_same, same_conv, standardised
+from leanbayes.layers.recognise import (
+    by_name,
+    Finding,
+    looks_like_norm,
+    looks_linear,
+    recognise,
+    STANDARDISED,
+    STANDARDISED_SAME,
+)
 
 
 class _ByName(type):
@@ -30,6 +45,24 @@ class Conv1D(nn.Module, metaclass=_ByName):
     library = "transformers"
 
 
+class _ByMap(type):
+    """Makes a class stand for all layers that have the parameters of one kind of layer and compute its map."""
+
+    def __instancecheck__(cls, layer: object) -> bool:
+        kind = _registered(layer)
+        if kind is not None:
+            return (_TABLE[kind].linear is not None) == (cls is LinearLike)
+        return isinstance(layer, nn.Module) and (_is_linear if cls is LinearLike else looks_like_norm)(layer)
+
+
+class LinearLike(nn.Module, metaclass=_ByMap):
+    """Stands for layers y = W x + b of any class, with W of shape (outputs, inputs), and for registered linear maps."""
+
+
+class NormLike(nn.Module, metaclass=_ByMap):
+    """Stands for layers of any class that end in Norm and scale their channels, and for registered norms."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """Where one kind of layer keeps its channels, and how to apply its linear map.
@@ -42,6 +75,11 @@ class Family:
         linear: `(layer, x, weight, *args) -> y`, the map with that weight and without bias; None for norms.
         scale: `(layer, weight, s, r) -> weight'` such that `linear(x, weight') == linear(x * s, weight) * r`.
         pool: `(layer, x, *args) -> t`, the sum of the input channels under the kernel, one output per group.
+        weight: `layer -> weight`, the effective weight where it is a function of the stored one; None: it is stored.
+        plain: `(layer, tensors) -> layer'`, an ordinary layer with these tensors; None: the same class can hold them.
+        form: how a layer with a forward of its own computes the map; empty for the layers of the kind itself.
+        way: how such a layer was recognised.
+        by_channel: of a norm, whether it treats every channel by itself and scales with its weight and bias.
     """
 
     kind: type[nn.Module]
@@ -51,40 +89,88 @@ class Family:
     linear: Callable[..., Tensor] | None = None
     scale: Callable[[Any, Tensor, Tensor, Tensor], Tensor] | None = None
     pool: Callable[..., Tensor] | None = None
+    weight: Callable[[Any], Tensor] | None = None
+    plain: Callable[[Any, Mapping[str, Tensor]], nn.Module] | None = None
+    form: str = ""
+    way: str = ""
+    by_channel: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a record by the layer type it describes."""
-        return _record, (self.kind,)
+        return _record, (self.kind, Finding(self.form, self.way, "", self.by_channel))
 
 
 def family_of(layer: nn.Module) -> Family | None:
     """Return the family of a layer, or None where there is none.
 
-    A subclass counts as its parent only if it computes what its parent computes: one that overrides `forward`
-    (a LoRA layer, a fake-quantised layer) is somebody else's map. Parametrised layers do not override it.
+    A subclass counts as its parent only if it computes what its parent computes. One with a `forward` of its own is
+    run to find out: a LoRA layer or a fake-quantised layer is another map. Parametrised layers do not override it.
     """
-    for kind, family in _TABLE.items():
-        if isinstance(layer, kind) and _same_map(layer, kind):
-            return family
-    return None
+    kind = _kind_of(layer)
+    if kind is None:
+        return None
+    finding = _finding(layer, kind)
+    return None if finding.reason else _record(kind, finding)
 
 
-def _record(kind: type[nn.Module]) -> Family:
-    return _TABLE[kind]
+def register(
+    kind: type[nn.Module],
+    *,
+    like: type[nn.Module],
+    weight: Callable[[Any], Tensor] | None = None,
+    linear: Callable[..., Tensor] | None = None,
+) -> Family:
+    """Register a layer class of your own: methods convert its layers as they convert those of a torch class.
+
+    The layer has a parameter `weight`, perhaps a `bias`, and the channels of `like`. It is run on random inputs when it
+    is converted: a layer that computes something else is refused with the reason.
+
+    Args:
+        kind: the class, subclasses included.
+        like: the torch class whose channels it has: `nn.Linear`, a convolution, or a norm.
+        weight: `layer -> weight`, where the effective weight is a function of the stored one. Noise goes to the
+            effective weight, and a draw is a layer of class `like` with the drawn one.
+        linear: `(layer, x, weight) -> y`, the map with an effective weight and without bias; by default that of `like`
+            if `weight` is given, else the layer's own forward.
+
+    Returns:
+        The record of the class.
+
+    Example:
+        >>> lb.layers.register(ScaledLinear, like=nn.Linear, weight=lambda layer: layer.weight * layer.scale)
+    """
+    known = _TABLE.get(like)
+    if known is None or known.kind in (*EMBEDDINGS, *DROPOUTS) or isinstance(like, (_ByMap, _ByName)):
+        names = ", ".join(family.kind.__name__ for family in _FAMILIES if family.kind in (*TORCH_MAPS, *TORCH_NORMS))
+        raise ValueError(f"expected like to be one of torch's classes {names}, got {like!r}")
+    if known.linear is None and (weight is not None or linear is not None):
+        raise ValueError(f"a norm such as {like.__name__} has no linear map; give neither weight nor linear")
+    family = replace(known, kind=kind, linear=linear or known.linear, weight=weight)
+    if like is nn.Linear:
+        family = replace(
+            family, inputs=lambda layer: layer.weight.shape[1], outputs=lambda layer: layer.weight.shape[0]
+        )
+    if weight is not None:
+        family = replace(family, plain=lambda layer, tensors: plain_like(like, layer, tensors))
+    if linear is not None and weight is None:
+        family = replace(family, weight=lambda layer: layer.weight, plain=None)
+    _TABLE[kind] = family
+    _REGISTERED[kind] = like
+    _record.cache_clear()
+    return family
 
 
 def refusal(layer: nn.Module) -> str | None:
     """Say why a layer that looks like a member of a family is not treated as one; None where all is well."""
-    kind = next((kind for kind in _TABLE if isinstance(layer, kind)), None)
+    kind = _kind_of(layer)
     if kind is None or kind in DROPOUTS:
         return None
     if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
         return f"its parameters are not initialised yet ({type(layer).__name__}): run one batch through the network"
-    if not _same_map(layer, kind):
-        return f"{type(layer).__name__} is a {kind.__name__} with a forward of its own"
     if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
         return "max_norm changes its vectors in place whenever they are read; give it up, or clip them after each step"
-    return _weight_refusal(layer, kind)
+    reason = _weight_refusal(layer, kind)
+    return reason if reason is not None else _finding_refusal(layer, kind)
 
 
 def _weight_refusal(layer: Any, kind: type[nn.Module]) -> str | None:
@@ -93,6 +179,77 @@ def _weight_refusal(layer: Any, kind: type[nn.Module]) -> str | None:
             return "it has no scale"
         return "a hook computes its weight; use torch.nn.utils.parametrizations instead (weight_norm, spectral_norm)"
     return "it has no scale" if layer._parameters.get("weight", layer.weight) is None else None
+
+
+def _finding_refusal(layer: nn.Module, kind: type[nn.Module]) -> str | None:
+    reason = _finding(layer, kind).reason
+    if not reason:
+        return None
+    name, like = type(layer).__name__, _REGISTERED.get(kind, kind)
+    if kind in _REGISTERED:
+        return f"{name} is registered as a {like.__name__}, but {reason}"
+    if like is NormLike:
+        return f"{name} is a norm of its own, but {reason}"
+    return f"{name} is a {like.__name__} with a forward of its own: {reason}"
+
+
+def follows_channels(layer: nn.Module) -> bool:
+    """Say whether channels can be cut out of a layer: its weight is stored, and a norm treats each by itself."""
+    family = family_of(layer)
+    if family is None or family.weight is not None:
+        return False
+    return family.linear is not None or not family.form or family.by_channel
+
+
+def _kind_of(layer: object) -> type[nn.Module] | None:
+    return _registered(layer) or next((kind for kind in _TABLE if isinstance(layer, kind)), None)
+
+
+def _registered(layer: object) -> type[nn.Module] | None:
+    """Return the registered class of a layer, the most special of several."""
+    return next((kind for kind in type(layer).__mro__ if kind in _REGISTERED), None) if _REGISTERED else None
+
+
+_REGISTERED: dict[type[nn.Module], type[nn.Module]] = {}
+"""Classes of users, with the torch class whose channels they have."""
+
+
+def _finding(layer: nn.Module, kind: type[nn.Module]) -> Finding:
+    """Return how a layer computes the map of its kind, or why it does not."""
+    if kind not in _REGISTERED and _same_map(layer, kind):
+        return Finding()
+    if kind in DROPOUTS:
+        return Finding(reason="a dropout with a forward of its own")
+    if nn.utils.parametrize.is_parametrized(layer):
+        return Finding(reason="it is parametrised, too")
+    if layer._parameters.get("weight") is None:
+        return Finding(reason="it has no weight")
+    standard = kind is nn.Conv2d and isinstance(vars(layer).get("eps"), float)
+    return recognise(layer, _TABLE[kind], _STANDARDISED if standard else {})
+
+
+@cache
+def _record(kind: type[nn.Module], finding: Finding) -> Family:
+    """Return the record of the layers of a kind that compute its map in one way."""
+    family = _TABLE[kind]
+    if not finding.form:
+        return family
+    if finding.form in _STANDARDISED:
+        return replace(_STANDARDISED[finding.form], way=finding.way)
+    family = replace(family, form=finding.form, way=finding.way, by_channel=finding.by_channel)
+    if family.linear is None or family.weight is not None or kind in EMBEDDINGS:
+        return family
+    own_pool = family.pool if family.axis == -1 else pool_own
+    return replace(family, linear=call_own, pool=own_pool)
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    """Say whether a layer of another class is a linear map of vectors."""
+    if not looks_linear(layer) or any(isinstance(layer, kind) for kind in _TABLE if kind not in (LinearLike, NormLike)):
+        return False
+    if nn.parameter.is_lazy(layer._parameters["weight"]):
+        return not by_name(layer).reason
+    return not recognise(layer, _LINEAR_LIKE, {}).reason
 
 
 def _same_map(layer: nn.Module, kind: type) -> bool:
@@ -205,6 +362,13 @@ _CONV1D = Family(
     pool=lambda layer, x: x.sum(-1, keepdim=True),
 )
 
+_LINEAR_LIKE = replace(
+    _LINEAR,
+    kind=LinearLike,
+    inputs=lambda layer: layer.weight.shape[1],
+    outputs=lambda layer: layer.weight.shape[0],
+)
+
 _EMBEDDING = Family(
     kind=nn.Embedding,
     inputs=lambda layer: layer.num_embeddings,
@@ -240,6 +404,8 @@ _FAMILIES = (
     *(_norm(kind, lambda layer: math.prod(layer.normalized_shape), -1) for kind in (nn.LayerNorm, nn.RMSNorm)),
     _dropout(nn.Dropout, -1),
     *(_dropout(kind, 1) for kind in (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)),
+    _LINEAR_LIKE,
+    _norm(NormLike, lambda layer: layer.weight.numel(), -1),
 )
 
 _TABLE: dict[type[nn.Module], Family] = {family.kind: family for family in _FAMILIES}
@@ -262,3 +428,20 @@ NORMS: tuple[type[nn.Module], ...] = tuple(
     family.kind for family in _FAMILIES if not family.linear and family.kind not in DROPOUTS
 )
 """The layers that scale and shift channels."""
+
+TORCH_MAPS = tuple(kind for kind in LINEAR_MAPS if not isinstance(kind, (_ByMap, _ByName)))
+TORCH_NORMS = tuple(kind for kind in NORMS if not isinstance(kind, _ByMap))
+
+_CONV2D = _TABLE[nn.Conv2d]
+_STANDARDISED = {
+    STANDARDISED: replace(
+        _CONV2D,
+        weight=standardised,
+        plain=lambda layer, tensors: plain_like(nn.Conv2d, layer, tensors),
+        form=STANDARDISED,
+    ),
+    STANDARDISED_SAME: replace(
+        _CONV2D, weight=standardised, linear=same_conv, pool=pool_same, plain=plain_same, form=STANDARDISED_SAME
+    ),
+}
+"""Records of convolutions whose effective weight is standardised, by form."""

@@ -122,7 +122,8 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def freeze(self) -> nn.Module:
         """Return an ordinary layer with the current draw folded into its weights."""
-        plain = plain_copy(self.base, self.fold(one_draw(self.sample(1), 0)))
+        make = self.family.plain or plain_copy
+        plain = make(self.base, self.fold(one_draw(self.sample(1), 0)))
         plain.train(self.training)
         copy_hooks(self, plain)
         return plain
@@ -154,6 +155,12 @@ class StochasticLayer(nn.Module, abc.ABC):
     def noise_ahead(self) -> bool:
         """Whether fresh noise is drawn when a pass begins; False where only an activation shows its size."""
         return True
+
+    @property
+    def weight_now(self) -> Tensor:
+        """The effective weight of `base`: the stored one, unless the layer computes another from it."""
+        weight: Tensor = self.base.weight if self.family.weight is None else self.family.weight(self.base)
+        return weight
 
     @property
     def device(self) -> torch.device:

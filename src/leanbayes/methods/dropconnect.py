@@ -58,7 +58,7 @@ class DropConnectLayer(StochasticLayer):
     def sample(self, rows: int) -> dict[str, Tensor]:
         """Return the "weight" (R, ...), R = 1 unless several draws are fixed."""
         noise = self.draws.read(self, rows).noise
-        weight: Tensor = self.base.weight
+        weight = self.weight_now
         if noise is None:
             return {"weight": weight[None]}
         keep = 1 - self.method.rate

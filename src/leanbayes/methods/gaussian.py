@@ -51,8 +51,7 @@ class GaussianLayer(StochasticLayer):
     @property
     def means(self) -> Tensor | None:
         """The means of the weights; None where all are zero."""
-        weight: Tensor = self.base.weight
-        return weight
+        return self.weight_now
 
     @property
     @abc.abstractmethod

@@ -62,7 +62,7 @@ class ImplicitLayer(StochasticLayer):
             y: Tensor = self.base(x, *args)
             return y
         assert self.family.linear is not None
-        y = self.family.linear(self.base, x, self.base.weight, *args)
+        y = self.family.linear(self.base, x, self.weight_now, *args)
         return y + self.spread(z[:, self.inputs :] * self.base.bias, y)
 
     @override
@@ -92,7 +92,7 @@ class ImplicitLayer(StochasticLayer):
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        z, weight = variables["nodes"], self.base.weight
+        z, weight = variables["nodes"], self.weight_now
         assert self.family.scale is not None
         ones = weight.new_ones(self.family.outputs(self.base))
         folded = {"weight": self.family.scale(self.base, weight, z[: self.inputs], ones).to(weight.dtype)}

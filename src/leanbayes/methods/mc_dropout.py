@@ -63,7 +63,7 @@ class MaskedLayer(StochasticLayer):
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        weight, mask = self.base.weight, variables["mask"]
+        weight, mask = self.weight_now, variables["mask"]
         assert self.family.scale is not None
         ones = weight.new_ones(self.family.inputs(self.base))
         folded = {"weight": self.family.scale(self.base, weight, ones, mask.to(weight.dtype))}

@@ -61,7 +61,7 @@ class MeanFieldLayer(GaussianLayer):
     @override
     def kl(self) -> Tensor:
         prior = self.method.prior_std
-        stds, means = self.random(self.scales).float(), self.random(self.base.weight).float()
+        stds, means = self.random(self.scales).float(), self.random(self.weight_now).float()
         per_weight: Tensor = (prior / stds).log() + (stds.square() + means.square()) / (2 * prior**2) - 0.5
         return per_weight.sum()
 
@@ -84,7 +84,7 @@ class MeanFieldLayer(GaussianLayer):
         drawn, signs_in, signs_out = noise
         weight = (self.scales * drawn[0]).to(self.base.weight.dtype)
         flipped = self.linear(x * self.spread(signs_in, x), weight, args, bias=False)
-        return self.linear(x, self.base.weight, args) + flipped * self.spread(signs_out, flipped)
+        return self.linear(x, self.weight_now, args) + flipped * self.spread(signs_out, flipped)
 
 
 @dataclass(frozen=True, kw_only=True)

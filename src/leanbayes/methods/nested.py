@@ -89,7 +89,7 @@ class NestedLayer(GaussianLayer):
     @override
     def scales(self) -> Tensor:
         log_alpha: Tensor = self.posterior.log_alpha
-        weight: Tensor = self.base.weight.to(log_alpha.dtype)
+        weight = self.weight_now.to(log_alpha.dtype)
         return weight * (0.5 * log_alpha).exp()
 
     @override
@@ -155,7 +155,7 @@ class NestedLayer(GaussianLayer):
     @override
     def sample(self, rows: int) -> dict[str, Tensor]:
         """Return the "weight" of fixed draws, and the "mask" of the output channels where it is applied here."""
-        weights = super().sample(rows) if self.method.weight_noise else {"weight": self.base.weight[None]}
+        weights = super().sample(rows) if self.method.weight_noise else {"weight": self.weight_now[None]}
         return {**weights, "mask": self.factors()} if self.masked else weights
 
     @override

@@ -76,7 +76,7 @@ class PatchLayer(StochasticLayer):
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         chosen = {name: tensor[0] for name, tensor in self.sample(x.shape[0]).items()}
         if self.family.linear is None:
-            y: Tensor = functional_call(self.base, chosen, (x,))
+            y: Tensor = functional_call(self.base, chosen, (x, *args))
             return y
         y = self.family.linear(self.base, x, chosen["weight"], *args)
         return y + self.spread(chosen["bias"][None], y) if "bias" in chosen else y
@@ -143,7 +143,8 @@ class PatchLayer(StochasticLayer):
     def _centre(self) -> Tensor:
         """Return weight and bias of the plain layer in a row: (n,)."""
         dtype = self.posterior.contrasts.dtype
-        return torch.cat([getattr(self.base, name).flatten().to(dtype) for name in self.names])
+        tensors = {name: self.weight_now if name == "weight" else self.base.bias for name in self.names}
+        return torch.cat([tensor.flatten().to(dtype) for tensor in tensors.values()])
 
     def _choose(self, index: Tensor) -> Tensor:
         """Return the copies of the indices, one (R, 1) or one for each element (R, n)."""
@@ -158,7 +159,7 @@ class PatchLayer(StochasticLayer):
 
     def _start_std(self) -> float:
         """Return the standard deviation of contrasts that spreads copies by `init_spread` times the weights' size."""
-        weight: Tensor = self.base.weight.detach()
+        weight = self.weight_now.detach()
         size = float(weight.float().square().mean().sqrt())
         if size == 0:  # zero-initialised: the size that it would usually have
             size = 1.0 if self.family.linear is None else self.family.inputs(self.base) ** -0.5

@@ -54,7 +54,7 @@ class Rank1Layer(StochasticLayer):
         self.recipe = recipe
         self.components = recipe.components
         self.log_choices = 0.0 if recipe.posterior == "point" else math.inf  # points: the rows' component is all
-        weight: Tensor = base.weight.detach()
+        weight = self.weight_now.detach()
         for side, centre in recipe.centres().items():
             count = self.family.inputs(base) if side == "input" else self.family.outputs(base)
             self.posterior.add_module(side, recipe.factor(count, centre, weight))
@@ -108,7 +108,7 @@ class Rank1Layer(StochasticLayer):
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        weight: Tensor = self.base.weight
+        weight = self.weight_now
         assert self.family.scale is not None
         s = variables.get("input", weight.new_ones(self.family.inputs(self.base)))
         r = variables.get("output", weight.new_ones(self.family.outputs(self.base)))
@@ -147,7 +147,7 @@ class Rank1Layer(StochasticLayer):
 
     def _linear(self, x: Tensor, args: Any) -> Tensor:
         assert self.family.linear is not None
-        return self.family.linear(self.base, x, self.base.weight, *args)
+        return self.family.linear(self.base, x, self.weight_now, *args)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -51,7 +51,7 @@ class VarianceLayer(GaussianLayer):
         """Start with the given weights as means and little noise; zero-mean weights take them as deviations."""
         super().__init__(base, method)
         start = method.init_log_alpha
-        weight: Tensor = base.weight.detach()
+        weight = self.weight_now.detach()
         dtype = torch.promote_types(weight.dtype, torch.float32)
         if method.parameterization == "additive":
             size = weight.to(dtype).square().mean().add(SMALLEST_SQUARE).log()
@@ -67,14 +67,13 @@ class VarianceLayer(GaussianLayer):
     def means(self) -> Tensor | None:
         if self.method.parameterization == "zero_mean":
             return None
-        weight: Tensor = self.base.weight  # not super().means, which compiled code cannot call
-        return weight
+        return self.weight_now  # not super().means, which compiled code cannot call
 
     @property
     @override
     def scales(self) -> Tensor:
         kind = self.method.parameterization
-        weight: Tensor = self.base.weight.to(torch.promote_types(self.base.weight.dtype, torch.float32))
+        weight = self.weight_now.to(torch.promote_types(self.base.weight.dtype, torch.float32))
         if kind == "zero_mean":
             return weight
         if kind == "additive":
@@ -94,7 +93,7 @@ class VarianceLayer(GaussianLayer):
             return torch.full((), torch.inf, device=self.device)
         if kind == "additive":
             log_sigma: Tensor = self.posterior.log_sigma
-            squares: Tensor = self.base.weight.to(log_sigma.dtype).square() + SMALLEST_SQUARE
+            squares = self.weight_now.to(log_sigma.dtype).square() + SMALLEST_SQUARE
             return (2 * log_sigma - squares.log()).clamp(-LIMIT, LIMIT)
         found: Tensor = self.posterior.log_alpha.clamp(-LIMIT, LIMIT)
         return found
@@ -102,7 +101,7 @@ class VarianceLayer(GaussianLayer):
     @override
     def kl(self) -> Tensor:
         if self.method.prior == "student":
-            weight, scales = self.random(self.base.weight).float(), self.random(self.scales).float()
+            weight, scales = self.random(self.weight_now).float(), self.random(self.scales).float()
             means = torch.zeros_like(weight) if self.means is None else weight
             return student_kl(means, scales.abs(), self.method.student_nu).sum()
         if self.method.parameterization == "zero_mean":
