@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from leanbayes.coverage import counted, gaps, nothing_to_convert
 from leanbayes.inputs import Inputs, leading_rows
 from leanbayes.layers.family import DROPOUTS, refusal
 from leanbayes.layers.hooks import copy_hooks
@@ -71,10 +72,11 @@ def convert(
     candidates = [(path, layer) for path, layer in places(model) if isinstance(layer, method.targets)]
     refused = {path: reason for path, layer in candidates if (reason := refusal(layer)) is not None}
     chosen = method.choose(candidates) if where is None else choose(candidates, where, aliases(_taken_apart(model)))
-    _complain(refused, chosen, explicit=where is not None)
+    refused = {path: reason for path, reason in refused.items() if path in chosen}
+    _check_refused(refused, explicit=where is not None)
     chosen -= set(refused)
     if not chosen:
-        raise ValueError(_nothing_found(model, method, candidates))
+        raise ValueError(nothing_to_convert(model, method, [path for path, _ in candidates], refused))
     root = lower(_copied(model) if copy else model)
     try:
         root = _wrap_chosen(root, method, chosen)
@@ -86,6 +88,9 @@ def convert(
     if likelihood is not None:
         attach_likelihood(root, likelihood)
     _place_rows(root, example, batch_axis)
+    picked = {path: layer for path, layer in candidates if path in chosen}
+    remark = method.remark(picked) if where is None and len(picked) < len(candidates) else ""
+    _warn_of_gaps(root, method, refused, remark, default=where is None)
     return root
 
 
@@ -344,26 +349,16 @@ def _unhook(module: nn.Module) -> None:
                 module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
-def _complain(refused: dict[str, str], chosen: set[str], *, explicit: bool) -> None:
-    """Refuse layers that were asked for by name; warn of those that were merely found."""
-    for path in sorted(chosen & set(refused)):
-        message = f"layer '{path}' cannot be converted: {refused[path]}"
-        if explicit or "not initialised" in refused[path]:
-            raise ValueError(message)
-        warnings.warn(message, stacklevel=3)
+def _check_refused(refused: dict[str, str], *, explicit: bool) -> None:
+    """Raise for layers that were asked for by name and cannot be converted, and for those that lack their sizes."""
+    lazy = {path: reason for path, reason in refused.items() if "not initialised" in reason}
+    wrong = refused if explicit else lazy
+    if wrong:
+        raise ValueError(counted(wrong))
 
 
-def _nothing_found(model: nn.Module, method: Method, candidates: list[Any]) -> str:
-    kinds = ", ".join(kind.__name__ for kind in method.targets)
-    if candidates:
-        names = ", ".join(path or "(root)" for path, _ in candidates)
-        return f"{type(method).__name__}: none of {names} was chosen; name what to convert with where="
-    seen = [module for _, module in walk(model)]
-    leaves = [m for m in seen if opaque(m) or not any(True for _ in m.children())]
-    there = sorted({type(m).__name__ for m in leaves})
-    stochastic = sum(1 for _ in stochastic_layers(model))
-    also = f" and {stochastic} layers that are stochastic already" if stochastic else ""
-    return (
-        f"{type(method).__name__} found no layer to convert: it handles {kinds}; "
-        f"the model has {', '.join(there) or 'nothing'}{also}"
-    )
+def _warn_of_gaps(model: nn.Module, method: Method, refused: dict[str, str], remark: str, *, default: bool) -> None:
+    """Warn once of all that a conversion left out."""
+    said = " ".join(filter(None, (gaps(model, method, refused, default=default), remark)))
+    if said:
+        warnings.warn(said, stacklevel=3)

@@ -5,28 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from torch import nn
 
 from leanbayes.convert import stochastic_layers, unwrap
-from leanbayes.layers import lowering
-from leanbayes.layers.family import refusal
-from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.coverage import coverage, largest, left_out
+from leanbayes.coverage import Row as Row
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.sampling import components_of
 
 EXACT_DIGITS = 15
 """Larger numbers of networks are written as powers of ten."""
-
-
-class Row(NamedTuple):
-    """One layer: its path and type, the method it carries or the reason why it carries none."""
-
-    path: str
-    kind: str
-    method: str | None
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -39,6 +28,10 @@ class Summary:
         parameters: parameters of the network without its posterior.
         extra_parameters: parameters of the posterior.
         log_networks: log of the number of different networks that draws can give; infinite for continuous noise.
+        covered: share of the network's weights that are in stochastic layers, each weight counted once.
+        eligible: layers that the methods convert by default; those that are stochastic always count.
+        things: what these layers are called.
+        partial: whether the methods take a small part of the network by design; then `covered` says little.
     """
 
     rows: tuple[Row, ...]
@@ -46,6 +39,10 @@ class Summary:
     parameters: int
     extra_parameters: int
     log_networks: float
+    covered: float = 0.0
+    eligible: int = 0
+    things: str = "layers"
+    partial: bool = False
 
     @property
     def converted(self) -> int:
@@ -65,9 +62,11 @@ class Summary:
     @property
     def headline(self) -> str:
         """The line to quote."""
-        names = sorted({row.method for row in self.rows if row.method}) or ["plain"]
+        names = sorted({row.method for row in self.rows if row.method})
+        share = f"{100 * self.covered:.1f} % of the weights, " if names and not self.partial else ""
+        reach = f"{self.converted} of {self.eligible if names else self.total} {self.things}"
         return (
-            f"{' + '.join(names)}: {self.converted} of {self.total} layers, "
+            f"{' + '.join(names) or 'plain'}: {share}{reach}, "
             f"{self.extra_percent:.2f} % extra parameters ({self.extra_parameters:,} on {self.parameters:,}), "
             f"{self.nodes:,} nodes"
         )
@@ -85,20 +84,29 @@ class Summary:
         """Return the table, too: it is what a prompt should show."""
         return str(self)
 
+    @property
+    def left_out(self) -> tuple[Row, ...]:
+        """The parts with weights that carry no method, the largest first."""
+        return tuple(left_out(self.rows))
+
     def __str__(self) -> str:
-        """Return a table with one line a layer and the headline below."""
-        cells = [(row.path or "(root)", row.kind, row.method or f"- {row.reason}") for row in self.rows]
-        wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(2)]
-        lines = [f"{path:<{wide[0]}}  {kind:<{wide[1]}}  {what}".rstrip() for path, kind, what in cells]
-        return "\n".join([*lines, self.headline, *([self.ensemble] if self.ensemble else [])])
+        """Return the headline, the largest parts left out, and a table with one line a layer."""
+        cells = [(row.path or "(root)", row.kind, f"{row.size:,}" if row.size else "", _said(row)) for row in self.rows]
+        wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(3)]
+        lines = [f"{p:<{wide[0]}}  {k:<{wide[1]}}  {n:>{wide[2]}}  {what}".rstrip() for p, k, n, what in cells]
+        head = [self.headline, self.ensemble]
+        if self.converted and self.left_out and not self.partial:
+            head.append(f"left out: {largest(self.left_out)}")
+        return "\n".join([*filter(None, head), *lines])
 
 
 def summary(model: nn.Module) -> Summary:
     """Summarise a model: which layers are stochastic, which are not and why, and what it costs.
 
     Example:
-        >>> print(lb.summary(bnn).headline)
-        rank1: 21 of 66 layers, 0.73 % extra parameters (85,240 on 11,689,512), 10,155 nodes
+        >>> print(lb.summary(bnn).headline)  # doctest: +NORMALIZE_WHITESPACE
+        rank1: 99.9 % of the weights, 21 of 21 layers with a linear map,
+        0.73 % extra parameters (85,240 on 11,689,512), 10,155 nodes
     """
     model = unwrap(model)
     if isinstance(model, Ensemble):
@@ -106,19 +114,29 @@ def summary(model: nn.Module) -> Summary:
     layers = list(stochastic_layers(model))
     extra = _numbers(p for _, layer in layers for p in layer.posterior.parameters())
     both = _numbers(p for _, layer in layers for p in layer.extra_parameters())
+    found = coverage(model)
+    methods = {layer.method for _, layer in layers}
+    things = {method.things for method in methods}
     return Summary(
-        rows=tuple(_rows("", model, {layer.method for _, layer in layers})),
+        rows=found.rows,
         nodes=sum(layer.nodes for _, layer in layers),
         parameters=sum(p.numel() for p in model.parameters()) - both,
         extra_parameters=extra,
         log_networks=math.log(components_of(model)) + sum(layer.log_choices for _, layer in layers),
+        covered=found.share,
+        eligible=found.eligible,
+        things=things.pop() if len(things) == 1 else "layers",
+        partial=any(method.partial for method in methods),
     )
 
 
 def _of_ensemble(ensemble: Ensemble) -> Summary:
     """Count the members as one network and its copies."""
     members = [summary(member) for member in ensemble.members]
-    rows = [Row(f"members.{k}", type(m).__name__, ensemble.method.name, "") for k, m in enumerate(ensemble.members)]
+    rows = [
+        Row(f"members.{k}", type(member).__name__, ensemble.method.name, "", said.parameters)
+        for k, (member, said) in enumerate(zip(ensemble.members, members, strict=True))
+    ]
     copies = sum(member.parameters + member.extra_parameters for member in members[1:])
     return Summary(
         rows=tuple(rows),
@@ -126,39 +144,17 @@ def _of_ensemble(ensemble: Ensemble) -> Summary:
         parameters=members[0].parameters,
         extra_parameters=members[0].extra_parameters + copies,
         log_networks=math.log(len(members)) + members[0].log_networks,
+        covered=1.0,
+        eligible=len(members),
+        things="members",
     )
 
 
-def _rows(path: str, module: nn.Module, methods: set[Method]) -> list[Row]:
-    """List the layers below a module: a leaf, a stochastic layer or a composite that is not opened is one row."""
-    if isinstance(module, StochasticLayer):
-        return [Row(path, type(module.base).__name__, module.method.name, "")]
-    children = list(module.named_children())
-    closed = lowering.opaque(module) or nn.utils.parametrize.is_parametrized(module) or _quantised(module)
-    if closed or not children:
-        return [Row(path, type(module).__name__, None, _reason(module, methods))]
-    rows = [row for name, child in children for row in _rows(f"{path}.{name}" if path else name, child, methods)]
-    own = sum(p.numel() for p in module.parameters(recurse=False))
-    return rows if not own else [Row(path, type(module).__name__, None, "parameters of its own"), *rows]
-
-
-def _reason(module: nn.Module, methods: set[Method]) -> str:
-    """Say why a layer carries no method."""
-    composite = lowering.refusal(module)
-    if composite is not None:
-        return composite or ("not chosen" if methods else "not converted")
-    if _quantised(module):
-        return "quantised"
-    if not any(True for _ in module.parameters()):
-        return "no parameters"
-    reason = refusal(module)
-    if reason or any(isinstance(module, method.targets) for method in methods):
-        return reason or "not chosen"
-    return f"not a target of {' or '.join(sorted(method.name for method in methods))}" if methods else "not converted"
-
-
-def _quantised(module: nn.Module) -> bool:
-    return type(module).__module__.startswith("torch.ao.nn.")
+def _said(row: Row) -> str:
+    """Return the last column of a row: the method and how the layer was recognised, or why it carries none."""
+    if row.method is None:
+        return f"- {row.reason}"
+    return f"{row.method} ({row.reason})" if row.reason else row.method
 
 
 def _numbers(parameters: Iterable[nn.Parameter]) -> int:

@@ -128,7 +128,10 @@ def test_an_embedding_with_a_forward_of_its_own_is_left_alone():
             return 2 * super().forward(x)
 
     assert family_of(Scaled(3, 2)) is None
-    assert refusal(Scaled(3, 2)) == "Scaled is a Embedding with a forward of its own: it returns something else than its vectors"
+    assert (
+        refusal(Scaled(3, 2))
+        == "Scaled is a Embedding with a forward of its own: it returns something else than its vectors"
+    )
 
 
 def test_mean_field_takes_embeddings_by_default_and_variance_layers_only_where_named():

@@ -229,6 +229,9 @@ def _layers(model: nn.Module) -> dict[str, Any]:
     return {
         "converted": said.converted,
         "total": said.total,
+        "eligible": said.eligible,
+        "things": said.things,
+        "covered": None if said.partial else said.covered,
         "skipped": [line for line in skipped if not line.endswith("no parameters")],
     }
 

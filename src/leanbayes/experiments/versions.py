@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from leanbayes.experiments.config import PLAIN
@@ -65,7 +65,7 @@ def _pair(name: str, part: str) -> tuple[str, Any]:
     """Read `field=value`; a value is JSON where it can be, else a word."""
     key, _, value = (piece.strip() for piece in part.partition("="))
     key = key.replace("-", "_")
-    there = {} if name == PLAIN else all_methods()[name]().fields()
+    there = () if name == PLAIN else tuple(own.name for own in fields(all_methods()[name]))
     if key not in there or not value:
         raise ValueError(
             f"expected FIELD=VALUE with a field among {', '.join(there) or 'none'} of {name}, got {part!r}"

@@ -106,7 +106,7 @@ def family_of(layer: nn.Module) -> Family | None:
     A subclass counts as its parent only if it computes what its parent computes. One with a `forward` of its own is
     run to find out: a LoRA layer or a fake-quantised layer is another map. Parametrised layers do not override it.
     """
-    kind = _kind_of(layer)
+    kind: Any = _kind_of(layer)
     if kind is None:
         return None
     finding = _finding(layer, kind)
@@ -229,7 +229,7 @@ def _finding(layer: nn.Module, kind: type[nn.Module]) -> Finding:
 
 
 @cache
-def _record(kind: type[nn.Module], finding: Finding) -> Family:
+def _record(kind: Any, finding: Finding) -> Family:
     """Return the record of the layers of a kind that compute its map in one way."""
     family = _TABLE[kind]
     if not finding.form:
@@ -247,7 +247,7 @@ def _is_linear(layer: nn.Module) -> bool:
     """Say whether a layer of another class is a linear map of vectors."""
     if not looks_linear(layer) or any(isinstance(layer, kind) for kind in _TABLE if kind not in (LinearLike, NormLike)):
         return False
-    if nn.parameter.is_lazy(layer._parameters["weight"]):
+    if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
         return not by_name(layer).reason
     return not recognise(layer, _LINEAR_LIKE, {}).reason
 

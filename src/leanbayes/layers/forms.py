@@ -18,6 +18,9 @@ import torch.nn.functional as F
 from torch import fx, nn, Tensor
 from torch.func import functional_call
 
+SYM_MAX: Any = torch.sym_max  # untyped
+"""The larger of two sizes, which torch.fx can trace; `max` it cannot."""
+
 
 def call_own(layer: nn.Module, x: Tensor, weight: Tensor, *args: Any) -> Tensor:
     """Call a layer's own forward with another weight and no bias."""
@@ -32,16 +35,17 @@ def pool_own(layer: Any, x: Tensor, *args: Any) -> Tensor:
     # All outputs of a group are the same sum: one of each is kept.
     axis = -1 - (layer.weight.dim() - 2)
     y = call_own(layer, x, torch.ones_like(layer.weight), *args)
-    return y.unflatten(axis, (layer.groups, -1)).select(axis, 0)
+    grouped: Tensor = y.reshape(*y.shape[:axis], layer.groups, -1, *y.shape[axis + 1 :])
+    return grouped.select(axis, 0)
 
 
 def plain_like(kind: Any, layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return a layer of a torch class with these tensors, and with the settings of the given layer."""
-    plain: Any = kind.__new__(kind)
+    plain: nn.Module = kind.__new__(kind)
     plain.__dict__.update(layer.__dict__)
     plain._parameters, plain._buffers, plain._modules = {}, {}, {}
     give(plain, layer, tensors)
-    if kind is nn.Linear:
+    if isinstance(plain, nn.Linear):
         plain.out_features, plain.in_features = plain.weight.shape
     return plain
 
@@ -61,7 +65,7 @@ def pad_same(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilati
     for axis in range(len(kernel) - 1, -1, -1):  # F.pad begins with the last axis
         size = x.shape[2 + axis]
         outputs = -(-size // stride[axis])
-        needed: Any = torch.sym_max((outputs - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 - size, 0)
+        needed: Any = SYM_MAX((outputs - 1) * stride[axis] + (kernel[axis] - 1) * dilation[axis] + 1 - size, 0)
         pads += [needed // 2, needed - needed // 2]
     return F.pad(x, pads)
 
@@ -80,7 +84,10 @@ def pool_same(layer: Any, x: Tensor) -> Tensor:
 def plain_same(layer: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Return a convolution with "same" padding as a traced graph: torch has no such class."""
     module = _SameConv(layer)
-    plain = fx.GraphModule(module, fx.Tracer().trace(module), "Conv2dSame")
+    graph = fx.Tracer().trace(module)
+    for node in graph.nodes:
+        node.type = None  # annotations are strings here, which a graph cannot be pickled with
+    plain = fx.GraphModule(module, graph, "Conv2dSame")
     for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"):
         setattr(plain, name, getattr(layer, name))
     give(plain, layer, tensors)

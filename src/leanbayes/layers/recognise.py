@@ -118,10 +118,11 @@ _BY_SETTINGS: dict[Any, Finding] = {}
 
 def by_name(layer: nn.Module) -> Finding:
     """Return what the table of class names says of a layer that cannot run."""
-    for kind in type(layer).__mro__:
-        library = kind.__module__.split(".")[0]
+    own: Any
+    for own in type(layer).__mro__:
+        library = own.__module__.split(".")[0]
         for (home, pattern), form in NAMES.items():
-            if home == library and fnmatchcase(kind.__name__, pattern) and kind.forward is type(layer).forward:
+            if home == library and fnmatchcase(own.__name__, pattern) and own.forward is type(layer).forward:
                 return Finding(_padded(layer) if form == STANDARDISED else form, TABLE)
     return Finding(reason="a layer on the meta device cannot be run to see what it computes")
 

@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -163,6 +164,12 @@ class StochasticLayer(nn.Module, abc.ABC):
         return weight
 
     @property
+    def bias_now(self) -> Tensor | None:
+        """The bias of `base`; None where it has none, as an embedding."""
+        bias: Tensor | None = getattr(self.base, "bias", None)
+        return bias
+
+    @property
     def device(self) -> torch.device:
         """Where the layer's parameters are."""
         return next(itertools.chain(self.parameters(), self.buffers())).device
@@ -217,13 +224,18 @@ class Method(abc.ABC):
     """A recipe that makes layers stochastic; its fields are hyper-parameters in natural units.
 
     A method is one file with one frozen dataclass. `name` is what the command line, checkpoints and results call
-    it; `targets` are the layer types it can wrap. Two habits go with it, which `leanbayes compare` starts from: `late`,
+    it; `targets` are the layer types it can wrap, `things` what they are called together. A method is `partial` if it
+    takes a small part of a network by design, such as its norms. `later` are fields that are younger than kept
+    results, with their defaults, which go unsaid. Two habits go with it, which `leanbayes compare` starts from: `late`,
     the share of the epochs after which a plain network is best converted (0: from the start), and `posterior_rate`,
     the learning rate of its own parameters in units of the weights' rate.
     """
 
     name: ClassVar[str]
     targets: ClassVar[tuple[type[nn.Module], ...]]
+    things: ClassVar[str] = "layers with a linear map"
+    partial: ClassVar[bool] = False
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     late: ClassVar[float] = 0.7
     posterior_rate: ClassVar[float] = 1.0
 
@@ -251,13 +263,21 @@ class Method(abc.ABC):
         """Return instances worth testing, by name: the defaults, and each option that changes the mathematics."""
         return {"default": cls()}
 
+    def remark(self, layers: Mapping[str, nn.Module]) -> str:
+        """Return a sentence on the layers that this method chose by itself, by path; empty where there is none."""
+        return ""
+
     def notice(self) -> str | None:
         """Return a sentence the user should read before converting with these fields, if there is one."""
         return None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON can hold them: tuples as lists."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return the fields by name, as JSON can hold them: tuples as lists.
+
+        A field of `later` at its default is left out.
+        """
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {name: value for name, value in named.items() if self.later.get(name, ...) != value}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 

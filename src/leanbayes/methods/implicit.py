@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -26,7 +27,7 @@ from typing_extensions import override
 from leanbayes.distributions.divergence import kl
 from leanbayes.distributions.factor import Factor, joint_distribution, spread_around
 from leanbayes.distributions.positive import SMALLEST_STD
-from leanbayes.layers.family import LINEAR_MAPS
+from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_components, check_positive, check_std
 
@@ -44,8 +45,9 @@ class ImplicitLayer(StochasticLayer):
         """Draw the component means around one; their average is one exactly."""
         super().__init__(base, method)
         self.components = method.components
-        self.inputs = self.family.inputs(base)
-        self.bias_node = method.bias_node and base.bias is not None
+        self.embeds = isinstance(base, EMBEDDINGS)  # its inputs are words: its features are the nodes
+        self.inputs = self.family.outputs(base) if self.embeds else self.family.inputs(base)
+        self.bias_node = method.bias_node and self.bias_now is not None
         self.nodes = self.inputs + self.bias_node
         weight: Tensor = base.weight.detach()
         dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -57,6 +59,9 @@ class ImplicitLayer(StochasticLayer):
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         z = self.sample(x.shape[0])["nodes"]
+        if self.embeds:
+            vectors: Tensor = self.base(x, *args)
+            return vectors * self.spread(z, vectors)
         x = x * self.spread(z[:, : self.inputs], x)
         if not self.bias_node:
             y: Tensor = self.base(x, *args)
@@ -94,6 +99,9 @@ class ImplicitLayer(StochasticLayer):
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         z, weight = variables["nodes"], self.weight_now
         assert self.family.scale is not None
+        if self.embeds:
+            words = weight.new_ones(self.family.inputs(self.base))
+            return {"weight": self.family.scale(self.base, weight, words, z).to(weight.dtype)}
         ones = weight.new_ones(self.family.outputs(self.base))
         folded = {"weight": self.family.scale(self.base, weight, z[: self.inputs], ones).to(weight.dtype)}
         if self.bias_node:
@@ -113,6 +121,7 @@ class ImplicitNodes(Method):
             centred, from scratch; a trained network bears less.
         init_std: initial standard deviation of each component (0.05 in the paper; the KL pulls it towards s sqrt(K)).
         bias_node: give the bias a node of its own, one scalar per component.
+        embeddings: convert embeddings, too: a node for each of their features.
 
     Example:
         >>> bnn = lb.convert(net, lb.ImplicitNodes(components=4))
@@ -120,12 +129,14 @@ class ImplicitNodes(Method):
 
     name: ClassVar[str] = "implicit"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False})
 
     components: int = 4
     prior_std: float = 0.1
     init_spread: float = 0.25
     init_std: float = 0.15
     bias_node: bool = False
+    embeddings: bool = False
 
     def __post_init__(self) -> None:
         """Check every field; a wrong one says what was expected."""
@@ -133,6 +144,8 @@ class ImplicitNodes(Method):
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)
         check_at_least_zero(init_spread=self.init_spread)
+        if self.embeddings:
+            object.__setattr__(self, "targets", (*LINEAR_MAPS, *EMBEDDINGS))
 
     @override
     def wrap(self, layer: nn.Module) -> ImplicitLayer:

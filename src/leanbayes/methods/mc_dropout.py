@@ -169,6 +169,8 @@ class MCDropout(Method):
     name: ClassVar[str] = "mc_dropout"
     late: ClassVar[float] = 0.0
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *DROPOUTS)
+    things: ClassVar[str] = "dropout layers or linear maps"
+    partial: ClassVar[bool] = True
 
     rate: float = 0.1
 

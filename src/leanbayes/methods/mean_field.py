@@ -106,6 +106,7 @@ class MeanField(Method):
 
     name: ClassVar[str] = "mean_field"
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *EMBEDDINGS)
+    things: ClassVar[str] = "linear maps and embeddings"
 
     prior_std: float = 1.0
     init_std: float = 0.01

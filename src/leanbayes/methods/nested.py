@@ -313,6 +313,7 @@ class NestedDropout(Method):
 
     name: ClassVar[str] = "nested"
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *CHANNEL_NORMS)
+    things: ClassVar[str] = "linear maps and norms"
     late: ClassVar[float] = 0.0
 
     groups: int = 32

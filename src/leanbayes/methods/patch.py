@@ -199,6 +199,8 @@ class ModelPatch(Method):
 
     name: ClassVar[str] = "patch"
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*NORMS, *LINEAR_MAPS)
+    things: ClassVar[str] = "norms and chosen layers"
+    partial: ClassVar[bool] = True
     late: ClassVar[float] = 0.0
 
     components: int = 5
@@ -239,6 +241,13 @@ class ModelPatch(Method):
         }
         chosen = {path for role in self.patch if role in ROLES for path in roles[role]}
         return chosen | choose(layers, [glob for glob in self.patch if glob not in ROLES], argument="patch")
+
+    @override
+    def remark(self, layers: Mapping[str, nn.Module]) -> str:
+        if "norm" not in self.patch or any(isinstance(layer, NORMS) for layer in layers.values()):
+            return ""
+        names = ", ".join(f"'{path}'" for path in layers)
+        return f"ModelPatch found no norms in this network: only {names} is patched; name more with patch= or where=."
 
     @override
     @classmethod

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, get_args, Literal, Self
 
 import torch
@@ -25,7 +26,7 @@ from typing_extensions import override
 from leanbayes.distributions.divergence import kl, on
 from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, require_positive, spread_around
 from leanbayes.distributions.law import law, LawName
-from leanbayes.layers.family import LINEAR_MAPS
+from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import (
     check_at_least_zero,
@@ -55,11 +56,11 @@ class Rank1Layer(StochasticLayer):
         self.components = recipe.components
         self.log_choices = 0.0 if recipe.posterior == "point" else math.inf  # points: the rows' component is all
         weight = self.weight_now.detach()
-        for side, centre in recipe.centres().items():
+        for side, centre in recipe.centres(base).items():
             count = self.family.inputs(base) if side == "input" else self.family.outputs(base)
             self.posterior.add_module(side, recipe.factor(count, centre, weight))
             self.nodes += count
-        if recipe.component_bias and base.bias is not None:
+        if recipe.component_bias and self.bias_now is not None:
             # An offset from the shared bias: every member starts at the trained one, and a plain checkpoint fits.
             self.posterior.bias = nn.Parameter(torch.zeros_like(base.bias).repeat(recipe.components, 1))
         if recipe.perturbation == "additive":
@@ -82,7 +83,10 @@ class Rank1Layer(StochasticLayer):
         recipe, device = layers[0].recipe, layers[0].device
         total = torch.zeros((), device=device)
         for side, centre in recipe.centres().items():
-            factors: list[Any] = [layer.posterior.get_submodule(side) for layer in layers]
+            sides: list[Any] = [layer.posterior._modules.get(side) for layer in layers]
+            factors = [factor for factor in sides if factor is not None]
+            if not factors:  # embeddings alone
+                continue
             prior = law(recipe.prior).prior(centre, recipe.prior_std)
             total = total + kl(joint_distribution(factors), on(prior, device)).sum()
         return total if recipe.kl_over == "sum" else total / recipe.components
@@ -102,7 +106,7 @@ class Rank1Layer(StochasticLayer):
         if offset is not None:
             own = offset.mean(0, keepdim=True) if reading.component is None else reading.component.take(offset)
             variables["bias"] = self.base.bias + own
-        elif self.base.bias is not None:
+        elif self.bias_now is not None:
             variables["bias"] = self.base.bias[None]
         return variables
 
@@ -171,6 +175,7 @@ class Rank1(Method):
         kl_over: "mean" over components is the bound; "sum" is what the authors' code does.
         component_bias: give every component a bias of its own, where the layer has one.
         perturbation: multiply the weights by the factors, or add their outer product.
+        embeddings: convert embeddings, too: a factor for each of their features, and none for words.
 
     Example:
         >>> bnn = lb.convert(net, lb.Rank1(components=4, prior_std=0.1))
@@ -178,6 +183,7 @@ class Rank1(Method):
 
     name: ClassVar[str] = "rank1"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False})
 
     components: int = 4
     posterior: LawName = "normal"
@@ -191,6 +197,7 @@ class Rank1(Method):
     kl_over: KlOver = "mean"
     component_bias: bool = True
     perturbation: Perturbation = "multiplicative"
+    embeddings: bool = False
 
     def __post_init__(self) -> None:
         """Check every field; a wrong one says what was expected."""
@@ -206,6 +213,17 @@ class Rank1(Method):
         check_choice("posterior", self.posterior, get_args(LawName))
         check_choice("prior", self.prior, get_args(LawName))
         self._check_pair()
+        if self.embeddings:
+            self._check_embeddings()
+            object.__setattr__(self, "targets", (*LINEAR_MAPS, *EMBEDDINGS))
+
+    def _check_embeddings(self) -> None:
+        if self.factors == "input" or self.perturbation == "additive":
+            raise ValueError(
+                "an embedding has factors on its features, which are outputs, and only multiplied: expected "
+                f"factors='both' or 'output' and perturbation='multiplicative', got {self.factors!r} and "
+                f"{self.perturbation!r}"
+            )
 
     def _check_pair(self) -> None:
         one = torch.ones(1)
@@ -246,12 +264,13 @@ class Rank1(Method):
             "use init='around_one' to keep it. `lb.mean` then needs component=k."
         )
 
-    def centres(self) -> dict[str, float]:
-        """Return the sides that carry factors, with what their factors lie around.
+    def centres(self, layer: nn.Module | None = None) -> dict[str, float]:
+        """Return the sides that carry factors, of a layer or of any, with what their factors lie around.
 
         Additive factors lie around zero on one side, which leaves the function unchanged on average.
         """
         sides = {"both": ("input", "output"), "input": ("input",), "output": ("output",)}[self.factors]
+        sides = ("output",) if isinstance(layer, EMBEDDINGS) else sides  # words cannot be multiplied
         zero = sides[0] if self.perturbation == "additive" else None
         return {side: 0.0 if side == zero else 1.0 for side in sides}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leanbayes.report.load import Contender, Group
+from leanbayes.report.load import Contender, Group, Run
 
 
 @dataclass(frozen=True)
@@ -35,5 +35,14 @@ def _layers(contender: Contender) -> Layers | None:
         if isinstance(converted, int) and isinstance(total, int):
             skipped = run.part("cost", "layers", "skipped")
             lines = tuple(str(line) for line in skipped) if isinstance(skipped, list) else ()
-            return Layers(contender, f"{converted} of {total} layers converted", lines)
+            return Layers(contender, _sentence(run, converted, total), lines)
     return None
+
+
+def _sentence(run: Run, converted: int, total: int) -> str:
+    """Return the share of weights and layers that carry the method; older results count layers of all kinds."""
+    eligible, things, covered = (run.part("cost", "layers", name) for name in ("eligible", "things", "covered"))
+    if not isinstance(eligible, int) or not isinstance(things, str):
+        return f"{converted} of {total} layers converted"
+    share = f"{100 * covered:.1f} % of the weights, " if isinstance(covered, (int, float)) else ""
+    return f"{share}{converted} of {eligible} {things} converted"

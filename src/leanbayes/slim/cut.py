@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.layers.family import CHANNEL_NORMS, Conv1D, TRANSPOSED
+from leanbayes.layers.family import CHANNEL_NORMS, Conv1D, LinearLike, TRANSPOSED
 
 
 def cut(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
@@ -18,11 +18,8 @@ def cut(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
         inputs: indices of the input channels that stay, rising; of a grouped convolution, equally many of each group.
         outputs: the same of output channels.
     """
-    if isinstance(layer, nn.Linear):
-        _keep(layer, "weight", outputs, 0)
-        _keep(layer, "weight", inputs, 1)
-        _keep(layer, "bias", outputs, 0)
-        layer.out_features, layer.in_features = layer.weight.shape
+    if _maps_vectors(layer):
+        _cut_linear(layer, inputs, outputs)
     elif isinstance(layer, Conv1D):
         _keep(layer, "weight", inputs, 0)
         _keep(layer, "weight", outputs, 1)
@@ -47,6 +44,16 @@ def cut_like_weight(layer: Any, tensor: Tensor, inputs: Tensor | None, outputs: 
     return tensor if second is None else tensor[:, second]
 
 
+def _cut_linear(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
+    _keep(layer, "weight", outputs, 0)
+    _keep(layer, "weight", inputs, 1)
+    _keep(layer, "bias", outputs, 0)
+    sizes = dict(zip(("out", "in"), layer.weight.shape, strict=True))
+    for name in ("out_features", "in_features", "out_channels", "in_channels"):
+        if name in vars(layer):
+            setattr(layer, name, sizes[name.partition("_")[0]])
+
+
 def _cut_convolution(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
     depthwise = layer.groups == layer.in_channels == layer.out_channels and layer.groups > 1
     first, second = _weight_indices(layer, inputs, outputs)
@@ -61,7 +68,7 @@ def _cut_convolution(layer: Any, inputs: Tensor | None, outputs: Tensor | None) 
 
 def _weight_indices(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return what is kept along the first two axes of the weight: (out, in / groups), transposed (in, out / groups)."""
-    if isinstance(layer, nn.Linear):
+    if _maps_vectors(layer):
         return outputs, inputs
     if isinstance(layer, Conv1D):
         return inputs, outputs
@@ -70,6 +77,12 @@ def _weight_indices(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -
     if second is not None and layer.groups > 1:  # every group keeps the same of its channels
         second = second[second < size // layer.groups]
     return first, second
+
+
+def _maps_vectors(layer: Any) -> bool:
+    """Say whether a layer is a Linear, of torch or of another library."""
+    weight: Tensor = layer.weight
+    return isinstance(layer, nn.Linear) or (weight.dim() == 2 and isinstance(layer, LinearLike))
 
 
 def _keep(layer: Any, name: str, index: Tensor | None, axis: int) -> None:
