@@ -105,7 +105,9 @@ def test_a_glob_that_matches_nothing_raises():
 
 
 def test_nothing_to_convert_raises_and_says_what_there_is():
-    with pytest.raises(ValueError, match=r"Rank1 found no layer to convert: it handles Linear, .* has Embedding, ReLU"):
+    with pytest.raises(
+        ValueError, match=r"Rank1 found no layer to convert: it handles Linear, .* has 1 Embedding, 1 ReLU"
+    ):
         lb.convert(nn.Sequential(nn.Embedding(3, 2), nn.ReLU()), lb.Rank1())
 
 
@@ -228,7 +230,7 @@ def test_hook_based_weight_norm_is_refused_by_name():
     with pytest.raises(ValueError, match="layer '0' cannot be converted"):
         lb.convert(net, lb.Rank1(), where="0")
     named = "layer '0' cannot be converted: a hook computes its weight"
-    with pytest.warns(UserWarning, match=named), pytest.raises(ValueError, match="convert in place with copy=False"):
+    with pytest.raises(ValueError, match="convert in place with copy=False"):
         lb.convert(net, lb.Rank1())
     with pytest.warns(UserWarning, match=named):
         bnn = lb.convert(net, lb.Rank1(), copy=False)
@@ -270,7 +272,8 @@ def test_composites_with_a_forward_of_their_own_are_not_opened():
             return super().forward(*args, **kwargs)
 
     net = nn.ModuleDict({"attention": Mine(8, 2), "head": nn.Linear(8, 2)})
-    bnn = lb.convert(net, lb.Rank1())
+    with pytest.warns(UserWarning, match=r"Rank1 covers 5.8 % .* 'attention' \(Mine, 288 weights: Mine is a Multihead"):
+        bnn = lb.convert(net, lb.Rank1())
     assert [path for path, _ in lb.stochastic_layers(bnn)] == ["head"]
     assert "forward of its own" in str(lb.summary(bnn))
 
@@ -380,7 +383,7 @@ def test_rank1_adds_at_most_0_45_percent_to_wrn_28_10():
     summary = lb.summary(bnn)
     assert summary.parameters == 36_479_194
     assert 0.40 < summary.extra_percent <= 0.45
-    assert "rank1: 29 of" in summary.headline
+    assert summary.headline.startswith("rank1: 99.9 % of the weights, 29 of 29 layers with a linear map")
 
 
 def test_a_closed_composite_alone_is_named():
@@ -388,7 +391,7 @@ def test_a_closed_composite_alone_is_named():
         def forward(self, *args):
             return super().forward(*args)
 
-    with pytest.raises(ValueError, match="the model has Mine"):
+    with pytest.raises(ValueError, match=r"the model has 1 tests\.test_convert\.Mine"):
         lb.convert(Mine(8, 2), lb.Rank1())
 
 
@@ -405,7 +408,7 @@ def test_summary_of_a_plain_model_and_str():
     assert "heads.a" in text
     assert "- not chosen" in text
     assert "not a target of rank1" in str(lb.summary(lb.convert(small_net(), lb.Rank1())))
-    assert text.endswith("nodes")
+    assert text.startswith("rank1: 9.0 % of the weights, 1 of 5 layers with a linear map")
 
 
 def test_parameter_groups_hold_every_trainable_parameter_once():

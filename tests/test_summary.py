@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 
 import pytest
@@ -39,13 +40,15 @@ def test_the_headline_leads_with_the_share_of_weights_and_convert_names_the_larg
     share = covered / (covered + 2 * 64 * 8)
     summary = lb.summary(bnn)
     assert summary.covered == pytest.approx(share)
-    assert summary.headline.startswith(f"rank1: {100 * share:.1f} % of the weights, 2 of 2 layers with a linear map, ")
+    assert summary.headline.startswith(
+        f"rank1: {math.floor(1000 * share) / 10} % of the weights, 2 of 2 layers with a linear map, "
+    )
     assert str(summary).splitlines()[0] == summary.headline
     (part,) = summary.left_out
     assert (part.path, part.kind, part.size, part.reason) == ("0", "Experts", 1024, "parameters of its own")
     assert said == [
-        "Rank1 covers 17 % of the weights; the largest parts left out are '0' (Experts, 1,024 weights: parameters of its "
-        "own)."
+        "Rank1 covers 17.2 % of the weights; the largest parts left out are '0' (Experts, 1,024 weights: parameters of "
+        "its own)."
     ]
 
 

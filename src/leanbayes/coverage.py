@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -15,12 +16,13 @@ from leanbayes.layers.family import refusal
 from leanbayes.methods.base import Method, StochasticLayer
 
 OWN_PARAMETERS = "parameters of its own"
+NOT_CHOSEN = "not chosen"
 SHOWN = 3
 """Parts that a short list names."""
 KINDS = 8
 """Classes that a message names."""
 ENOUGH = 0.5
-"""Share of the weights below which `convert` warns."""
+"""Share of the weights within reach of a method below which `convert` warns."""
 REMEDY = "They stay plain: choose others with where=, or register their class (lb.layers.register, docs/layers.md)."
 
 
@@ -64,6 +66,11 @@ class Coverage:
         return self.covered_weights / self.weights if self.weights else 0.0
 
 
+def percent(share: float) -> str:
+    """Return a share as a percentage, rounded down: only all is 100."""
+    return f"{math.floor(1000 * share) / 10:.1f} %"
+
+
 def left_out(rows: Iterable[Row]) -> list[Row]:
     """Return the parts with weights that carry no method, the largest first."""
     return sorted((row for row in rows if row.method is None and row.size), key=lambda row: -row.size)
@@ -102,11 +109,11 @@ def gaps(model: nn.Module, method: Method, refused: Mapping[str, str], *, defaul
     """
     said = [f"{counted(refused)}. {REMEDY}"] if refused else []
     found = coverage(model) if default and not method.partial else None
-    if found is not None and found.share < ENOUGH:
-        parts = left_out(found.rows)
+    parts = [] if found is None else [row for row in left_out(found.rows) if row.reason != NOT_CHOSEN]
+    if found is not None and sum(row.size for row in parts) > (1 - ENOUGH) * found.weights:
         taken = "embeddings" in (f.name for f in fields(method)) and any(row.kind == "Embedding" for row in parts)
         hint = f" {type(method).__name__}(embeddings=True) adds embeddings." if taken else ""
-        share = f"{100 * found.share:.0f} % of the weights"
+        share = f"{percent(found.share)} of the weights"
         said.append(f"{type(method).__name__} covers {share}; the largest parts left out are {largest(parts)}.{hint}")
     return " ".join(said)
 
@@ -193,14 +200,14 @@ def _reason(module: nn.Module, methods: set[Method]) -> str:
     """Say why a layer carries no method."""
     composite = lowering.refusal(module)
     if composite is not None:
-        return composite or ("not chosen" if methods else "not converted")
+        return composite or (NOT_CHOSEN if methods else "not converted")
     if _quantised(module):
         return "quantised"
     if not any(True for _ in module.parameters()):
         return "no parameters"
     reason = refusal(module)
     if reason or any(isinstance(module, method.targets) for method in methods):
-        return reason or "not chosen"
+        return reason or NOT_CHOSEN
     if not methods:
         return "not converted"
     return f"not a target of {' or '.join(sorted(method.name for method in methods))}"

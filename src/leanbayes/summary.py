@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from leanbayes.convert import stochastic_layers, unwrap
-from leanbayes.coverage import coverage, largest, left_out
+from leanbayes.coverage import coverage, largest, left_out, percent
 from leanbayes.coverage import Row as Row
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.sampling import components_of
@@ -63,7 +63,7 @@ class Summary:
     def headline(self) -> str:
         """The line to quote."""
         names = sorted({row.method for row in self.rows if row.method})
-        share = f"{100 * self.covered:.1f} % of the weights, " if names and not self.partial else ""
+        share = f"{percent(self.covered)} of the weights, " if names and not self.partial else ""
         reach = f"{self.converted} of {self.eligible if names else self.total} {self.things}"
         return (
             f"{' + '.join(names) or 'plain'}: {share}{reach}, "

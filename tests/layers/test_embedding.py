@@ -139,7 +139,9 @@ def test_mean_field_takes_embeddings_by_default_and_variance_layers_only_where_n
     for name, reason in reasons.items():
         rows = lb.summary(lb.convert(Reader(), all_methods()[name]())).rows
         assert [row.reason for row in rows if row.path == "embed"] == [reason]
-    with pytest.raises(ValueError, match="none of 0 was chosen; name what to convert with where="):
+    with pytest.raises(
+        ValueError, match="chose nothing, though it can convert layer '0'; name what to convert with where="
+    ):
         lb.convert(nn.Sequential(table()), lb.VarianceLayers())
     named = lb.convert(Reader(), lb.VarianceLayers(), where="embed")
     assert [path for path, _ in lb.stochastic_layers(named)] == ["embed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leanbayes.coverage import percent
 from leanbayes.report.load import Contender, Group, Run
 
 
@@ -44,5 +45,5 @@ def _sentence(run: Run, converted: int, total: int) -> str:
     eligible, things, covered = (run.part("cost", "layers", name) for name in ("eligible", "things", "covered"))
     if not isinstance(eligible, int) or not isinstance(things, str):
         return f"{converted} of {total} layers converted"
-    share = f"{100 * covered:.1f} % of the weights, " if isinstance(covered, (int, float)) else ""
+    share = f"{percent(covered)} of the weights, " if isinstance(covered, (int, float)) else ""
     return f"{share}{converted} of {eligible} {things} converted"
