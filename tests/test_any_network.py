@@ -211,6 +211,7 @@ def converted(network: str, method: str) -> tuple[nn.Module, nn.Module, Any]:
     with warnings.catch_warnings():
         if network in ALIKE and method == "deep_ensemble":
             warnings.filterwarnings("ignore", "the parameter '.*' is the same in all members")
+        warnings.filterwarnings("ignore", "ModelPatch found no norms in this network")
         return net, lb.convert(net, all_methods()[method](), likelihood=lb.Categorical()), x
 
 

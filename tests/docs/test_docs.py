@@ -15,7 +15,7 @@ from torch import distributed
 import leanbayes as lb
 
 ROOT = Path(__file__).parents[2]
-RUN = ("README.md", "docs/quickstart.md", "docs/compare.md", "docs/gotchas.md")
+RUN = ("README.md", "docs/quickstart.md", "docs/compare.md", "docs/gotchas.md", "docs/layers.md")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MACHINE_PATH = re.compile(

@@ -89,6 +89,7 @@ def test_every_method_agrees_with_predict_on_a_convolutional_network(name, tmp_p
     assert operators(path)["Conv"] == expected.get(name, 5 + 5)
 
 
+@pytest.mark.filterwarnings("ignore:ModelPatch found no norms in this network")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS | OPTIONS)
 def test_every_method_agrees_with_predict_on_an_mlp(name, tmp_path):

@@ -191,6 +191,7 @@ def test_a_pipeline_hands_the_standard_deviation_on(line):
     assert mean.shape == std.shape == y.shape
 
 
+@pytest.mark.filterwarnings("ignore:ModelPatch found no norms in this network")
 @pytest.mark.parametrize("method", ["plain", *all_methods()])
 def test_every_method_by_its_name(blobs, method):
     x, y = blobs

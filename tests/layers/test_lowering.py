@@ -14,6 +14,8 @@ from leanbayes.layers.lowering import lower, raise_back, RowsFirst
 from leanbayes.layers.recurrent import Recurrent
 from leanbayes.methods import all_methods
 
+pytestmark = pytest.mark.filterwarnings("ignore:ModelPatch found no norms in this network")  # a tagger has none
+
 ROWS, STEPS, CHANNELS = 4, 7, 8
 LEAN = [name for name in all_methods() if name != "deep_ensemble"]
 UNTRACEABLE = "nested"  # torch.fx cannot follow channels through torch's transformers

@@ -12,6 +12,8 @@ import leanbayes as lb
 from leanbayes.convert import strip
 from tests.needs import need_transformers
 
+pytestmark = pytest.mark.filterwarnings("ignore:Rank1 covers .* of the weights")  # the embeddings of small networks
+
 
 def gpt2():
     transformers = need_transformers()
