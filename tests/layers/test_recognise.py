@@ -344,3 +344,13 @@ def test_nothing_to_convert_gives_reasons_with_counts_and_no_list_of_paths():
     assert "'7'" not in str(error.value)
     with pytest.raises(ValueError, match=r"the model has 2 tests\.layers\.miniatures\.Scales, 1 ReLU"):
         lb.convert(nn.Sequential(mini.Scales(3), nn.ReLU(), mini.Scales(3)), lb.Rank1())
+
+
+def test_phase_tools_see_the_effective_weight_or_refuse_it():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(mini.StdConv2d(3, 4, 3), nn.Flatten(), nn.Linear(4 * 9, 2)), torch.randn(2, 3, 5, 5)
+    bnn = lb.convert(net, lb.VarianceLayers(), where="0")
+    pruned = lb.phase.prune(bnn, log_alpha=100.0).model  # nothing is pruned: the same means
+    torch.testing.assert_close(lb.mean(pruned)(x), net(x), rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match="layer '0' computes its weight from the stored one"):
+        lb.phase.kappa(bnn, (x, torch.tensor([0, 1])))

@@ -130,6 +130,11 @@ def _of_any(
 ) -> Tensor:
     """Differentiate the gradient by every weight in turn."""
     weight: Tensor = layer.base.weight
+    if layer.family.weight is not None:
+        raise ValueError(
+            f"layer '{layer.path}' computes its weight from the stored one; the curvature is that of stored weights. "
+            "Leave it out (where=...)"
+        )
     if layer.means is None:
         raise ValueError(
             f"layer '{layer.path}' has no means to differentiate at; curvature of a convolution needs them"

@@ -91,7 +91,8 @@ def prune(model: nn.Module, log_alpha: float = 3.0) -> Sparse:
 @torch.no_grad()
 def additive(layer: VarianceLayer) -> VarianceLayer:
     """Return the same distribution with free deviations, in tensors of its own."""
-    base = copy.deepcopy(layer.base)
+    make = layer.family.plain  # of a layer whose weight is computed: one that stores it
+    base: Any = copy.deepcopy(layer.base if make is None else make(layer.base, {"weight": layer.weight_now}))
     base.weight.copy_(torch.zeros_like(base.weight) if layer.means is None else layer.means)
     twin = VarianceLayer(base, replace(layer.method, parameterization="additive"))
     twin.posterior.log_sigma.copy_(layer.scales.abs().log())
