@@ -443,7 +443,8 @@ def _settings(module: nn.Module) -> Any:
 
 
 def _settings_of(module: nn.Module) -> tuple[Any, ...]:
-    plain = {name: value for name, value in vars(module).items() if name not in SIZES | INTERNAL}
+    skipped = SIZES | INTERNAL | ({"scale"} if "gain" in module._parameters else set())  # from the size of the kernel
+    plain = {name: value for name, value in vars(module).items() if name not in skipped}
     groups = plain.pop("groups", 1)
     grouped = "all" if groups == vars(module).get("in_channels") and groups > 1 else groups > 1
     buffers = {name: value for name, value in module._buffers.items() if name not in STATISTICS}
