@@ -317,7 +317,9 @@ def _recorder(calls: Calls, path: str) -> Callable[..., None]:
     def record(layer: nn.Module, args: Any) -> None:
         first = next(tensors_in(args), None)
         if first is not None:
-            calls.setdefault(path, []).append(first.detach().to(torch.float64, copy=True))
+            copied = first.detach().to(torch.float64, copy=True)
+            words = not first.is_floating_point()  # numbers of words have no axis of channels
+            calls.setdefault(path, []).append(copied[..., None] if words else copied)
 
     return record
 
