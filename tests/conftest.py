@@ -29,5 +29,6 @@ def data_root() -> Path:
 
 
 def pytest_configure(config):
-    """Let tests of all methods use networks too small to have a stream that could be ordered."""
+    """Let tests of all methods use networks too small to have a stream that could be ordered, and hear of no widths."""
     config.addinivalue_line("filterwarnings", "ignore:NestedDropout adds only noise here")
+    config.addinivalue_line("filterwarnings", "ignore:NestedDropout. of .* weights width")

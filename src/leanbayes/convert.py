@@ -51,6 +51,7 @@ def convert(
         copy: work on a deep copy; False changes `model` in place (a root that is a target is still returned anew).
         example: inputs with at least two rows. A copy of the network runs on them, to find out which axis of each
             layer's input holds the rows of the batch; without them the first pass finds it out.
+            `NestedDropout` follows networks by them that it cannot trace.
         batch_axis: says it for some layers, by globs on dotted paths: the axis, or None for one draw per batch.
 
     Raises:
@@ -61,6 +62,7 @@ def convert(
     """
     method = as_method(method)
     _check_arguments(model, method, likelihood)
+    method = method if example is None else method.given(example)
     notice = method.notice()
     if notice:
         warnings.warn(notice, stacklevel=2)
@@ -79,7 +81,7 @@ def convert(
         raise ValueError(nothing_to_convert(model, method, [path for path, _ in candidates], refused))
     root = lower(_copied(model) if copy else model)
     try:
-        root = _wrap_chosen(root, method, chosen)
+        root = _wrap_chosen(root, method, chosen, named=where is not None)
     except Exception:
         copy_hooks(raise_back(root), model)  # somebody's own model, where it was to be changed in place
         raise
@@ -282,9 +284,12 @@ def _copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _wrap_chosen(model: nn.Module, method: Method, chosen: set[str]) -> nn.Module:
-    """Wrap the layers of these paths, in place, and return the root."""
+def _wrap_chosen(model: nn.Module, method: Method, chosen: set[str], *, named: bool) -> nn.Module:
+    """Wrap the layers of these paths, which the user named or not, in place, and return the root."""
     layers = {id(layer): (path, layer) for path, layer in walk(model) if path in chosen}
+    notice = None if named else method.review(model, dict(layers.values()))
+    if notice:
+        warnings.warn(notice, stacklevel=3)
     wrapped = _wrap_all(model, method, layers)
     if not wrapped:
         raise ValueError(f"{type(method).__name__} could do nothing with {', '.join(sorted(chosen))} alone")

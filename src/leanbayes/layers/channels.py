@@ -12,194 +12,106 @@ added to them, normalised with them or convolved depthwise. A network is traced 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any
 
 from torch import fx, nn
 
+from leanbayes.layers.axes import rearranged
+from leanbayes.layers.blame import names_in
 from leanbayes.layers.composite import Composite
 from leanbayes.layers.family import CHANNEL_NORMS, family_of, follows_channels, LINEAR_MAPS, NORMS
+from leanbayes.layers.heads import Heads
+from leanbayes.layers.probes import keeps_zeros, quiet
+from leanbayes.layers.recording import HIDDEN, record
+from leanbayes.layers.streams import Channels as Channels
+from leanbayes.layers.streams import Layout as Layout
+from leanbayes.layers.streams import positions as positions
+from leanbayes.layers.streams import Segment as Segment
+from leanbayes.layers.streams import Stream as Stream
+from leanbayes.layers.streams import UNKNOWN_REPEAT
+from leanbayes.layers.tracing import trace, Traced
 from leanbayes.layers.words import ELEMENTWISE, OVER_PIXELS, PRODUCTS, QUOTIENTS, SUMS, word
 
-UNKNOWN_REPEAT = 0
 
-
-@dataclass
-class Stream:
-    """Channels that stay or go together.
-
-    Attributes:
-        size: how many they are.
-        lanes: equal blocks of them that are narrowed alike; channel c is at position c mod (size / lanes) of its lane.
-        filtered: whether a depthwise convolution passes them on.
-        held: why none of them may go; empty where they may.
-    """
-
-    size: int
-    lanes: int = 1
-    filtered: bool = False
-    held: str = ""
-
-
-class Segment(NamedTuple):
-    """A part of a channel axis.
-
-    Attributes:
-        stream: the number of the stream that lies here.
-        repeat: how often every channel is repeated, one after the other.
-        pixels: number of axes behind the channel axis; none in the output of a Linear.
-    """
-
-    stream: int
-    repeat: int = 1
-    pixels: int = 0
-
-
-Layout = tuple[Segment, ...]
-
-
-@dataclass
-class Channels:
-    """What `follow` found.
-
-    Attributes:
-        inputs: the layout of what each linear map, norm and per-channel layer reads, by path; None where it is unknown.
-        outputs: the layout of what it returns.
-        makers: the linear maps that begin streams, in the order of the forward pass.
-        normed: paths of linear maps whose output goes straight into a norm, and nowhere else.
-        first_readers: what reads a stream directly behind a map that begins it.
-    """
-
-    inputs: dict[str, Layout | None] = field(default_factory=dict)
-    outputs: dict[str, Layout | None] = field(default_factory=dict)
-    makers: list[str] = field(default_factory=list)
-    normed: set[str] = field(default_factory=set)
-    first_readers: set[str] = field(default_factory=set)
-    _streams: list[Stream] = field(default_factory=list)
-    _parents: list[int] = field(default_factory=list)
-
-    def stream(self, number: int) -> Stream:
-        """Return a stream by any of its numbers."""
-        return self._streams[self.root(number)]
-
-    def root(self, number: int) -> int:
-        """Return the number by which a stream is known after all merging."""
-        while self._parents[number] != number:
-            number = self._parents[number]
-        return number
-
-    def size(self, layout: Layout) -> int:
-        """Return the length of a channel axis."""
-        return sum(self.stream(part.stream).size * part.repeat for part in layout)
-
-    def new(self, size: int, lanes: int = 1, pixels: int = 0) -> Layout:
-        """Begin a stream."""
-        self._streams.append(Stream(size, lanes))
-        self._parents.append(len(self._parents))
-        return (Segment(len(self._parents) - 1, pixels=pixels),)
-
-    def merge(self, one: Layout | None, other: Layout | None) -> Layout | None:
-        """Make one layout of two that are added; both are held where they do not match part by part."""
-        if one is None or other is None or not self._match(one, other):
-            self.hold(one, "it is added to something of another layout")
-            self.hold(other, "it is added to something of another layout")
-            return one or other
-        for a, b in zip(one, other, strict=True):
-            self._unite(self.root(a.stream), self.root(b.stream))
-        return one
-
-    def hold(self, layout: Layout | None, reason: str) -> None:
-        """Let no channel of these streams go."""
-        for part in layout or ():
-            stream = self.stream(part.stream)
-            stream.held = stream.held or reason
-
-    def in_lanes(self, layout: Layout | None, lanes: int) -> None:
-        """Narrow a stream only by equal parts of so many blocks, as a grouped convolution reads it."""
-        if layout is None:
-            return
-        if len(layout) != 1:
-            self.hold(layout, "a grouped convolution reads several streams")
-            return
-        stream = self.stream(layout[0].stream)
-        if stream.lanes not in (1, lanes):
-            stream.held = stream.held or f"it is read in {stream.lanes} and in {lanes} lanes"
-        stream.lanes = lanes
-
-    def _match(self, one: Layout, other: Layout) -> bool:
-        def sizes(layout: Layout) -> list[tuple[int, ...]]:
-            return [(self.stream(part.stream).size, part.repeat, part.pixels) for part in layout]
-
-        return sizes(one) == sizes(other)
-
-    def _unite(self, a: int, b: int) -> None:
-        if a == b:
-            return
-        kept, gone = self._streams[min(a, b)], self._streams[max(a, b)]
-        self._parents[max(a, b)] = min(a, b)
-        kept.held = kept.held or gone.held
-        if gone.lanes != kept.lanes and 1 not in (gone.lanes, kept.lanes):
-            kept.held = kept.held or f"it is read in {kept.lanes} and in {gone.lanes} lanes"
-        kept.lanes = max(kept.lanes, gone.lanes)
-        kept.filtered = kept.filtered or gone.filtered
-
-
-def follow(model: nn.Module, *, base_of: Callable[[nn.Module], nn.Module] = lambda layer: layer) -> Channels:
+def follow(
+    model: nn.Module, *, base_of: Callable[[nn.Module], nn.Module] = lambda layer: layer, example: Any = None
+) -> Channels:
     """Follow the channels of a network from its input to its output.
 
+    Without an example the forward runs on proxies. Parts of which it cannot be read so are named in
+    `Channels.untraced`; what they read and return is held, and modules inside them are followed each by itself.
+
     Args:
-        model: any network that `torch.fx` can trace; layers with noise around them count as what they are made of.
+        model: any network; layers with noise around them count as the layers that they are made of.
         base_of: returns the plain layer inside a layer.
+        example: inputs to call the network with: a tensor, a tuple, or a mapping by name.
 
     Raises:
-        ValueError: if the network cannot be traced.
+        ValueError: if the network does not run on the example.
     """
     found = Channels()
     if base_of(model) is not model or family_of(model) is not None:  # the root itself is a layer: its output is held
         layer = base_of(model)
         if isinstance(layer, LINEAR_MAPS):
             _linear(found, "", layer, None)
+            found.first = ""
             found.hold(found.outputs[""], "it is an output of the network")
         return found
-    tracer = _Tracer(base_of)
-    try:
-        graph = tracer.trace(model)
-    except Exception as error:  # user code meets proxies: anything may happen
-        raise ValueError(
-            f"the channels of {type(model).__name__} cannot be followed: torch.fx cannot trace its forward "
-            f"({type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}); give it a forward without "
-            "control flow that depends on tensors"
-        ) from error
-    _Walk(found, {path: base_of(layer) for path, layer in model.named_modules()}).run(graph)
+
+    def is_leaf(module: nn.Module) -> bool:
+        if base_of(module) is not module or family_of(module) is not None or isinstance(module, Composite):
+            return True
+        return module.__module__.startswith(("torch.nn", "torch.ao.nn")) and not isinstance(module, nn.Sequential)
+
+    if example is None:
+        traced = trace(model, is_leaf, keeps_zeros)
+    else:
+        graph = record(model, example, lambda module: is_leaf(module) or keeps_zeros(module), base_of)
+        traced = Traced([graph])
+    found.untraced = traced.failed
+    walk = _Walk(found, {path: base_of(layer) for path, layer in model.named_modules()})
+    for graph in traced.graphs:
+        walk.run(graph)
+    walk.finish()
+    if traced.failed:
+        _beware(found, model)
     return found
 
 
-class _Tracer(fx.Tracer):
-    """Traces into everything but torch's own layers, what was taken apart of them, and layers with noise."""
-
-    def __init__(self, base_of: Callable[[nn.Module], nn.Module]) -> None:
-        super().__init__()
-        self.base_of = base_of
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        known = self.base_of(m) is not m or family_of(m) is not None or isinstance(m, Composite)
-        return known or super().is_leaf_module(m, module_qualified_name)
+def _beware(found: Channels, model: nn.Module) -> None:
+    """Take care where parts were followed alone: the order of calls is unknown, and others may reach into them."""
+    maps = (path for path, layer in model.named_modules() if isinstance(layer, LINEAR_MAPS))
+    found.first = next((path.removesuffix(".base") for path in maps), None)  # as registered
+    for path in found.untraced:
+        names, start = names_in(model.get_submodule(path)), f"{path}." if path else ""
+        for maker in found.makers:
+            inside = maker.removeprefix(start).split(".")
+            if maker.startswith(start) and len(inside) > 1 and inside[-1] in names:
+                found.hold(found.outputs[maker], f"the code of '{path}', which cannot be traced, may use it")
 
 
 class _Walk:
-    """One walk over a traced graph, with the layout of every value."""
+    """One walk over traced graphs, with the layout of every value."""
 
     def __init__(self, found: Channels, layers: dict[str, nn.Module]) -> None:
         self.found, self.layers = found, layers
         self.layouts: dict[fx.Node, Layout | None] = {}
+        self.heads = Heads(found)
         self.without_norm: set[str] = set()
         self.opened: set[str] = set()
+        self.hidden = False
 
     def run(self, graph: fx.Graph) -> None:
         for node in graph.nodes:
             self.layouts[node] = self.visit(node)
+
+    def finish(self) -> None:
+        """Hold what only the whole walk shows."""
+        self.found.first = next(iter(self.found.makers), None)
+        if self.hidden:
+            self.found.hold_all("code that torch cannot watch, such as an autograd.Function, may read it")
         self.found.normed -= self.without_norm  # a layer that is called twice may meet a norm only once
         for path in self.opened & set(self.found.outputs):
             for layout in (self.found.inputs[path], self.found.outputs[path]):
@@ -207,13 +119,15 @@ class _Walk:
 
     def visit(self, node: fx.Node) -> Layout | None:
         if node.op == "output":
-            for layout in self.arguments(node):
-                self.found.hold(layout, "it is an output of the network")
+            end = "a part that cannot be traced reads it" if self.found.untraced else "it is an output of the network"
+            self.unknown(node, end)
         elif node.op == "get_attr":
             self.opened.add(str(node.target).rpartition(".")[0].removesuffix(".base"))
         elif node.op == "call_module":
             return self.module(node, str(node.target))
-        elif node.op != "placeholder":
+        elif node.op == "placeholder":
+            self.hidden = self.hidden or node.target == HIDDEN
+        else:
             return self.function(node)
         return None
 
@@ -222,19 +136,21 @@ class _Walk:
 
     def module(self, node: fx.Node, path: str) -> Layout | None:
         layer, x = self.layers[path], next(iter(self.arguments(node)), None)
+        if self.heads.among(node):
+            return self.unknown(node, f"{type(layer).__name__} '{path}' reads heads of attention")
         if isinstance(layer, LINEAR_MAPS) and follows_channels(layer) and len(node.all_input_nodes) == 1:
             (self.found.normed if _goes_into_norm(node, self.layers) else self.without_norm).add(path)
             y = _linear(self.found, path, layer, x)
             if path in self.found.makers:
                 self.found.first_readers.update(str(user.target) for user in node.users)
             return y
-        if isinstance(layer, CHANNEL_NORMS) and follows_channels(layer):
+        if isinstance(layer, CHANNEL_NORMS) and quiet(layer):
             return self.each_channel(path, x, layer.num_features)
         if isinstance(layer, nn.PReLU):
             return x if layer.num_parameters == 1 else self.each_channel(path, x, layer.num_parameters)
         if isinstance(layer, nn.Flatten) and _flattens(x, layer.start_dim, layer.end_dim):
             return _flattened(x)
-        if _passes(word(type(layer)), x):
+        if _passes(word(type(layer)), x) or keeps_zeros(layer):
             return x
         kind = "a norm over several channels" if isinstance(layer, NORMS) else f"{type(layer).__name__} '{path}'"
         return self.unknown(node, f"{kind} reads it")
@@ -249,6 +165,8 @@ class _Walk:
 
     def function(self, node: fx.Node) -> Layout | None:
         name, arguments = word(node.target), self.arguments(node)
+        if self.heads.among(node):
+            return self.heads.function(node, name)
         if not any(arguments) or name in ("size", "dim", "getattr"):
             return None
         x = arguments[0]
@@ -260,7 +178,11 @@ class _Walk:
             return self.averaged(node, x, _argument(node, 1, "dim", None), _argument(node, 2, "keepdim", False))
         if _makes_rows(name, node, x):
             return _flattened(x)
-        return x if _passes(name, x) else self.unknown(node, f"the function {name} reads it")
+        if self.heads.begin(node, name, x):
+            return None
+        return (x if _passes(name, x) else rearranged(node, name, x)) or self.unknown(
+            node, f"the function {name} reads it"
+        )
 
     def merged(self, node: fx.Node, name: str) -> Layout | None:
         """A sum or product of two values; a number that is added would fill what was dropped."""
@@ -268,30 +190,50 @@ class _Walk:
         values = [self.layouts[value] for value in operands if isinstance(value, fx.Node)]
         if name in QUOTIENTS and (len(values) > 1 or not isinstance(operands[0], fx.Node)):
             return self.unknown(node, "something is divided by it")
+        if len(values) == 2 and name in PRODUCTS and (known := self.weighed(operands)):
+            return known
         if len(values) == 2:
             return self.found.merge(values[0], values[1])
         return self.unknown(node, "a number is added to it") if name in SUMS else values[0]
 
+    def weighed(self, operands: list[Any]) -> Layout | None:
+        """Return the layout of a product with a tensor that has one number for all channels, where shapes are known."""
+        for value, other in (operands, reversed(operands)):
+            x, shape = self.layouts[value], other.meta.get("shape")
+            if x is not None and self.layouts[other] is None and shape is not None and not self.heads.among(other):
+                behind = x[0].pixels + 1
+                if len(shape) < behind or shape[-behind] == 1:
+                    return x
+        return None
+
     def joined(self, node: fx.Node, tensors: Any, axis: Any) -> Layout | None:
         """A concatenation over channels."""
         parts = [self.layouts[value] for value in tensors] if isinstance(tensors, (list, tuple)) else [None]
+        if all(parts) and self.is_row_axis(tensors[0], axis):
+            return functools.reduce(self.found.merge, parts)
         segments = tuple(segment for part in parts for segment in part or ())
         alike = len({segment.pixels for segment in segments}) == 1 and axis in (1, -1 - segments[0].pixels)
         if not all(parts) or not alike or any(segment.repeat == UNKNOWN_REPEAT for segment in segments):
             return self.unknown(node, "it is joined to something in a way that cannot be followed")
         return segments
 
+    def is_row_axis(self, value: fx.Node, axis: Any) -> bool:
+        """Say whether an axis is known not to be that of the channels: steps are joined there, or rows."""
+        shape, x = value.meta.get("shape"), self.layouts[value]
+        return shape is not None and x is not None and axis % len(shape) != len(shape) - 1 - x[0].pixels
+
     def averaged(self, node: fx.Node, x: Layout | None, axes: Any, kept: bool) -> Layout | None:
         """A mean over axes of pixels, which are gone afterwards unless they are kept."""
         pixels = x[0].pixels if x else 0
         axes = axes if isinstance(axes, (tuple, list)) else (axes,)
         if x is None or not all(isinstance(a, int) and (2 <= a < 2 + pixels or -pixels <= a < 0) for a in axes):
-            return self.unknown(node, "the function mean reads it")
+            return rearranged(node, "mean", x) or self.unknown(node, "the function mean reads it")
         return x if kept else tuple(part._replace(pixels=pixels - len(axes)) for part in x)
 
     def unknown(self, node: fx.Node, reason: str) -> Layout | None:
         for layout in self.arguments(node):
             self.found.hold(layout, reason)
+        self.heads.hold(node, reason)
         return None
 
 
@@ -379,9 +321,3 @@ def _goes_into_norm(node: fx.Node, layers: dict[str, nn.Module]) -> bool:
 
 def _argument(node: fx.Node, position: int, name: str, default: Any) -> Any:
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
-
-
-def positions(stream: Stream) -> Iterator[int]:
-    """Yield the position of every channel in its lane: what stays is decided by position."""
-    per_lane = math.ceil(stream.size / stream.lanes)
-    return (channel % per_lane for channel in range(stream.size))

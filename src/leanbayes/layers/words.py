@@ -27,6 +27,8 @@ def word(target: Any) -> str:
     """Return the name of a function, method or module of torch's, as one word for all of its spellings."""
     if isinstance(target, str):
         return target.replace("_", "").lower()
-    home = (getattr(target, "__module__", None) or "torch").partition(".")[0]
-    own = "" if home in ("torch", "_operator", "builtins") else f"{home}."  # somebody else's relu may be anything
+    module = getattr(target, "__module__", None) or "torch"
+    library = module.removeprefix("torch.ops.") if module.startswith("torch.ops.") else ""
+    home = library if library not in ("", "aten") else module.partition(".")[0]
+    own = "" if home in ("torch", "_operator", "builtins") else f"{home}."  # another library's relu may be anything
     return own + str(getattr(target, "__name__", target)).replace("_", "").lower()

@@ -250,6 +250,18 @@ class Method(abc.ABC):
         """
         return {path: self.wrap(layer) for path, layer in layers.items()}
 
+    def given(self, example: Any) -> Method:
+        """Return the method for a network of which example inputs are known; override it where they matter."""
+        return self
+
+    def review(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> str | None:
+        """Return a sentence on a model whose layers the user did not name, before these are converted.
+
+        Raises:
+            ValueError: if the method would be of no use.
+        """
+        return None
+
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
         """Return the paths of the layers to convert where the user names none: of these targets, all."""
         return {path for path, _ in layers}

@@ -112,25 +112,18 @@ class DropoutLayer(StochasticLayer):
     @override
     def freeze(self) -> nn.Module:
         """Return the mask as a traced graph: torch's own class, nothing of leanbayes inside."""
-        mask = _Masked(self.base.p, self._same_over, self.sample(1)["seed"])
-        tracer = fx.Tracer()
-        tracer.proxy_buffer_attributes = True  # the seed stays an attribute, which the next draw may replace
-        plain = fx.GraphModule(mask, tracer.trace(mask))
+        graph = fx.Graph()
+        tracer = fx.proxy.GraphAppendingTracer(graph)  # fx.Tracer would patch the modules of all threads
+        x: Any = fx.Proxy(graph.placeholder("input"), tracer)  # as torch's dropouts call it
+        seed = fx.Proxy(graph.get_attr("seed"), tracer)  # stays an attribute, which the next draw may replace
+        result: Any = masked(x, seed, self.base.p, self._same_over)
+        graph.output(result.node)
+        holder = nn.Module()
+        holder.register_buffer("seed", self.sample(1)["seed"])
+        plain = fx.GraphModule(holder, graph, class_name="Masked")
         plain.train(self.training)
         copy_hooks(self, plain)
         return plain
-
-
-class _Masked(nn.Module):
-    """Mask entries of x by a seed that it holds; written to be traced."""
-
-    def __init__(self, rate: float, same_over: str, seed: Tensor) -> None:
-        super().__init__()
-        self.rate, self.same_over = rate, same_over
-        self.register_buffer("seed", seed)
-
-    def forward(self, input: Tensor) -> Tensor:  # as torch's dropouts call it
-        return masked(input, self.seed, self.rate, self.same_over)
 
 
 def masked(x: Tensor, seed: Any, rate: float, same_over: str) -> Tensor:

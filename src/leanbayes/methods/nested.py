@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -31,12 +31,14 @@ from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import NO_LOSS, peaked_log_uniform_kl
 from leanbayes.layers.channels import Channels, follow
+from leanbayes.layers.examples import as_inputs, build_example, describe_example, Inputs
 from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, TRANSPOSED
 from leanbayes.layers.hooks import copy_hooks
+from leanbayes.layers.probes import activates
 from leanbayes.methods.base import Method, plain_copy, StochasticLayer
 from leanbayes.methods.checks import check_at_least_zero, check_choice, check_keep, check_positive
 from leanbayes.methods.gaussian import GaussianLayer
-from leanbayes.methods.orderable import obstacles, unordered
+from leanbayes.methods.orderable import obstacles, removable, report, too_little, unordered
 from leanbayes.methods.ordering import Chains, Order, OrderingUnit, Tail
 from leanbayes.sampling import Draws
 
@@ -194,8 +196,12 @@ class NestedNorm(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
+        factors = self.factors()
+        if activates(self.base):  # the mask goes in front of the activation, where a fold puts it
+            found: Tensor = torch.func.functional_call(self.base, self.fold({"mask": factors[0]}), (x, *args))
+            return found
         y: Tensor = self.base(x, *args)
-        return y * self.spread(self.factors(), y)
+        return y * self.spread(factors, y)
 
     def factors(self) -> Tensor:
         """Return what the current pass multiplies the channels by: (R, channels)."""
@@ -259,6 +265,23 @@ def plain_layer(layer: nn.Module) -> nn.Module:
     return layer.base if isinstance(layer, StochasticLayer) else layer
 
 
+def channels_of(model: nn.Module, inputs: Inputs = ()) -> Channels:
+    """Follow the channels of a network, converted or not, by the inputs that its method remembers.
+
+    Args:
+        model: the network.
+        inputs: of the method, where the network is not converted yet.
+    """
+    known = (layer.method.inputs for layer in model.modules() if isinstance(layer, (NestedLayer, NestedNorm)))
+    inputs = inputs or next((found for found in known if found), ())
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    return follow(model, base_of=plain_layer, example=build_example(inputs, device) if inputs else None)
+
+
+def _is_ordered(model: nn.Module) -> bool:
+    return any(isinstance(module, OrderingUnit) for module in model.modules())
+
+
 def _fills(layer: nn.Module) -> bool:
     """Say whether a layer would put something into channels that were dropped in front of it."""
     return isinstance(plain_layer(layer), (*LINEAR_MAPS, *CHANNEL_NORMS))
@@ -305,6 +328,10 @@ class NestedDropout(Method):
         kl_constant: C of eq. (17); the default makes the smallest divergence of a weight zero.
         weight_cost: without weight noise, what a kept weight costs in nats (ordered L0, eq. 13).
         order_prior: count the divergence of the tails (Phi_1); False is eq. (13) alone.
+        min_cut: refuse a network of which the narrowest width removes less than this share of the weights, unless
+            `where` names layers; 0 converts it all the same, if need be with noise alone, and reports no widths.
+        inputs: name, shape and dtype of example inputs, `(("pixel_values", (1, 3, 32, 32), "float32"),)`, by which a
+            network is followed that cannot be traced; positional ones have the name "". `convert(example=)` sets it.
 
     Example:
         >>> bnn = lb.convert(net, lb.NestedDropout(groups=32, always_on=2))
@@ -333,6 +360,8 @@ class NestedDropout(Method):
     kl_constant: float = -NO_LOSS
     weight_cost: float = 0.0
     order_prior: bool = True
+    min_cut: float = 0.1
+    inputs: Inputs = ()
 
     def __post_init__(self) -> None:
         """Check every field; a wrong one says what was expected."""
@@ -344,6 +373,19 @@ class NestedDropout(Method):
         if not 1 <= self.always_on <= self.groups:
             raise ValueError(f"expected always_on from 1 to groups={self.groups}, got {self.always_on}")
         check_keep(prior_keep=self.prior_keep, init_keep=self.init_keep)
+        if not 0 <= self.min_cut < 1:
+            raise ValueError(f"expected min_cut from 0 to below 1, got {self.min_cut}; 0 allows noise alone")
+        object.__setattr__(self, "inputs", as_inputs(self.inputs))  # from a file, they are lists
+
+    @override
+    def given(self, example: Any) -> NestedDropout:
+        return replace(self, inputs=describe_example(example))
+
+    @override
+    def fields(self) -> dict[str, Any]:
+        """Return the fields; those that say how to convert, not what, only where they were set."""
+        values, usual = super().fields(), {"min_cut": NestedDropout.min_cut, "inputs": []}
+        return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
     @override
     def wrap(self, layer: nn.Module) -> NestedLayer:
@@ -351,12 +393,10 @@ class NestedDropout(Method):
 
     @override
     def wrap_all(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, StochasticLayer]:
-        channels = follow(model, base_of=plain_layer)
-        found = self.obstacles(channels, {path for path, layer in model.named_modules() if _fills(layer)} - set(layers))
-        units = self._units(channels, found)
-        if not units and len(found) > 1 and not any(isinstance(module, OrderingUnit) for module in model.modules()):
+        channels, found, units = self._follow(model, layers)
+        if not units and len(found) > 1 and not _is_ordered(model):
             warnings.warn(f"NestedDropout adds only noise here: {unordered(channels, found)}", stacklevel=5)
-        first = channels.makers[0] if len(channels.makers) > 1 else None
+        first = channels.first if len(channels.makers) > 1 else None
         wrapped: dict[str, StochasticLayer] = {}
         for path, layer in layers.items():
             if isinstance(layer, LINEAR_MAPS):
@@ -372,13 +412,32 @@ class NestedDropout(Method):
             wrapped = {path: layer for path, layer in wrapped.items() if layer.ordered}
         return wrapped
 
+    @override
+    def review(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> str | None:
+        """Return which share of the weights each width removes; refuse where it is too little."""
+        if self.min_cut == 0 or _is_ordered(model):  # then another conversion has ordered the rest
+            return None
+        channels, found, units = self._follow(model, layers)
+        shares = removable({path: plain_layer(layer) for path, layer in model.named_modules()}, channels, units)
+        if shares.narrowest < self.min_cut:
+            raise ValueError(too_little(shares, self.min_cut, channels, found))
+        return report(shares, channels, found)
+
+    def _follow(
+        self, model: nn.Module, layers: Mapping[str, nn.Module]
+    ) -> tuple[Channels, dict[int, str], dict[int, OrderingUnit]]:
+        """Return the channels of a model, what keeps each stream from being ordered, and a unit for every other."""
+        channels = channels_of(model, self.inputs)
+        found = self.obstacles(channels, {path for path, layer in model.named_modules() if _fills(layer)} - set(layers))
+        return channels, found, self._units(channels, found)
+
     def _join(self, channels: Channels, units: Mapping[int, OrderingUnit], wrapped: dict[str, StochasticLayer]) -> None:
         """Give every linear map the unit of its outputs; the first of a stream leads it."""
         led: set[int] = set()
         for path, layer in wrapped.items():
             found = channels.outputs.get(path)
             if isinstance(layer, NestedLayer) and found and (unit := units.get(channels.root(found[0].stream))):
-                again = path not in channels.makers
+                again = path not in channels.makers or path in channels.scores
                 layer.join(unit, masked=path not in channels.normed, leads=id(unit) not in led, again=again)
                 led.add(id(unit))
 
@@ -395,7 +454,7 @@ class NestedDropout(Method):
     @classmethod
     def examples(cls) -> dict[str, Method]:
         return {
-            "default": cls(groups=4),
-            "soft": cls(groups=4, hard=False, temperature=0.5),
-            "categorical": cls(groups=4, tail="categorical", rescale=False),
+            "default": cls(groups=4, min_cut=0),
+            "soft": cls(groups=4, min_cut=0, hard=False, temperature=0.5),
+            "categorical": cls(groups=4, min_cut=0, tail="categorical", rescale=False),
         }

@@ -96,7 +96,7 @@ class OrderingUnit(nn.Module):
     def __init__(self, stream: Stream, order: Order) -> None:
         """Put the channels into groups."""
         super().__init__()
-        length = stream.size // stream.lanes
+        length = stream.size // stream.lanes // stream.block
         self.order, self.groups = order, min(order.groups, length)
         self.always_on = min(self.groups, max(1, math.ceil(order.always_on * self.groups / order.groups)))
         self.draws, self.path = Draws(), ""

@@ -15,10 +15,10 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.convert import attach_likelihood, mean, own_likelihood, unwrap
-from leanbayes.layers.channels import Channels, follow, Layout
+from leanbayes.layers.channels import Channels, Layout
 from leanbayes.layers.family import LINEAR_MAPS
 from leanbayes.methods.base import plain_copy, StochasticLayer
-from leanbayes.methods.nested import NestedLayer, NestedNorm, plain_layer
+from leanbayes.methods.nested import channels_of, NestedLayer, NestedNorm, plain_layer
 from leanbayes.methods.orderable import unordered
 from leanbayes.methods.ordering import OrderingUnit
 from leanbayes.norm import update_norm
@@ -59,7 +59,7 @@ def narrow(
         ValueError: if no layer of the model orders its channels, or the width is none.
     """
     small = copy.deepcopy(unwrap(model))
-    channels = follow(small, base_of=plain_layer)
+    channels = channels_of(small)
     units = units_of(small, channels)
     if not units:
         raise ValueError(

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from leanbayes.convert import convert, mean, own_likelihood, unwrap
-from leanbayes.layers.channels import follow
-from leanbayes.methods.nested import NestedDropout, NestedLayer, NestedNorm
+from leanbayes.methods.nested import channels_of, NestedDropout, NestedLayer, NestedNorm
 from leanbayes.methods.ordering import LIMIT, OrderingUnit
 from leanbayes.slim.narrow import narrow
 
@@ -46,7 +45,7 @@ def student(model: nn.Module, width: float | int) -> nn.Module:
     ordered = _ordered(model)
     units = {path: layer.posterior.order for path, layer in ordered.items() if isinstance(layer, NestedLayer)}
     method = _narrower(ordered[next(iter(units))].method, list(units.values()), width)
-    last = [path for path in follow(plain).makers if path not in ordered][-1]
+    last = [path for path in channels_of(plain, method.inputs).makers if path not in ordered][-1]
     pupil = convert(plain, method, where=list(ordered), likelihood=own_likelihood(model), copy=False)
     for path, unit in units.items():
         _inherit(_layer(pupil, path).posterior.order, unit)

@@ -10,9 +10,9 @@ from torch import nn
 
 from leanbayes.convert import mean
 from leanbayes.evaluation import Data, evaluate, Result
-from leanbayes.layers.channels import follow, Layout
+from leanbayes.layers.channels import Layout
 from leanbayes.layers.family import LINEAR_MAPS
-from leanbayes.methods.nested import plain_layer
+from leanbayes.methods.nested import channels_of, plain_layer
 from leanbayes.sampling import draws
 from leanbayes.slim.narrow import narrow, NormData, units_of
 
@@ -59,7 +59,7 @@ def usage(model: nn.Module, *, seed: int = 0, index: int = 0) -> float:
     Example:
         >>> lb.slim.usage(bnn, seed=0, index=3)
     """
-    channels = follow(model, base_of=plain_layer)
+    channels = channels_of(model)
     with torch.no_grad(), draws(model, seed=seed, index=index):
         kept = {root: float((unit.factors()[0] > 0).float().mean()) for root, unit in units_of(model, channels).items()}
 

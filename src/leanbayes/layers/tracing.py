@@ -1,0 +1,274 @@
+"""Trace a network into a `torch.fx` graph without a global patch: other threads may call networks meanwhile.
+
+`torch.fx` replaces `nn.Module.__call__` for the whole process while it traces. Here a twin is traced instead: other
+module objects, whose classes intercept calls and reads of parameters.
+
+* `trace` runs the forward on proxies, as `torch.fx` does. A network is traced whole if it can be. Otherwise a module
+  that cannot be traced becomes a leaf, and the modules inside it are traced one by one.
+* `record` runs the forward on example inputs and writes down every function that is called, with the shapes of results.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx, nn, Tensor
+from torch.fx import _symbolic_trace
+from typing_extensions import override
+
+from leanbayes.layers.blame import blame
+
+IsLeaf = Callable[[nn.Module], bool]
+
+
+@dataclass
+class Traced:
+    """Graphs of a network, and why parts of it have none.
+
+    Attributes:
+        graphs: one of the whole network, or one for each part that could be traced; paths are those of the network.
+        failed: a sentence for each module that could not be traced, by path.
+    """
+
+    graphs: list[fx.Graph] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+class Interceptor:
+    """Decides about calls of modules and reads of parameters in a twin."""
+
+    def call(self, module: nn.Module, proceed: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Answer a call; `proceed` is the module's own `__call__`."""
+        return proceed(*args, **kwargs)
+
+    def read(self, value: Any) -> Any:
+        """Answer a read of an attribute that `nn.Module` keeps: a parameter, a buffer, a module."""
+        return value
+
+
+class _Intercepted:
+    """Goes in front of a module's class; `interceptor` is set in the class made of both."""
+
+    interceptor: Interceptor
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Skip the hooks of the module's own class: nobody defined a class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        proceed: Callable[..., Any] = super().__call__  # type: ignore[misc]
+        module: Any = self
+        return self.interceptor.call(module, proceed, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        value = super().__getattr__(name)  # type: ignore[misc]
+        return self.interceptor.read(value)
+
+
+def twin_of(model: nn.Module, interceptor: Interceptor, *, own: Callable[[Tensor], Tensor] = lambda p: p) -> nn.Module:
+    """Return a twin whose modules ask an interceptor; it has its own buffers, and parameters as `own` returns them."""
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        memo.update((id(p), own(p)) for p in module._parameters.values() if p is not None and id(p) not in memo)
+        memo.update((id(b), b.detach().clone()) for b in module._buffers.values() if b is not None)
+        memo.update((id(v), v) for v in module.__dict__.values() if isinstance(v, Tensor))
+    twin = copy.deepcopy(model, memo)
+    kinds: dict[Any, Any] = {}
+    for module in twin.modules():
+        kind: Any = type(module)
+        if kind not in kinds:
+            names = {"interceptor": interceptor, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+            kinds[kind] = type(kind)(kind.__name__, (_Intercepted, kind), names)
+        module.__class__ = kinds[kind]
+    return twin
+
+
+def trace(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
+    """Trace a network: whole, or in as many parts as can be.
+
+    Args:
+        model: any network.
+        is_leaf: whether a call of a module is one node of the graph.
+        is_simple: the same for further modules, where the network cannot be traced whole.
+    """
+    with _wrapped_functions():
+        return _traced(model, is_leaf, is_simple)
+
+
+def _traced(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
+    for extra in range(1, 4 if _takes_any_number(model) else 2):
+        tracer = _Tracer(model, is_leaf)
+        try:
+            return Traced([tracer.trace("", every=True, extra=extra)])
+        except Exception:  # user code meets proxies: anything may happen
+            continue
+    found = Traced()
+    tracer = _Tracer(model, lambda module: is_leaf(module) or is_simple(module), found.failed)
+    _trace_parts(tracer, found, "")
+    return found
+
+
+def _trace_parts(tracer: _Tracer, found: Traced, path: str) -> None:
+    """Trace a module, and what lies inside of it where that fails; also inside of modules that became leaves."""
+    module = tracer.twin.get_submodule(path)
+    holder = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    if path and not holder and tracer.is_leaf(module):
+        return
+    before = set(found.failed)
+    if not holder:
+        for every in (False, True):  # optional arguments at their defaults, or given
+            try:
+                found.graphs.append(tracer.trace(path, every=every))
+                found.failed.pop(path, None)
+                break
+            except Exception as error:  # as above
+                found.failed[path] = blame(error)
+    inside = [path] if holder or path in found.failed else [name for name in found.failed if name not in before]
+    for name in inside:
+        for child, part in tracer.twin.get_submodule(name).named_children():
+            place = f"{name}.{child}" if name else child
+            if tracer.paths.get(id(part)) == place:  # a module with several names has one place
+                _trace_parts(tracer, found, place)
+
+
+_LOCK = threading.RLock()
+
+
+@contextmanager
+def _wrapped_functions() -> Iterator[None]:
+    """Let calls on proxies of functions that were given to `torch.fx.wrap` be one node each.
+
+    They are found by name in the modules that call them, for all threads; without proxies they do what they do.
+    """
+    registry: dict[Any, dict[str, Any]] = getattr(_symbolic_trace, "_wrapped_fns_to_patch", {})
+    with _LOCK:
+        before = [(space, name, space.get(name)) for (_, name), space in registry.items()]
+        for space, name, function in before:
+            space[name] = _wrapped(function or getattr(builtins, name))
+        try:
+            yield
+        finally:
+            for space, name, function in before:
+                if function is None:
+                    del space[name]
+                else:
+                    space[name] = function
+
+
+def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        proxy = next((one for one in (*args, *kwargs.values()) if isinstance(one, _Proxy)), None)
+        if proxy is None:
+            return function(*args, **kwargs)
+        return proxy.tracer.create_proxy("call_function", function, args, kwargs)
+
+    return called
+
+
+def _takes_any_number(model: nn.Module) -> bool:
+    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(model.forward).parameters.values())
+
+
+class _Proxy(fx.Proxy):
+    """A proxy that is a number where it stands for a size: `math.sqrt(x.size(1))`. Its value decides nothing."""
+
+    def __float__(self) -> float:
+        if not _is_size(self.node):
+            raise TypeError(f"float() of the value of {self.node.name}, which tracing does not know")
+        return 1.0
+
+
+def _is_size(node: Any) -> bool:
+    """Say whether a value is made of sizes of tensors and numbers alone."""
+    if not isinstance(node, fx.Node):
+        return isinstance(node, (int, float))
+    name = str(getattr(node.target, "__name__", node.target)).strip("_")
+    if name in ("size", "dim", "numel") or (name == "getattr" and node.args[1:] == ("shape",)):
+        return True
+    return node.op == "call_function" and bool(node.all_input_nodes) and all(map(_is_size, node.all_input_nodes))
+
+
+class _Tracer(fx.proxy.GraphAppendingTracer, Interceptor):
+    """Runs forwards on proxies; with `failed`, a module that cannot be traced is noted there and becomes a leaf."""
+
+    def __init__(self, model: nn.Module, is_leaf: IsLeaf, failed: dict[str, str] | None = None) -> None:
+        super().__init__(fx.Graph())
+        self.is_leaf, self.failed = is_leaf, failed
+        self.twin = twin_of(model, self)
+        self.paths = {id(module): path for path, module in self.twin.named_modules()}
+        tensors = [*self.twin.named_parameters(), *self.twin.named_buffers()]
+        self.names = {id(tensor): name for name, tensor in tensors}
+        self.known: dict[str, fx.Proxy] = {}
+
+    def trace(self, path: str, *, every: bool, extra: int = 1) -> fx.Graph:
+        """Trace the forward of a module with proxies for its arguments, `every` one or those without default."""
+        self.graph, self.known = fx.Graph(), {}
+        forward: Any = self.twin.get_submodule(path).forward
+        args: list[Any] = []
+        named: dict[str, Any] = {}
+        skipped = False
+        for parameter in inspect.signature(forward).parameters.values():
+            if parameter.kind is parameter.VAR_POSITIONAL and not skipped:
+                args += [self.placeholder(f"{parameter.name}_{k}") for k in range(extra)]
+            elif parameter.kind is parameter.VAR_KEYWORD or not (every or parameter.default is parameter.empty):
+                skipped = True
+            elif skipped or parameter.kind is parameter.KEYWORD_ONLY:
+                named[parameter.name] = self.placeholder(parameter.name)
+            else:
+                args.append(self.placeholder(parameter.name))
+        self.create_node("output", "output", (self.create_arg(forward(*args, **named)),), {})
+        return self.graph
+
+    def placeholder(self, name: str) -> fx.Proxy:
+        return self.create_proxy("placeholder", name, (), {})
+
+    @override
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    @override
+    def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor):
+            return self.create_node("get_attr", self.names.get(id(a), "constant"), (), {})
+        if isinstance(a, nn.Module):
+            return self.create_node("get_attr", self.paths[id(a)], (), {})
+        return super().create_arg(a)
+
+    @override
+    def read(self, value: Any) -> Any:
+        if not isinstance(value, nn.Parameter) or id(value) not in self.names:
+            return value
+        name = self.names[id(value)]
+        if name not in self.known:
+            self.known[name] = self.create_proxy("get_attr", name, (), {})
+        return self.known[name]
+
+    @override
+    def call(self, module: nn.Module, proceed: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        path = self.paths[id(module)]
+        if self.is_leaf(module):
+            return self.create_proxy("call_module", path, args, kwargs)
+        if self.failed is None:
+            return proceed(*args, **kwargs)
+        start = len(self.graph.nodes)
+        try:
+            return proceed(*args, **kwargs)
+        except Exception as error:  # user code meets proxies: anything may happen
+            self.failed[path] = blame(error)
+            self.forget(start)
+        return self.create_proxy("call_module", path, args, kwargs)
+
+    def forget(self, start: int) -> None:
+        """Remove the nodes after the first `start`."""
+        for node in reversed(list(self.graph.nodes)[start:]):
+            self.graph.erase_node(node)
+        kept = set(self.graph.nodes)
+        self.known = {name: proxy for name, proxy in self.known.items() if proxy.node in kept}
