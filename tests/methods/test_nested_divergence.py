@@ -49,7 +49,7 @@ def phi_2(log_alpha: Tensor, kept: list[float], constant: float, over: str = "su
 def test_the_divergence_is_equation_18(always_on, constant, over):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    method = lb.NestedDropout(groups=4, always_on=always_on, kl_constant=constant, kl_over=over)
+    method = lb.NestedDropout(min_cut=0, groups=4, always_on=always_on, kl_constant=constant, kl_over=over)
     bnn = unsettle(lb.convert(net, method))
     (order,) = units_of(bnn)
     logits = order.keep_logits.tolist()
@@ -107,7 +107,7 @@ def test_weights_of_transposed_and_grouped_convolutions_go_with_their_output_cha
 @pytest.mark.parametrize("name", ["residual", "transposed", "depthwise", "gated", "conv1d"])
 def test_layers_at_once_cost_what_they_cost_weight_by_weight(name, fields):
     """The reference multiplies every weight's divergence by the keep probability of its output, in float64."""
-    bnn, _ = converted(name, groups=4, **fields)
+    bnn, _ = converted(name, groups=4, min_cut=0, **fields)
     expected = sum(unit.kl().double() for unit in units_of(bnn))
     layers = [layer for _, layer in stochastic_layers(bnn) if isinstance(layer, NestedLayer)]
     for layer in layers:

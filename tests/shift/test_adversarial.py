@@ -20,7 +20,7 @@ METHODS = [
     lb.MCDropout(rate=0.4),
     lb.ModelPatch(components=3),
     lb.VarianceLayers(parameterization="neuron", init_log_alpha=0.0),
-    lb.NestedDropout(groups=4),
+    lb.NestedDropout(groups=4, min_cut=0),
 ]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: m.name)
 each_norm = pytest.mark.parametrize("norm", ["linf", "l2"])

@@ -84,7 +84,7 @@ class Random(nn.Module):
 @pytest.mark.parametrize("seed", range(40))
 def test_random_networks_are_cut_exactly(seed):
     torch.manual_seed(seed)
-    method = lb.NestedDropout(groups=2 + seed % 4, first=seed % 2 == 0, hard=seed % 5 > 0)
+    method = lb.NestedDropout(min_cut=0, groups=2 + seed % 4, first=seed % 2 == 0, hard=seed % 5 > 0)
     bnn = unsettle(lb.convert(Random(seed), method))
     x = torch.randn(2, 3, 3, 3)
     with torch.no_grad(), lb.draws(bnn, seed=1):

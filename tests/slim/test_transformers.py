@@ -44,7 +44,7 @@ def conspicuous(net: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize(
     ("make", "inputs", "hidden", "units"),
-    [(bert, WORDS, "bert.encoder.layer.1.intermediate.dense", (2, 3)), (vit, IMAGES, "vit.layers.1.mlp.fc1", (2, 4)),
+    [(bert, WORDS, "bert.encoder.layer.1.intermediate.dense", (2, 4)), (vit, IMAGES, "vit.layers.1.mlp.fc1", (2, 4)),
      (gpt2, WORDS, "transformer.h.1.mlp.c_fc", (2, 2))],
 )  # fmt: skip
 @pytest.mark.parametrize("known", [False, True], ids=["parts", "example"])

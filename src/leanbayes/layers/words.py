@@ -28,7 +28,7 @@ def word(target: Any) -> str:
     if isinstance(target, str):
         return target.replace("_", "").lower()
     module = getattr(target, "__module__", None) or "torch"
-    library = module.removeprefix("torch.ops.") if module.startswith("torch.ops.") else ""
+    library = module.removeprefix("torch._ops.") if module.startswith("torch._ops.") else ""
     home = library if library not in ("", "aten") else module.partition(".")[0]
     own = "" if home in ("torch", "_operator", "builtins") else f"{home}."  # another library's relu may be anything
     return own + str(getattr(target, "__name__", target)).replace("_", "").lower()
