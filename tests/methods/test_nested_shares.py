@@ -160,6 +160,16 @@ def test_norms_with_an_activation_are_cut_exactly(fields):
 
 
 @pytest.mark.usefixtures("norms_with_activation")
+def test_norms_with_an_activation_are_trained():
+    bnn = lb.convert(with_norm_act(nn.SiLU()), lb.NestedDropout(groups=4))
+    lb.elbo(bnn, X, torch.tensor([0, 1, 2, 0, 1]), lb.Categorical(), num_data=5).loss.backward()
+    assert all(p.grad is not None for p in bnn.parameters())
+    assert bnn[3].running_mean.any()
+    assert bnn[3].num_batches_tracked == 1
+    assert isinstance(bnn[3].base.weight, nn.Parameter)
+
+
+@pytest.mark.usefixtures("norms_with_activation")
 def test_an_activation_that_fills_dropped_channels_holds_them():
     found = follow(with_norm_act(nn.Sigmoid()))
     layout = found.outputs["2"]

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import fx, nn, Tensor
 from torch.fx import _symbolic_trace
 from typing_extensions import override
@@ -83,10 +84,12 @@ def twin_of(model: nn.Module, interceptor: Interceptor, *, own: Callable[[Tensor
     kinds: dict[Any, Any] = {}
     for module in twin.modules():
         kind: Any = type(module)
+        if isinstance(module, torch.jit.ScriptModule):  # compiled: there are no calls to intercept
+            continue
         if kind not in kinds:
             names = {"interceptor": interceptor, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
             kinds[kind] = type(kind)(kind.__name__, (_Intercepted, kind), names)
-        module.__class__ = kinds[kind]
+        object.__setattr__(module, "__class__", kinds[kind])
     return twin
 
 

@@ -19,6 +19,7 @@ objective (eq. 13) is `weight_noise=False, weight_cost=chi`: a weight that is ke
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -198,8 +199,7 @@ class NestedNorm(StochasticLayer):
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         factors = self.factors()
         if activates(self.base):  # the mask goes in front of the activation, where a fold puts it
-            found: Tensor = torch.func.functional_call(self.base, self.fold({"mask": factors[0]}), (x, *args))
-            return found
+            return _called_with(self.base, self.fold({"mask": factors[0]}), x)
         y: Tensor = self.base(x, *args)
         return y * self.spread(factors, y)
 
@@ -248,6 +248,21 @@ class NestedNorm(StochasticLayer):
         mask = variables["mask"]
         tensors = {name: getattr(self.base, name) for name in ("weight", "bias")}
         return {name: (value * mask).to(value.dtype) for name, value in tensors.items() if value is not None}
+
+
+def _called_with(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """Call a layer with other tensors as parameters, which keep their gradients.
+
+    In eager code the call is that of a shallow copy: other threads may use the layer itself.
+    """
+    if torch.compiler.is_compiling():
+        y: Tensor = torch.func.functional_call(layer, dict(tensors), (x,))
+    else:
+        twin = copy.copy(layer)
+        twin._parameters = {name: p for name, p in layer._parameters.items() if name not in tensors}
+        twin.__dict__.update(tensors)
+        y = twin(x)
+    return y
 
 
 def _noise_costs(*groups: Sequence[NestedLayer]) -> list[list[Tensor]]:

@@ -129,7 +129,7 @@ def too_little(shares: Shares, least: float, channels: Channels, found: dict[int
     parts = f"; {_untraced(channels)}" if channels.untraced else ""
     return (
         f"expected a network of which NestedDropout can cut {least:.0%} of the weights, but {most}{why}{parts}; "
-        "NestedDropout(min_cut=0) converts it for the noise alone, and other methods, such as lb.Rank1(), follow no channels"
+        "NestedDropout(min_cut=0) converts it for the noise alone; other methods, such as lb.Rank1(), need no order"
     )
 
 
