@@ -96,7 +96,8 @@ def _gone(layer: Any, path: str, channels: Channels, kept: Mapping[int, float]) 
     inputs, outputs = channels.inputs[path], channels.outputs[path]
     of_outputs = _kept_share(channels, outputs, kept)
     of_inputs = 1.0 if inputs == outputs else _kept_share(channels, inputs, kept)  # one weight for each channel
-    sizes = {name: p.numel() for name, p in layer._parameters.items() if p is not None}
+    tensors = {name: getattr(layer, name, None) for name in ("weight", "bias")}  # a parametrised weight, too
+    sizes = {name: tensor.numel() for name, tensor in tensors.items() if tensor is not None}
     gone: float = sum(n * (1 - of_outputs * (of_inputs if name == "weight" else 1.0)) for name, n in sizes.items())
     return gone
 
