@@ -10,21 +10,25 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_type_hints, Literal
 
 import torch
 from torch import nn, Tensor
 
 from leanbayes.convert import attach_likelihood, convert, own_likelihood, places, stochastic_layers, unwrap
-from leanbayes.files import read_tensors, tied, untied, write_tensors
+from leanbayes.files import parse_json, read_tensors, tied, untied, write_tensors
+from leanbayes.headers import check_fields, conforms
 from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
-from leanbayes.methods.ensemble import Ensemble
+from leanbayes.methods.ensemble import DeepEnsemble, Ensemble
 from leanbayes.paths import local, PathLike
 from leanbayes.processes import refuse_shards
 
@@ -32,6 +36,18 @@ FORMAT = 1
 HEADER = "leanbayes"
 FILES = ("posterior.safetensors", "model.safetensors")
 """What a folder may call its checkpoint."""
+
+_STEP = {"method": str, "fields": dict[str, Any], "paths": list[str], "root": str}
+_STEP_NEEDS = ("method", "fields", "paths")
+_FIELDS = {
+    "format": int,
+    "chain": list[dict[str, Any]],
+    "likelihood": dict[str, Any] | None,
+    "only": Literal["all", "posterior"],
+    "tied": dict[str, str],
+    "versions": dict[str, Any],
+}
+_LIKELIHOOD = {"name": str, "options": dict[str, Any]}
 
 
 def save(
@@ -49,7 +65,8 @@ def save(
         model: a converted model.
         path: a `.safetensors` file; its folder is made if needed.
         only: "posterior" leaves the shared weights out; `load` then takes them from the network it is given, which is
-            the same model where the weights did not change in training: `Recipe(freeze=True)`.
+            the same model where the weights did not change in training: `Recipe(freeze=True)`. It is refused for deep
+            ensembles, whose members have weights of their own.
         extra: further metadata, strings by name.
     """
     place = local(path)
@@ -61,6 +78,11 @@ def save(
         raise ValueError(f"expected only to be one of all, posterior, got {only!r}")
     refuse_shards(model.parameters(), chain[0]["paths"][0] if chain[0]["paths"] else "")
     tensors, others = untied(_state(model, only))
+    if only == "posterior" and _own_weights(chain, tensors):
+        raise ValueError(
+            "a deep ensemble has no posterior next to its weights, which every member has for itself; save all of it: "
+            "only='all'"
+        )
     header = {
         "format": FORMAT,
         **chain[0],
@@ -83,8 +105,13 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
         method: the method, where the file names one that is not part of leanbayes.
 
     Raises:
-        ValueError: in one sentence, if the file is damaged, foreign, or does not fit the network.
+        ValueError: in one sentence, if the file is damaged, of another kind, or does not fit the network.
     """
+    if not isinstance(net, nn.Module):
+        raise ValueError(
+            f"expected a torch.nn.Module of the architecture that was converted, which load fills from '{path}', got "
+            f"{type(net).__name__}"
+        )
     path = _file(local(path))
     header, tensors = _read(path)
     if isinstance(net, Ensemble) or any(True for _ in stochastic_layers(net)):
@@ -92,9 +119,16 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
             f"expected a plain network, which load converts as '{path}' says, got one that is converted already; "
             "pass the network as it is before lb.convert"
         )
+    chain = [header, *header.get("chain", [])]
+    if header.get("only") == "posterior" and _own_weights(chain, tensors):
+        raise ValueError(
+            f"'{path}' holds the posterior of a deep ensemble without the weights of its members; save all of it: "
+            "lb.save(ensemble, path)"
+        )
+    methods = [_method(step, method, path) for step in chain]
+    _check_sizes(chain, methods, tensors, path)
     model = net
-    for step in (header, *header.get("chain", [])):
-        recipe = _method(step, method, path)
+    for step, recipe in zip(chain, methods, strict=True):
         model = _convert_again(model, recipe, step, path)
     likelihood = _likelihood(header, path)
     if likelihood is not None:
@@ -161,15 +195,25 @@ def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str
             f"'{path}' was not written by leanbayes.save (no '{HEADER}' header); load a plain checkpoint into the "
             "network with load_state_dict, then convert it"
         )
-    try:
-        header = json.loads(metadata[HEADER])
-        if not isinstance(header, dict) or not isinstance(header.get("format"), int):
-            raise TypeError("no format")
-    except (json.JSONDecodeError, TypeError) as error:
-        raise ValueError(f"the header of '{path}' is damaged ({error})") from error
-    if header["format"] > FORMAT:
+    header = parse_json(metadata[HEADER], f"the header of '{path}'")
+    newer = isinstance(header, dict) and conforms(header.get("format"), int) and header["format"] > FORMAT
+    if newer:  # which may have fields of other types
         raise ValueError(f"'{path}' has format {header['format']}, this leanbayes reads up to {FORMAT}: update it")
+    try:
+        _check_header(header)
+    except ValueError as error:
+        raise ValueError(f"the header of '{path}' is damaged ({error})") from error
     return header, state
+
+
+def _check_header(header: Any) -> None:
+    """Raise unless all fields have their types."""
+    check_fields(header, _FIELDS, required=("format",))
+    check_fields(header, _STEP, required=_STEP_NEEDS)
+    for number, step in enumerate(header.get("chain", [])):
+        check_fields(step, _STEP, required=_STEP_NEEDS, within=f"chain.{number}")
+    if header.get("likelihood") is not None:
+        check_fields(header["likelihood"], _LIKELIHOOD, required=("name",), within="likelihood")
 
 
 def _method(step: Mapping[str, Any], given: Method | None, path: PathLike) -> Method:
@@ -183,16 +227,54 @@ def _method(step: Mapping[str, Any], given: Method | None, path: PathLike) -> Me
             f"({', '.join(all_methods())}); pass it as method="
         )
     try:
+        check_fields(step["fields"], get_type_hints(kind), within="fields")
         return kind(**step["fields"])
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"'{path}' has fields that {kind.__name__} does not take ({error})") from error
 
 
+def _own_weights(chain: list[dict[str, Any]], posterior: Mapping[str, Tensor]) -> bool:
+    """Tell whether a model has weights that are neither in its posterior nor in the network it was made of."""
+    whole = [step["fields"] for step in chain if step["method"] == DeepEnsemble.name]
+    return any(fields.get("init") != "copy" for fields in whole) or (bool(whole) and not posterior)
+
+
+def _check_sizes(
+    chain: list[dict[str, Any]], methods: list[Method], tensors: Mapping[str, Tensor], path: PathLike
+) -> None:
+    """Compare the numbers of components that the header claims with the tensors, before a network of them is made."""
+    own = set(all_methods().values())
+    claims = [method.fields().get("components", 1) if type(method) in own else 1 for method in methods]
+    members = [claim for claim, method in zip(claims, methods, strict=True) if isinstance(method, DeepEnsemble)]
+    _check_members(members, tensors, path)
+    held: Counter[str] = Counter()  # numbers of the posterior of each layer
+    for name, tensor in tensors.items():
+        held[f".{name}".rpartition(".posterior.")[0]] += tensor.numel()
+    first = ".members.0" * len(members)
+    for step, claim in zip(chain, claims, strict=True):
+        for layer in step["paths"]:
+            numbers = held[f"{first}.{layer}" if layer else first]
+            if claim - 1 > numbers:  # one component may be the layer itself; each other one is a number at least
+                raise ValueError(
+                    f"the header of '{path}' is damaged: fields.components is {claim}, but the posterior of the layer "
+                    f"'{layer}' has {numbers} numbers in the file"
+                )
+
+
+def _check_members(members: list[int], tensors: Mapping[str, Tensor], path: PathLike) -> None:
+    """Refuse ensembles (of ensembles) whose numbers of members, the innermost first, are not those of the tensors."""
+    for depth in range(1, len(members) + 1):
+        start = re.compile(rf"(members\.\d+\.){{{depth}}}")
+        there = {found[0] for name in tensors if (found := start.match(name))}
+        if math.prod(members[-depth:]) != len(there):
+            raise ValueError(
+                f"the header of '{path}' is damaged: fields.components is {members[-depth]}, but the file has tensors "
+                f"of {len(there)} members"
+            )
+
+
 def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], path: PathLike) -> nn.Module:
-    paths = step.get("paths")
-    if not (isinstance(paths, list) and all(isinstance(p, str) for p in paths)):
-        raise ValueError(f"the header of '{path}' is damaged (no paths)")
-    root = str(step.get("root", ""))
+    paths, root = step["paths"], step.get("root", "")
     part = dict(model.named_modules()).get(root, nn.Module())
     known = {_joined(root, name) for name, layer in places(part) if isinstance(layer, method.targets)}
     missing = set(paths) - known
@@ -219,10 +301,14 @@ def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:
     described = header.get("likelihood")
     if described is None:
         return None
-    kind = LIKELIHOODS.get(str(described.get("name")))
+    kind, options = LIKELIHOODS.get(described["name"]), described.get("options", {})
     if kind is None:
-        raise ValueError(f"'{path}' names the likelihood {described.get('name')!r}, which is not part of leanbayes")
-    return kind(**described.get("options", {}))
+        raise ValueError(f"'{path}' names the likelihood {described['name']!r}, which is not part of leanbayes")
+    try:
+        check_fields(options, get_type_hints(kind.__init__), within="likelihood.options")
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"'{path}' has options that {kind.__name__} does not take ({error})") from error
 
 
 def _describe(likelihood: Likelihood | None) -> dict[str, Any] | None:

@@ -1,22 +1,40 @@
 """Files that appear at once or not at all: written under a temporary name, flushed to disk, renamed.
 
-Tensors go into safetensors files, which hold numbers and strings and nothing that could be executed.
+Tensors go into safetensors files, which hold numbers and strings and nothing that could be executed. The string
+`leanbayes.checksums` holds a number for each tensor, so that a flipped bit is an error; older files have none. With the
+words w of a tensor (64 bits, the last one filled with zeros), word j of block i of chunk k, and odd factors a, b, c,
+
+    checksum = sum_kij c_k a_i b_j w_kij  modulo 2^64.
+
+It notices every change of one word and almost every exchange of words. It is for accidents: anyone can compute it.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import stat
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from safetensors import safe_open, SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from leanbayes.paths import local
+
+CHECKSUMS = "leanbayes.checksums"
+"""Metadata of a file with tensors: {name: checksum in 16 hexadecimal digits}, as JSON."""
+
+_BLOCK = 1024  # words
+_CHUNK = 8 * _BLOCK * 128  # bytes at a time, few enough for the processor's cache
+_STEP = 0x1E3779B97F4A7C15  # an odd number whose multiples are spread over 64 bits
 
 
 def write_text(text: str, path: Path) -> None:
@@ -27,13 +45,16 @@ def write_text(text: str, path: Path) -> None:
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     """Write tensors, of which none may share memory with another (see `untied`), and strings by name.
 
+    A checksum of every tensor is added to the strings.
+
     Raises:
         OSError: if the disk is full or the folder cannot be written; `path` is then what it was.
     """
+    checksums = json.dumps({name: checksum(tensor) for name, tensor in tensors.items()})
 
     def write(temporary: Path) -> None:
         try:
-            save_file(tensors, temporary, metadata)
+            save_file(tensors, temporary, metadata | {CHECKSUMS: checksums})
         except SafetensorError as error:  # what the library makes of a full disk
             raise OSError(str(error)) from error
 
@@ -44,14 +65,78 @@ def read_tensors(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], d
     """Return the strings and (unless `tensors` is False) the tensors of a safetensors file.
 
     Raises:
-        ValueError: if the file is damaged or of another kind.
+        ValueError: if the file is damaged or of another kind; a tensor that its checksum does not fit is named.
     """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
-            return metadata, {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"'{path}' is damaged or not a safetensors file ({error})") from error
+    checksums = metadata.pop(CHECKSUMS, None)
+    if tensors and checksums is not None:
+        _compare_checksums(found, checksums, path)
+    return metadata, found
+
+
+def parse_json(text: str, where: str) -> Any:
+    """Return the value of a JSON text from a file.
+
+    Raises:
+        ValueError: in one sentence that begins with `where`, also for nesting without end.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{where} is damaged (its JSON is nested too deeply)") from None
+    except ValueError as error:
+        raise ValueError(f"{where} is damaged ({error})") from error
+
+
+def checksum(tensor: Tensor) -> str:
+    """Return the checksum of a tensor's bytes, see above, in 16 hexadecimal digits."""
+    data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    total = 0
+    for number, start in enumerate(range(0, len(data), _CHUNK)):
+        total += (number * _STEP | 1) * _chunk_sum(_words(data[start : start + _CHUNK]))
+    return f"{total % 2**64:016x}"
+
+
+def _words(data: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return bytes as words of 64 bits; a copy where a view would be cut off or start at an odd address."""
+    if len(data) % 8 == 0 and (words := data.view("<u8")).flags.aligned:
+        return words
+    return np.concatenate([data, np.zeros(-len(data) % 8, np.uint8)]).view("<u8")
+
+
+def _chunk_sum(words: npt.NDArray[Any]) -> int:
+    """Return sum_ij a_i b_j w_ij of at most 128 blocks, of which the last may be shorter."""
+    in_block, of_block = _factors()
+    whole = len(words) // _BLOCK
+    last = words[whole * _BLOCK :]
+    # Of NumPy's and torch's products of 64-bit whole numbers, this is the fastest.
+    sums = np.einsum("ij,j->i", words[: whole * _BLOCK].reshape(whole, _BLOCK), in_block)
+    return int(sums @ of_block[:whole]) + int(of_block[whole]) * int(last @ in_block[: len(last)])
+
+
+@cache
+def _factors() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return odd numbers, for the words of a block and for the blocks of a chunk; arithmetic wraps at 64 bits."""
+    numbers = np.arange(2 * _BLOCK, dtype=np.uint64) * np.uint64(_STEP)
+    mixed = (numbers ^ (numbers >> np.uint64(29))) * np.uint64(_STEP) | np.uint64(1)
+    return mixed[:_BLOCK], mixed[_BLOCK:]
+
+
+def _compare_checksums(tensors: Mapping[str, Tensor], text: str, path: Path) -> None:
+    expected = parse_json(text, f"the list of checksums in '{path}'")
+    if not isinstance(expected, dict) or expected.keys() != tensors.keys():
+        raise ValueError(f"'{path}' is damaged: its checksums are not those of its tensors; copy or save it again")
+    for name, tensor in tensors.items():
+        if expected[name] != checksum(tensor):
+            raise ValueError(
+                f"'{path}' is damaged: the numbers of '{name}' are not those that were written (the checksum differs); "
+                "copy or save it again"
+            )
 
 
 def untied(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
