@@ -137,6 +137,21 @@ def test_sizes_that_the_tensors_do_not_have_are_refused_before_memory_is_taken(t
         lb.load(path, nn.Linear(8, 3))
 
 
+@pytest.mark.parametrize("change", [{"fields": {"init_std": 1e308}}, {"root": "trunk", "paths": ["trunk"]}])
+def test_what_torch_says_of_a_header_names_the_file(saved, change):
+    edit(saved, "leanbayes", **change)
+    with pytest.raises(ValueError, match=r"m\.safetensors'"):
+        lb.load(saved, nn.Linear(8, 3))
+
+
+def test_a_part_that_the_network_does_not_have_is_named(tmp_path):
+    path = tmp_path / "m.safetensors"
+    lb.save(lb.convert(nn.Linear(8, 3), lb.DeepEnsemble(components=2)), path)
+    edit(path, "leanbayes", root="trunk")
+    with pytest.raises(ValueError, match="has a layer 'trunk' that this network does not have"):
+        lb.load(path, nn.Linear(8, 3))
+
+
 def test_a_chain_of_ensembles_does_not_multiply_without_tensors(tmp_path):
     path = tmp_path / "m.safetensors"
     method = lb.DeepEnsemble(components=2)

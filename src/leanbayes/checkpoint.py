@@ -24,7 +24,7 @@ from torch import nn, Tensor
 
 from leanbayes.convert import attach_likelihood, convert, own_likelihood, places, stochastic_layers, unwrap
 from leanbayes.files import parse_json, read_tensors, tied, untied, write_tensors
-from leanbayes.headers import check_fields, conforms
+from leanbayes.headers import check_fields
 from leanbayes.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods.base import Method
@@ -129,7 +129,10 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
     _check_sizes(chain, methods, tensors, path)
     model = net
     for step, recipe in zip(chain, methods, strict=True):
-        model = _convert_again(model, recipe, step, path)
+        try:
+            model = _convert_again(model, recipe, step, path)
+        except RuntimeError as error:  # torch's own, of numbers that no float holds
+            raise ValueError(f"the network cannot be converted by {recipe}, as '{path}' says ({error})") from error
     likelihood = _likelihood(header, path)
     if likelihood is not None:
         attach_likelihood(model, likelihood)
@@ -196,9 +199,9 @@ def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str
             "network with load_state_dict, then convert it"
         )
     header = parse_json(metadata[HEADER], f"the header of '{path}'")
-    newer = isinstance(header, dict) and conforms(header.get("format"), int) and header["format"] > FORMAT
-    if newer:  # which may have fields of other types
-        raise ValueError(f"'{path}' has format {header['format']}, this leanbayes reads up to {FORMAT}: update it")
+    version = header.get("format") if isinstance(header, dict) else None
+    if isinstance(version, int) and version > FORMAT:  # its fields may have other types
+        raise ValueError(f"'{path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
     try:
         _check_header(header)
     except ValueError as error:
@@ -275,11 +278,12 @@ def _check_members(members: list[int], tensors: Mapping[str, Tensor], path: Path
 
 def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], path: PathLike) -> nn.Module:
     paths, root = step["paths"], step.get("root", "")
-    part = dict(model.named_modules()).get(root, nn.Module())
+    modules = dict(model.named_modules())
+    part = modules.get(root, nn.Module())
     known = {_joined(root, name) for name, layer in places(part) if isinstance(layer, method.targets)}
     missing = set(paths) - known
-    if missing or (method.targets and not paths):
-        name = min(missing, default="")
+    if missing or root not in modules or (method.targets and not paths):
+        name = min(missing, default=root)
         raise ValueError(f"'{path}' has a layer '{name}' that this network does not have; is it another one?")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what convert says of a fresh start does not concern a finished one

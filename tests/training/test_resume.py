@@ -234,3 +234,140 @@ def test_a_full_disk_says_so_and_that_there_is_nothing_yet(tmp_path, monkeypatch
     ):
         fit(rank1(), images(), short(), folder=tmp_path)
     assert list(file_of(tmp_path).parent.iterdir()) == []
+
+
+def edited(folder, change=None, drop=(), replaced=None):
+    """Change the header, or leave tensors out, or replace some; there are no checksums afterwards."""
+    with safe_open(file_of(folder), framework="pt") as file:
+        metadata = file.metadata()
+    tensors = {name: tensor for name, tensor in load_file(file_of(folder)).items() if not name.startswith(tuple(drop))}
+    head = json.loads(metadata["leanbayes.training"])
+    if callable(change):
+        change(head)
+    text = change if isinstance(change, str) else json.dumps(head)
+    save_file(tensors | (replaced or {}), file_of(folder), {"leanbayes.training": text})
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.raises(Stop):
+        fit(rank1(), images(), short(), folder=folder, callbacks=[stop_after(2)])
+    return file_of(folder).read_bytes()
+
+
+def put(content, folder):
+    file_of(folder).parent.mkdir(parents=True)
+    file_of(folder).write_bytes(content)
+    return folder
+
+
+def refused(folder, message):
+    """Resume from a damaged state: one sentence with the file and the field, and an untouched model."""
+    model, before = rank1(), rank1()
+    with pytest.raises(ValueError, match=rf"checkpoint '.*last\.safetensors' .*{message}"):
+        fit(model, images(), short(), folder=folder, resume=True)
+    assert same(model, before)
+
+
+def rows(head, *epochs):
+    head["history"] = [head["history"][epoch - 1] for epoch in epochs]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda h: h.update(history=5), "expected history to be list.*, got 5"),
+        (lambda h: h.update(history=[5]), "expected history to be list"),
+        (lambda h: h.update(history=[]), "expected history to have the epochs 1 to 2, once each, got none"),
+        (lambda h: rows(h, 1), "expected history to have the epochs 1 to 2, once each, got 1"),
+        (lambda h: rows(h, 1, 1), "expected history to have the epochs 1 to 2, once each, got 1, 1"),
+        (lambda h: rows(h, 1, 2, 1, 2), "got 1, 2, 1, 2"),
+        (lambda h: h["history"][1].pop("seconds"), "the field history.1.seconds is missing"),
+        (lambda h: h["history"][0].update(seconds="long"), "expected history.0.seconds to be float, got 'long'"),
+        (lambda h: h.update(epoch=0, history=[]), "expected epoch to be from 1 to 3, got 0"),
+        (lambda h: h.update(epoch=10**9), "expected epoch to be from 1 to 3, got 1000000000"),
+        (lambda h: h.update(epoch="2"), "expected epoch to be int, got '2'"),
+        (lambda h: h.update(format="1"), "expected format to be int, got '1'"),
+        (lambda h: h.update(format=None), "expected format to be int, got None"),
+        (lambda h: h.update(recipe=None), "expected recipe to be dict.*, got None"),
+        (lambda h: h.update(recipe=[1]), "expected recipe to be dict"),
+        (lambda h: h.update(layers=5), "expected layers to be dict"),
+        (lambda h: h.update(layers={"0": 5}), "expected layers to be dict"),
+        (lambda h: h.update(tied=[["a", "b"]]), "expected tied to be dict"),
+        (lambda h: h.update(rows="96"), "expected rows to be int, got '96'"),
+        (lambda h: h.update(tensors=5), "expected tensors to be dict"),
+        (lambda h: h.pop("layers"), "the field layers is missing"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "expected the header to be an object"),
+        ("", "is damaged"),
+    ],
+)
+def test_a_wrong_header_of_a_state_is_refused(stopped, tmp_path, change, message):
+    edited(put(stopped, tmp_path), change)
+    refused(tmp_path, message)
+
+
+@pytest.mark.parametrize("counted", [True, False], ids=["counted", "of an earlier version"])
+@pytest.mark.parametrize(
+    ("drop", "message"),
+    [
+        ("random/", "random"),
+        ("optimizer/", "optimi"),
+        ("model/network.4.base.weight", "(tensors|network)"),
+    ],
+)
+def test_missing_tensors_are_refused(stopped, tmp_path, drop, message, counted):
+    edited(put(stopped, tmp_path), None if counted else lambda head: head.pop("tensors"), drop=[drop])
+    refused(tmp_path, message)
+
+
+def test_one_missing_tensor_of_the_optimiser_is_refused(stopped, tmp_path):
+    edited(put(stopped, tmp_path), drop=["optimizer/momentum_buffer/network.4.base.bias"])
+    refused(tmp_path, "expected the tensors .*'optimizer': .*, as it says, got")
+
+
+def test_an_incomplete_state_of_adam_is_refused(tmp_path):
+    recipe = short(optimizer="adam", lr=0.01)
+    with pytest.raises(Stop):
+        fit(rank1(), images(), recipe, folder=tmp_path, callbacks=[stop_after(1)])
+    missing = "optimizer/exp_avg_sq/network.4.base.weight"
+    edited(tmp_path, lambda head: head.pop("tensors"), drop=[missing])
+    with pytest.raises(ValueError, match=f"the tensor of {missing} is missing"):
+        fit(rank1(), images(), recipe, folder=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("random/cpu", torch.zeros(7, dtype=torch.uint8), "expected random/cpu to be a state of torch's generator"),
+        ("random/cpu", torch.zeros(5056), "expected random/cpu to be a state of torch's generator"),
+        ("optimizer/momentum_buffer/network.4.base.bias", torch.zeros(7), r"floats of shape \(3,\), got .*\(7,\)"),
+        ("optimizer/momentum_buffer/network.4.base.bias", torch.zeros(3).long(), "floats of shape"),
+        ("model/network.4.base.bias", torch.zeros(3).half(), "is torch.float16 there and torch.float32 here"),
+    ],
+)
+def test_tensors_of_a_wrong_kind_are_refused(stopped, tmp_path, name, value, message):
+    edited(put(stopped, tmp_path), replaced={name: value})
+    refused(tmp_path, message)
+
+
+def test_a_tensor_of_an_unknown_parameter_is_refused(stopped, tmp_path):
+    name = "optimizer/momentum_buffer/network.9.weight"
+    edited(put(stopped, tmp_path), lambda head: head.pop("tensors"), replaced={name: torch.zeros(3)})
+    refused(tmp_path, f"the parameter of {name} is missing")
+
+
+def test_a_flipped_bit_of_a_state_is_refused(stopped, tmp_path):
+    broken = bytearray(stopped)
+    broken[-100] ^= 4
+    put(bytes(broken), tmp_path)
+    refused(tmp_path, "the checksum differs")
+
+
+def test_a_state_of_an_earlier_version_is_resumed(stopped, tmp_path):
+    unbroken, fresh = rank1(), rank1()
+    fit(unbroken, images(), short())
+    edited(put(stopped, tmp_path), lambda head: head.pop("tensors"))
+    fit(fresh, images(), short(), folder=tmp_path, resume=True)
+    assert same(fresh, unbroken)

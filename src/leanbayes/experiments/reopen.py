@@ -21,7 +21,8 @@ from leanbayes.experiments.networks import agreed, maker
 from leanbayes.experiments.run import at_full_width, CLAIM, MODEL
 from leanbayes.experiments.workshop import likelihood_for
 from leanbayes.experiments.workshop import load as load_data
-from leanbayes.files import read_tensors, tied
+from leanbayes.files import parse_json, read_tensors, tied
+from leanbayes.headers import conforms
 from leanbayes.likelihoods import Likelihood
 from leanbayes.paths import local
 from leanbayes.results import read_result
@@ -194,8 +195,11 @@ def _filled(path: Path, network: nn.Module, method: str) -> nn.Module:
     if method != PLAIN:
         return load(path, network)
     metadata, tensors = read_tensors(path)
+    others = parse_json(metadata.get("tied", "{}"), f"the header of '{path}'")
+    if not conforms(others, dict[str, str]):
+        raise ValueError(f"the header of '{path}' is damaged (expected tied to be names by name)")
     try:
-        network.load_state_dict(tied(tensors, json.loads(metadata.get("tied", "{}"))))
+        network.load_state_dict(tied(tensors, others))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"'{path}' does not fit the network as it is made now: {reason}") from error

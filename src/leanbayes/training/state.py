@@ -1,8 +1,8 @@
 """The state of a training on disk: one safetensors file, replaced after every epoch, from which it goes on exactly.
 
 `<folder>/checkpoint/last.safetensors` holds the model, the optimiser's tensors and the states of torch's generators.
-Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, processes, layers, tied names.
-Nothing is pickled.
+Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, processes, layers, tied names, and
+`tensors`, the number of tensors of each kind. Nothing is pickled. All of it is checked before anything of it is used.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.convert import stochastic_layers
-from leanbayes.files import read_tensors, remove_leftovers, tied, untied, write_tensors
+from leanbayes.files import parse_json, read_tensors, remove_leftovers, tied, untied, write_tensors
+from leanbayes.headers import check_fields
 from leanbayes.processes import rank_and_world
 from leanbayes.training.failure import TrainingError
 from leanbayes.training.history import History
@@ -30,7 +33,19 @@ NETWORK = "network."  # where a phase keeps the user's model
 ANYWHERE = {"accelerator"}
 """Fields of a recipe that may change: a training may go on elsewhere, with other random numbers there."""
 
-KEYS = ("format", "epoch", "history", "recipe", "rows", "layers", "tied")
+FIELDS = {
+    "format": int,
+    "epoch": int,
+    "history": list[dict[str, Any]],
+    "recipe": dict[str, Any],
+    "rows": int,
+    "layers": dict[str, str],
+    "tied": dict[str, str],
+    "tensors": dict[str, int],
+}
+YOUNG = ("tensors",)
+"""Fields that states of earlier versions do not have."""
+ROW = {"epoch": int, "seconds": float, "peak_memory_mb": float}
 ANEW = "to begin anew: resume=False, on the command line --fresh"
 
 
@@ -74,6 +89,7 @@ class Checkpoint:
             "processes": self.processes,
             "layers": _layers(module),
             "tied": others,
+            "tensors": _numbers_of(tensors),
         }
         try:
             write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
@@ -95,23 +111,46 @@ class Checkpoint:
         header, tensors = self._read()
         self._compare(header, module)
         tensors = tied(tensors, header["tied"])
-        model = _part(tensors, MODEL)
+        model, kept, random = (_part(tensors, kind) for kind in (MODEL, OPTIMIZER, RANDOM))
         self._compare_shapes(model, module.state_dict())
+        with self._explained():
+            _check_optimizer(kept, dict(module.named_parameters()), self._per_parameter())
+            _check_random_state(random)
         module.load_state_dict(model)
-        _load_optimizer(module, optimizer, _part(tensors, OPTIMIZER))
-        restore_random_state(_part(tensors, RANDOM), _device(module))
+        _load_optimizer(module, optimizer, kept)
+        restore_random_state(random, _device(module))
         return History(header["history"])
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        try:
+        with self._explained():
             metadata, tensors = read_tensors(self.path)
-            header = json.loads(metadata[HEADER])
-            version, *_ = (header[key] for key in KEYS)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"the checkpoint '{self.path}' is damaged; remove this file, or, {ANEW}") from error
-        if version > FORMAT:
+            header = parse_json(metadata.get(HEADER, ""), f"the header {HEADER}")
+        version = header.get("format") if isinstance(header, dict) else None
+        if isinstance(version, int) and version > FORMAT:
             raise ValueError(f"'{self.path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
+        with self._explained():
+            check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in YOUNG))
+            _check_history(header, self.recipe["epochs"])
+            there = _numbers_of(tensors)
+            if header.get("tensors", there) != there:
+                raise ValueError(f"expected the tensors {header['tensors']}, as it says, got {there}")
         return header, tensors
+
+    def _per_parameter(self) -> tuple[str, ...]:
+        """Return what the optimiser keeps for each parameter that had a gradient."""
+        if self.recipe["optimizer"] == "adam":
+            return ("step", "exp_avg", "exp_avg_sq")
+        return ("momentum_buffer",) if self.recipe["momentum"] else ()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say which file is damaged and what to do with it."""
+        try:
+            yield
+        except ValueError as error:
+            raise ValueError(
+                f"the checkpoint '{self.path}' is damaged; remove this file, or, {ANEW} ({error})"
+            ) from error
 
     def _compare(self, header: dict[str, Any], module: nn.Module) -> None:
         """Refuse a state of another recipe, training set, conversion or number of processes."""
@@ -138,7 +177,9 @@ class Checkpoint:
 
     def _compare_shapes(self, there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         for name in there | here:
-            old, new = (f"{tuple(state[name].shape)}" if name in state else "missing" for state in (there, here))
+            old, new = (_shape(state.get(name)) for state in (there, here))
+            if old == new and name in here and there[name].dtype != here[name].dtype:
+                old, new = str(there[name].dtype), str(here[name].dtype)
             if old != new:
                 raise ValueError(
                     f"the checkpoint '{self.path}' belongs to another network: '{name.removeprefix(NETWORK)}' is {old} "
@@ -181,6 +222,54 @@ def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors
         like = parameter if value.shape == parameter.shape else value
         own = torch.empty_like(like, dtype=value.dtype, device=parameter.device).copy_(value)
         optimizer.state[parameter][what] = own
+
+
+def _check_history(header: dict[str, Any], most: int) -> None:
+    """Raise unless the history has one row for each epoch that is done, in order."""
+    epoch, rows = header["epoch"], header["history"]
+    if not 1 <= epoch <= most:
+        raise ValueError(f"expected epoch to be from 1 to {most}, got {epoch}")
+    if len(rows) != epoch or any(row.get("epoch") != number for number, row in enumerate(rows, 1)):
+        shown = ", ".join(str(row.get("epoch")) for row in rows[:10]) or "none"
+        raise ValueError(f"expected history to have the epochs 1 to {epoch}, once each, got {shown}")
+    for number, row in enumerate(rows):
+        check_fields(row, ROW, required=tuple(ROW), within=f"history.{number}")
+
+
+def _check_optimizer(tensors: dict[str, Tensor], parameters: dict[str, nn.Parameter], kinds: tuple[str, ...]) -> None:
+    """Raise unless every tensor fits its parameter, and all kinds of them are there for a parameter or none."""
+    names = {key.partition("/")[2] for key in tensors}
+    if kinds and not names:
+        raise ValueError("the tensors of the optimiser are missing")
+    for key in dict.fromkeys((*(f"{kind}/{name}" for name in sorted(names) for kind in kinds), *tensors)):
+        value, parameter = tensors.get(key), parameters.get(key.partition("/")[2])
+        if value is None or parameter is None:
+            raise ValueError(f"the {'tensor' if value is None else 'parameter'} of {OPTIMIZER}{key} is missing")
+        fits = value.is_floating_point() and (value.numel() == 1 or value.shape == parameter.shape)
+        if not fits:
+            raise ValueError(
+                f"expected {OPTIMIZER}{key} to be floats of shape {tuple(parameter.shape)}, got {value.dtype} of shape "
+                f"{tuple(value.shape)}"
+            )
+
+
+def _check_random_state(states: dict[str, Tensor]) -> None:
+    """Raise unless there is a state for the CPU that torch accepts."""
+    if "cpu" not in states:
+        raise ValueError(f"the random state {RANDOM}cpu is missing")
+    try:
+        torch.Generator().set_state(states["cpu"])
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"expected {RANDOM}cpu to be a state of torch's generator: {error}") from error
+
+
+def _numbers_of(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """Return the number of tensors of the model, of the optimiser, and of random states."""
+    return {kind.rstrip("/"): sum(name.startswith(kind) for name in tensors) for kind in (MODEL, OPTIMIZER, RANDOM)}
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tuple(tensor.shape)}"
 
 
 def _layers(module: nn.Module) -> dict[str, str]:
