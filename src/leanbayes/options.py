@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints, Literal, NamedTuple, TypeVar
 
 from leanbayes import data
+from leanbayes.data.own import resolve
 from leanbayes.experiments.budgets import Budget, stretched
 from leanbayes.experiments.budgets import recipe as recipe_of
 from leanbayes.experiments.config import Job, Judging, method_of, PLAIN, recipe_for, Source
@@ -61,6 +62,7 @@ class Common:
         split: number of the train/test split, for the UCI sets, digits and .csv files.
         target: column of a .csv file that is to be predicted; default the last.
         task: classification or regression, for data of your own; default by its targets.
+        channels: first or last, where images of an .npz file have their channels; default by their shape.
         root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
         late: share of the epochs that the plain network is trained before it is converted; default by method, 0
             converts at the start.
@@ -91,6 +93,7 @@ class Common:
     split: int = 0
     target: str | None = None
     task: Literal["classification", "regression"] | None = None
+    channels: Literal["first", "last"] | None = None
     root: str | None = None
     late: float | None = None
     device: str = "auto"
@@ -146,6 +149,7 @@ def plan_of(options: Any) -> Plan:
         task=options.task,
         train_rows=options.train_rows,
         hold_out=options.hold_out,
+        channels=options.channels,
     )
     loaded = load(source)
     recipe = recipe_of(options.budget, kind=loaded.kind, rows=len(loaded.train), augment=loaded.augment)
@@ -192,7 +196,9 @@ def _understood(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     """Say what was read out of the data and the flags: a mistake should be seen before hours of work."""
     shape = "x".join(map(str, loaded.input_shape))
     what = f"{len(loaded.classes)} classes" if loaded.task == "classification" else f"{loaded.num_outputs} real targets"
-    rows = {"image": f"images {shape}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}
+    own = isinstance(resolve(jobs[0].source.name), Path)
+    where = f" (channels {loaded.channels} in the file)" if loaded.channels and own else ""
+    rows = {"image": f"images {shape}{where}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}
     kind = rows.get(loaded.kind, f"{shape} columns")
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
     epochs = jobs[0].recipe.epochs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import torch
 from PIL import Image
 
 from leanbayes import data
-from leanbayes.data import folder as folder_module
 
 
 def save(path, **changes):
@@ -45,7 +45,6 @@ def test_channels_last_images_are_turned(tmp_path):
         ((1, 40, 24), (1, 40, 24)),
         ((3, 40, 24), (3, 40, 24)),
         ((40, 24, 1), (1, 40, 24)),
-        ((3, 3, 3), (3, 3, 3)),
         ((6, 40, 24), (6, 40, 24)),
         ((17,), (17,)),
         ((), (1,)),
@@ -301,6 +300,6 @@ def test_a_wrong_folder_is_one_sentence(tmp_path, monkeypatch):
         data.load(path)
     (path / "train" / "yak").rmdir()
     assert data.load(path).classes == ("ape", "zebra")
-    monkeypatch.setattr(folder_module.os, "sysconf", lambda name: 10)
+    monkeypatch.setattr(os, "sysconf", lambda name: 10)
     with pytest.raises(ValueError, match=r"has 16 images, .* GiB as 12 x 8 pixels; this machine has"):
         data.load(make_folder(tmp_path / "huge"))

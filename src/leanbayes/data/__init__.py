@@ -68,6 +68,7 @@ def load(
     split: int = 0,
     target: str | int | None = None,
     task: str | None = None,
+    channels: str | None = None,
 ) -> DataSet:
     """Return a data set by name, or the user's own by path.
 
@@ -78,6 +79,8 @@ def load(
         split: Number of the train/test split, for the UCI sets, digits and `.csv` files.
         target: Column to predict of a `.csv` file, by header or position; None is the last.
         task: "classification" or "regression" for the user's own data; None goes by the targets.
+        channels: "first" or "last", where images of an `.npz` file have their channels; None goes by the shape, and
+            refuses shapes that can be read in both ways.
 
     Raises:
         FileNotFoundError: The set is not here; the message says which file to put where.
@@ -87,11 +90,11 @@ def load(
         raise ValueError(f"{name} has several annotators an image, not one target. Use data.load_annotated({name!r}).")
     known = resolve(name)
     if isinstance(known, Path):
-        return load_own(known, split=split, target=target, task=task)
-    if target is not None or task not in (None, known.task):
+        return load_own(known, split=split, target=target, task=task, channels=channels)
+    if target is not None or channels is not None or task not in (None, known.task):
         raise ValueError(
-            f"{known.name} is for {known.task} and has its own target; target and task are for your own data. "
-            "Leave them out."
+            f"{known.name} is for {known.task} and has its own target; target, task and channels are for your own "
+            "data. Leave them out."
         )
     return load_known(known, data_root(root), split)
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from leanbayes.data.checks import Array, check, check_not_one_hot, check_task
+from leanbayes.data.checks import Array, check, check_not_one_hot, check_task, warn_of_whole_targets
 from leanbayes.data.dataset import DataSet, Split, Task
-
-_CHANNELS = (1, 3)  # grey, colour
+from leanbayes.data.layout import channels_first, check_channels, reading
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +24,14 @@ class Raw:
 
 
 def build(
-    raw: Raw, *, name: str, sha256: str, task: str | None = None, augment: str = "none", count: int | None = None
+    raw: Raw,
+    *,
+    name: str,
+    sha256: str,
+    task: str | None = None,
+    augment: str = "none",
+    count: int | None = None,
+    channels: str | None = None,
 ) -> DataSet:
     """Make a `DataSet` of raw arrays, or say in one sentence what is wrong with them.
 
@@ -36,11 +42,16 @@ def build(
         task: "classification" or "regression"; None goes by the targets: text and whole-number types are labels.
         augment: The augmentation that is usual for such data.
         count: Number of classes, where it is known beforehand.
+        channels: "first" or "last" for images with channels; None goes by the shape.
     """
     chosen = check_task(task, infer=_infer_task(raw.y_train))
     if task is None and chosen == "regression":
         check_not_one_hot(raw.y_train, f"{name}: y_train")
-    raw = replace(raw, x_train=channels_first(raw.x_train), x_test=channels_first(raw.x_test))
+        warn_of_whole_targets(raw.y_train, f"{name}: y_train")
+    wanted = check_channels(channels, raw.x_train, name)
+    read = reading(raw.x_train, f"{name}: x_train", wanted)
+    x_train = channels_first(raw.x_train, f"{name}: x_train", wanted)
+    raw = replace(raw, x_train=x_train, x_test=channels_first(raw.x_test, f"{name}: x_test", wanted))
     if chosen == "classification":
         raw = _label(raw, name)
     check(raw.x_train, raw.y_train, raw.x_test, raw.y_test, name=name, task=chosen, count=count or len(raw.classes))
@@ -55,18 +66,8 @@ def build(
         classes=classes if chosen == "classification" else (),
         sha256=sha256,
         augment=augment,
+        channels=read,
     )
-
-
-def channels_first(x: Array) -> Array:
-    """Return images as (N, C, H, W) and features as (N, d); whole-number pixels from 0 to 255 become uint8."""
-    if x.ndim in (1, 3):
-        x = x[:, None]
-    elif x.ndim == 4 and x.shape[-1] in _CHANNELS and x.shape[1] not in _CHANNELS:
-        x = np.moveaxis(x, -1, 1)
-    if x.ndim == 4 and x.dtype.kind in "ui" and x.size and x.min() >= 0 and x.max() <= 255:
-        x = x.astype(np.uint8, copy=False)
-    return x
 
 
 def tensor(x: Array) -> torch.Tensor:
@@ -74,6 +75,19 @@ def tensor(x: Array) -> torch.Tensor:
     kept = x if x.dtype == np.uint8 and x.ndim == 4 else x.astype(np.float32, copy=False)
     kept = np.ascontiguousarray(kept)
     return torch.from_numpy(kept if kept.flags.writeable else kept.copy())
+
+
+def as_text(values: Array, where: str) -> Array:
+    """Return words as str; bytes are read as UTF-8."""
+    if values.dtype.kind != "S":
+        return values.astype(str)
+    try:
+        return np.char.decode(values, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{where} has bytes that are not UTF-8 ({error.object!r}); expected text. Save it as str: "
+            "values.astype(str), or numpy.char.decode(values, 'latin-1')."
+        ) from error
 
 
 def _targets(y: Array, task: Task) -> torch.Tensor:
@@ -91,7 +105,7 @@ def _label(raw: Raw, name: str) -> Raw:
     train, test = (y.reshape(-1) if y.ndim == 2 and y.shape[1] == 1 else y for y in (raw.y_train, raw.y_test))
     if train.dtype.kind not in "US":
         return replace(raw, y_train=train, y_test=test)
-    train, test = train.astype(str), test.astype(str)
+    train, test = as_text(train, f"{name}: y_train"), as_text(test, f"{name}: y_test")
     classes = np.unique(train)
     unknown = np.setdiff1d(test, classes)
     if len(unknown):

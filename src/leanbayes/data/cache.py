@@ -14,6 +14,7 @@ from typing import IO
 import numpy as np
 
 from leanbayes.data.checks import Array
+from leanbayes.data.sizes import ArrayHeader, check_memory, read_array_header
 from leanbayes.paths import local
 
 _WORTH_A_COPY = 1 << 20  # bytes; below, decompressing is quick anyway
@@ -38,10 +39,19 @@ def array_names(path: Path) -> list[str]:
 
 
 def read_array(path: Path, name: str) -> Array:
-    """Read one array of an `.npz` file; nothing in the file is ever executed."""
+    """Read one array of an `.npz` file; nothing in the file is ever executed, and no more is read than fits."""
+    array_header(path, name)
     with _readable(path), np.load(path, allow_pickle=False) as arrays:
         array: Array = arrays[name]
         return array
+
+
+def array_header(path: Path, name: str) -> ArrayHeader:
+    """Read shape and type of one array of an `.npz` file; refuse one that memory cannot hold."""
+    with _readable(path):
+        header = read_array_header(path, name)
+    check_memory(header.bytes, f"{path} has the array {name}", f"in the shape {header.shape}")
+    return header
 
 
 def read_cached(path: Path, name: str) -> Array:

@@ -14,7 +14,10 @@ Array = npt.NDArray[Any]
 
 _MOST_LOST = 1e-3  # of a column's standard deviation, when it is rounded to float32
 _ROUNDING = 1e-12  # of the largest value, what sums in float64 may be off by
+_MOST_CLASSES = 20  # whole numbers with more distinct values are taken for quantities
+_EXACT = 2**53  # whole numbers beyond are rounded in float64
 REGRESSION = "task='regression' (--task regression)"
+CLASSIFICATION = "task='classification' (--task classification)"
 
 
 def check(
@@ -74,6 +77,23 @@ def check_not_one_hot(y: Array, where: str) -> None:
         )
 
 
+def warn_of_whole_targets(y: Array, where: str) -> None:
+    """Warn of real targets with few distinct values that are all whole: they may be labels."""
+    if y.ndim > 2 or y[:1].size != 1 or y.dtype.kind != "f" or not np.isfinite(y).all():
+        return
+    values = np.unique(y)
+    few = 2 <= len(values) <= min(_MOST_CLASSES, len(y) // 2)
+    if not few or (values != np.round(values)).any():
+        return
+    numbered = np.array_equal(values, np.arange(len(values)))
+    named = ", ".join(f"{value:g}" for value in values)
+    warnings.warn(
+        f"{where} has the values {named} alone, and they are taken for real targets. If they are classes, "
+        f"{'' if numbered else 'number them from 0 and '}say {CLASSIFICATION}; if not, {REGRESSION} ends this warning.",
+        stacklevel=5,
+    )
+
+
 def check_inputs(x: Array, where: str) -> None:
     """Raise ``ValueError`` when an array is not a batch of images or features that can be learned from."""
     _check_numbers(x, where)
@@ -93,19 +113,33 @@ def check_precision(values: Array, where: str) -> None:
     """Refuse features or targets whose variation is lost in float32, in which they are kept; (n,) or (n, columns)."""
     if values.ndim > 2 or np.can_cast(values.dtype, np.float32):
         return
-    columns = values.reshape(len(values), -1).astype(np.float64)
+    columns = values.reshape(len(values), -1)
     with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has a sentence of its own
-        lost, spread = (columns - columns.astype(np.float32)).std(0), columns.std(0)
-        # Float64 rounds, too: what differs by that alone is constant.
-        too_fine = (lost > _MOST_LOST * spread) & (spread > _ROUNDING * np.abs(columns).max(0))
+        exact, rounded, noise = _from_offset(columns)
+        lost, spread = (exact - rounded).std(0), exact.std(0)
+        too_fine = (lost > _MOST_LOST * spread) & (spread > noise)
     if too_fine.any():
         column = int(np.argmax(too_fine))
         which = f", column {column}" if columns.shape[1] > 1 else ""
         raise ValueError(
-            f"{where}{which} has values about {columns[:, column].mean():.10g} with a standard deviation of "
+            f"{where}{which} has values about {float(columns[:, column].mean()):.10g} with a standard deviation of "
             f"{spread[column]:.3g}; expected values that keep their differences as 32-bit floats. Subtract an offset, "
             "the same in all your files, or change the unit."
         )
+
+
+def _from_offset(columns: Array) -> tuple[Array, Array, Array]:
+    """Return columns less an offset in float64, the same after rounding to float32, and what differs by rounding alone.
+
+    Of whole numbers beyond 2^53, differences are taken before they become floats, which would round them.
+    """
+    if columns.dtype.kind == "f" or (columns.dtype.kind != "O" and np.abs(columns.astype(np.float64)).max() < _EXACT):
+        exact = columns.astype(np.float64)
+        return exact, exact.astype(np.float32).astype(np.float64), _ROUNDING * np.abs(exact).max(0)
+    whole = columns.astype(object)
+    offset = whole.min(0)
+    rounded = whole.astype(np.float64).astype(np.float32).astype(np.float64) - offset.astype(np.float64)
+    return (whole - offset).astype(np.float64), rounded, np.zeros(columns.shape[1])
 
 
 def _check_numbers(values: Array, where: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from leanbayes.data.arrays import Raw
-from leanbayes.data.checks import Array, check_precision, check_task, REGRESSION
+from leanbayes.data.checks import Array, check_precision, check_task, REGRESSION, warn_of_whole_targets
 from leanbayes.data.csv_table import are_numbers, read_table, Table
 from leanbayes.data.dataset import Task
 
@@ -41,6 +41,8 @@ def read_csv(
         raise table.complain(int(np.argmax(y == "")), column, "a target")
     chosen = check_task(task, infer="classification" if _are_labels(y) else "regression")
     values = y if chosen == "classification" and not are_numbers(y) else _quantities(table, column)
+    if task is None and chosen == "regression":
+        warn_of_whole_targets(values, f"{path}, column {table.header[column]!r}")
     test = _held_out(values if chosen == "classification" else np.zeros(len(values)), split)
     if not test.any():
         raise ValueError(
@@ -106,7 +108,7 @@ def _position(table: Table, target: str | int | None) -> int:
 def _quantities(table: Table, column: int) -> Array:
     """Return a column as numbers that can be told apart in float32."""
     values = table.numbers(column)
-    check_precision(values, f"{table.path}, column {table.header[column]!r}")
+    check_precision(table.whole_numbers(column, values), f"{table.path}, column {table.header[column]!r}")
     return values
 
 

@@ -6,13 +6,16 @@ import csv
 import re
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
 from leanbayes.data.checks import Array
 
+_EXACT = 2**53  # whole numbers beyond are rounded in float64
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_LONGEST = 1000  # characters of a cell: a number or a label
 _END = "the end of the file"  # read as a row of its own, unless a quotation mark is open
 
 
@@ -44,6 +47,13 @@ class Table:
             return values
         wrong = (i for i in range(len(cells)) if not are_numbers(cells[i : i + 1]) or not np.isfinite(float(cells[i])))
         raise self.complain(next(wrong), column, "a number")
+
+    def whole_numbers(self, column: int, values: Array) -> Array:
+        """Return the numbers of a column, exactly where they are whole and too large for floats."""
+        cells = self.cells[:, column]
+        if np.abs(values).max() < _EXACT or not all(_WHOLE.fullmatch(cell) for cell in cells):
+            return values
+        return np.array([int(cell) for cell in cells], dtype=object)
 
 
 def are_numbers(cells: Array) -> bool:
@@ -124,16 +134,33 @@ def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
             f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8."
         ) from error
     except csv.Error as error:
-        raise _open_quote(path, line) from error
+        raise _unreadable(path, line, reader.line_num) from error
     line, row = rows.pop()
     if row != [_END]:
         raise _open_quote(path, line)
+    for line, row in rows:
+        if max(map(len, row), default=0) > _LONGEST:
+            raise _too_long(path, line, max(map(len, row)))
     return [(line, row) for line, row in rows if any(row)]
 
 
 def _separator(line: str) -> str:
     """Return the separator that a line has most of, not counting what is quoted."""
     return max(",;\t", key=re.sub('"[^"]*"', "", line).count)
+
+
+def _unreadable(path: Path, first: int, last: int) -> ValueError:
+    """Say why a row over these lines, of which a cell is longer than Python reads, is so long."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        row = "".join(islice(file, first - 1, last))
+    return _open_quote(path, first) if row.count('"') % 2 else _too_long(path, first, csv.field_size_limit())
+
+
+def _too_long(path: Path, line: int, length: int) -> ValueError:
+    return ValueError(
+        f"{path}, line {line}: expected numbers or labels of at most {_LONGEST:,} characters, got a cell of at least "
+        f"{length:,}. Shorten it, or drop the column."
+    )
 
 
 def _open_quote(path: Path, line: int) -> ValueError:

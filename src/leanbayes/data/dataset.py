@@ -14,6 +14,7 @@ from torch import Tensor
 
 Task = Literal["classification", "regression"]
 Kind = Literal["image", "table", "series", "text"]
+Channels = Literal["first", "last"]
 _CHUNK = 1 << 18  # numbers that are float64 at a time: few enough for the processor's cache
 
 
@@ -53,6 +54,7 @@ class DataSet:
         augment: the augmentation that is usual for this set, see ``leanbayes.data.augment``.
         vocabulary: the word of every token of a text, empty for other sets.
         further: splits beside the two by name, such as a validation split or a second test split.
+        channels: where the files had the channels of images, which are first here; None if they had no axis for them.
     """
 
     name: str
@@ -64,6 +66,7 @@ class DataSet:
     augment: str = "none"
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
     further: Mapping[str, Split] = field(default_factory=dict, repr=False)
+    channels: Channels | None = field(default=None, repr=False)
 
     @property
     def kind(self) -> Kind:

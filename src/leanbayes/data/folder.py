@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import os
+import math
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from leanbayes.data.arrays import Raw
 from leanbayes.data.checks import Array
+from leanbayes.data.image_file import decode, Form, Header, read_header
+from leanbayes.data.sizes import check_memory
 
 _ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 _TEST_NAMES = ("test", "val", "validation")
 _LARGEST = 224  # pixels of a side
-_GREY = ("1", "L", "LA", "I;16")
-
-Mode = Literal["L", "RGB"]
 
 
 def read_folder(folder: Path) -> Raw:
     """Read all images of a folder into memory.
 
     Images of different sizes are brought to the median height and width, at most 224 pixels each: scaled so that the
-    image just covers that size, then cut around the centre. One colour image makes all of them colour images.
+    image just covers that size, then cut around the centre. One colour image makes all of them colour images, one
+    16-bit image makes the pixels of all of them floats from 0 to 1, see `image_file`.
     """
     files = {split: list(_of_split(path)) for split, path in _splits(folder).items()}
     classes = sorted({path.parent.name for path in files["train"]})
@@ -36,14 +35,15 @@ def read_folder(folder: Path) -> Raw:
                 f"{path} is of a class that {folder / 'train'} does not have ({', '.join(classes[:10])}). "
                 "Give both splits the same classes."
             )
-    mode, size = _common_form([*files["train"], *files["test"]])
-    _check_memory(folder, sum(map(len, files.values())), mode, size)
+    form, count = _common_form([*files["train"], *files["test"]]), sum(map(len, files.values()))
+    needed = count * math.prod(form.shape) * np.dtype(form.dtype).itemsize
+    check_memory(needed, f"{folder} has {count} images", f"as {form.size[0]} x {form.size[1]} pixels")
     number = {name: label for label, name in enumerate(classes)}
     labels = {split: np.array([number[path.parent.name] for path in paths]) for split, paths in files.items()}
     return Raw(
-        x_train=_read_all(files["train"], mode, size),
+        x_train=_read_all(files["train"], form),
         y_train=labels["train"],
-        x_test=_read_all(files["test"], mode, size),
+        x_test=_read_all(files["test"], form),
         y_test=labels["test"],
         classes=tuple(classes),
     )
@@ -98,68 +98,53 @@ def _images(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if path.suffix.lower() in _ENDINGS)
 
 
-def _common_form(paths: list[Path]) -> tuple[Mode, tuple[int, int]]:
-    """Return the mode and the (height, width) that all images are brought to; warn if that changes any."""
+def _common_form(paths: list[Path]) -> Form:
+    """Return what all images are brought to; warn if that changes any."""
     with ThreadPoolExecutor() as pool:
-        forms = list(pool.map(_form, paths))
-    heights, widths = zip(*(size for _, size in forms), strict=True)
+        headers = list(pool.map(read_header, paths))
+    heights, widths = zip(*(header.size for header in headers), strict=True)
     height, width = (min(_LARGEST, int(np.median(lengths))) for lengths in (heights, widths))
-    if changed := sum(size != (height, width) for _, size in forms):
-        warnings.warn(
-            f"{changed} of {len(paths)} images are scaled and cut to {height} x {width} pixels, the median of all "
-            f"sizes or at most {_LARGEST}; for another size bring them to it yourself",
-            stacklevel=5,
+    form = Form(
+        size=(height, width),
+        colour=any(header.colour for header in headers),
+        deep=any(header.deep for header in headers),
+    )
+    for sentence in _changes(headers, form):
+        warnings.warn(sentence, stacklevel=5)
+    return form
+
+
+def _changes(headers: list[Header], form: Form) -> Iterator[str]:
+    """Yield a sentence for each way in which images are changed."""
+    height, width = form.size
+    total = len(headers)
+    if scaled := sum(header.size != form.size for header in headers):
+        yield (
+            f"{scaled} of {total} images are scaled and cut to {height} x {width} pixels, the median of all "
+            f"sizes or at most {_LARGEST}; for another size bring them to it yourself"
         )
-    return ("L" if all(mode in _GREY for mode, _ in forms) else "RGB"), (height, width)
+    if deep := sum(header.deep for header in headers):
+        rest = ", 8-bit values divided by 255" if deep < total else ""
+        yield (
+            f"{deep} of {total} images have 16 bits a pixel: pixels are kept as floats from 0 to 1, 16-bit values "
+            f"divided by 65535{rest}"
+        )
+    if cut := sum(header.cut for header in headers):
+        yield (
+            f"{cut} of {total} images have 16 bits in each of several channels, of which 8 are read; to keep all, save "
+            "floats from 0 to 1 to an .npz file"
+        )
+    if frames := sum(header.frames for header in headers):
+        yield f"{frames} of {total} images have several frames or pages, of which the first is read"
 
 
-def _form(path: Path) -> tuple[str, tuple[int, int]]:
-    """Read mode and (height, width) from an image's header."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as image:
-            return image.mode, (image.height, image.width)
-    except (UnidentifiedImageError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error
-
-
-def _read_all(paths: list[Path], mode: Mode, size: tuple[int, int]) -> Array:
+def _read_all(paths: list[Path], form: Form) -> Array:
     """Decode images on several threads, straight into their place."""
-    images = np.empty((len(paths), 1 if mode == "L" else 3, *size), np.uint8)
+    images = np.empty((len(paths), *form.shape), form.dtype)
 
     def read(index: int) -> None:
-        images[index] = _read(paths[index], mode, size)
+        images[index] = decode(paths[index], form)
 
     with ThreadPoolExecutor() as pool:
         list(pool.map(read, range(len(paths))))
     return images
-
-
-def _read(path: Path, mode: Mode, size: tuple[int, int]) -> Array:
-    """Decode one image, cover the wanted size with it, and cut around the centre."""
-    from PIL import Image, ImageOps
-
-    try:
-        with Image.open(path) as image:
-            converted = image.convert(mode)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error
-    if (converted.height, converted.width) != size:
-        converted = ImageOps.fit(converted, (size[1], size[0]), Image.Resampling.BILINEAR)
-    pixels = np.asarray(converted)
-    return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
-
-
-def _check_memory(folder: Path, count: int, mode: Mode, size: tuple[int, int]) -> None:
-    """Refuse a folder that cannot fit into memory, before the machine grinds to a halt."""
-    needed = count * (1 if mode == "L" else 3) * size[0] * size[1]
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError):  # no such question on this system
-        return
-    if needed > memory:
-        raise ValueError(
-            f"{folder} has {count} images, {needed / 2**30:.0f} GiB as {size[0]} x {size[1]} pixels; this machine has "
-            f"{memory / 2**30:.0f} GiB of memory. Use a part of them, or smaller images."
-        )

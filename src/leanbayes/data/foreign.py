@@ -8,11 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.data.arrays import channels_first, tensor
+from leanbayes.data.arrays import tensor
 from leanbayes.data.cache import data_root
 from leanbayes.data.checks import check_inputs
 from leanbayes.data.dataset import DataSet
 from leanbayes.data.known import test_inputs
+from leanbayes.data.layout import channels_first, reading_like
 from leanbayes.data.own import own_test_inputs, resolve
 
 # N rows, C channels, H height, W width, d columns
@@ -44,8 +45,12 @@ def foreign(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     if name in MADE_UP:
         return _made_up(name, like)
     known = resolve(name)
-    raw = own_test_inputs(known) if isinstance(known, Path) else test_inputs(known, data_root(root))
-    raw = channels_first(raw)
+    own = isinstance(known, Path)
+    raw, channels = own_test_inputs(known) if isinstance(known, Path) else (test_inputs(known, data_root(root)), None)
+    channels = channels or reading_like(raw.shape[1:], like.input_shape, like.channels if own else None)
+    raw = channels_first(
+        raw, f"{name}: x_test", channels, ask="Save them as (rows, channels, height, width) of one size."
+    )
     check_inputs(raw, f"{name}: x_test")
     return like_images(tensor(raw), like, name) if like.kind == "image" else _like_features(tensor(raw), like, name)
 

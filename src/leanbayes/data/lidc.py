@@ -140,7 +140,7 @@ def _grey(path: Path) -> Array:
             if image.mode.startswith(("I", "F")):  # Pillow would cut off what is brighter than 255
                 raise ValueError(f"{path} has more than 8 bits a pixel (mode {image.mode}). Scale it to 0 to 255.")
             return np.asarray(image.convert("L"))
-    except OSError as error:
+    except (OSError, Image.DecompressionBombError) as error:
         raise ValueError(f"{path} cannot be read as an image ({error}). Unpack the archive anew.") from error
 
 

@@ -56,6 +56,7 @@ class Source:
         task: "classification" or "regression", of the user's own data.
         train_rows: use so many training rows, evenly spaced; 0 is all.
         hold_out: judge on so many training rows, evenly spaced and left out of training, instead of the test set.
+        channels: "first" or "last", where images of an .npz file have their channels; None goes by the shape.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Source:
     task: str | None = None
     train_rows: int = 0
     hold_out: int = 0
+    channels: str | None = field(default=None, repr=False)  # digests of sources in folder names are older
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -117,8 +119,11 @@ class Job:
 
     def settings(self) -> dict[str, Any]:
         """Return all that decides the outcome, as JSON holds it."""
+        source = asdict(self.source) | {"name": located(self.source.name)}
+        if self.source.channels is None:
+            del source["channels"]  # so that ids are those of versions that did not have it
         settings: dict[str, Any] = {
-            "data": asdict(self.source) | {"name": located(self.source.name)},
+            "data": source,
             "net": self.net,
             "method": {"name": self.name, "fields": {} if self.method is None else self.method.fields()},
             "recipe": self.recipe.fields(),

@@ -13,9 +13,10 @@ from torch import nn, Tensor
 from leanbayes.checkpoint import FILES, header_of, load
 from leanbayes.convert import own_likelihood
 from leanbayes.data import DataSet
-from leanbayes.data.arrays import channels_first, tensor
-from leanbayes.data.checks import check_inputs
-from leanbayes.data.dataset import normalised
+from leanbayes.data.arrays import tensor
+from leanbayes.data.checks import Array, check_inputs
+from leanbayes.data.dataset import Channels, normalised
+from leanbayes.data.layout import channels_first, reading_like
 from leanbayes.experiments.config import PLAIN, Source
 from leanbayes.experiments.networks import agreed, maker
 from leanbayes.experiments.run import at_full_width, CLAIM, MODEL
@@ -71,12 +72,13 @@ class Preparation:
     shape: tuple[int, ...]
     mean: Tensor | None
     std: Tensor | None
+    channels: Channels | None = None
 
     @classmethod
     def of(cls, data: DataSet) -> Preparation:
         """Take what the training split of a data set defines; tokens have neither mean nor std."""
-        moments = (None, None) if data.kind in ("series", "text") else (data.mean, data.std)
-        return cls(data.name, data.input_shape, *moments)
+        mean, std = (None, None) if data.kind in ("series", "text") else (data.mean, data.std)
+        return cls(data.name, data.input_shape, mean, std, data.channels)
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the inputs of rows as a file may hold them: images with channels first, last or none.
@@ -84,13 +86,18 @@ class Preparation:
         Raises:
             ValueError: in one sentence, if they are not what the network was trained on.
         """
-        x = rows if self.mean is None else torch.from_numpy(channels_first(rows.numpy()))
+        x = rows if self.mean is None else torch.from_numpy(self._channels_first(rows.numpy()))
         if tuple(x.shape[1:]) != self.shape:
             raise ValueError(
                 f"expected rows of shape {self.shape}, as {self.name} has, got {tuple(rows.shape[1:])}; resize images, "
                 "pick the same features"
             )
         return self._tokens(x) if self.mean is None else self._normalised(x, self.mean, self.std)
+
+    def _channels_first(self, rows: Array) -> Array:
+        """Turn channels as the training data say; other shapes stay, to be named."""
+        read = reading_like(rows.shape[1:], self.shape, self.channels)
+        return channels_first(rows, self.name, read) if read is not None or rows.ndim != 4 else rows
 
     def _tokens(self, x: Tensor) -> Tensor:
         if x.is_floating_point():

@@ -124,7 +124,8 @@ def likelihood_for(data: DataSet) -> Likelihood:
 
 def load(source: Source) -> DataSet:
     """Return the data that a source names: all or some of its training rows, judged on its test or held-out rows."""
-    whole = data.load(source.name, source.root, split=source.split, target=source.target, task=source.task)
+    own = {"target": source.target, "task": source.task, "channels": source.channels}
+    whole = data.load(source.name, source.root, split=source.split, **own)
     if source.hold_out:
         whole = _held_out(whole, source.hold_out)
     if not 0 < source.train_rows < len(whole.train):

@@ -39,11 +39,12 @@ FIELDS = {
     "history": list[dict[str, Any]],
     "recipe": dict[str, Any],
     "rows": int,
+    "processes": int,
     "layers": dict[str, str],
     "tied": dict[str, str],
     "tensors": dict[str, int],
 }
-YOUNG = ("tensors",)
+YOUNG = ("tensors", "processes")
 """Fields that states of earlier versions do not have."""
 ROW = {"epoch": int, "seconds": float, "peak_memory_mb": float}
 ANEW = "to begin anew: resume=False, on the command line --fresh"
