@@ -114,9 +114,11 @@ def _chunk_sum(words: npt.NDArray[Any]) -> int:
     in_block, of_block = _factors()
     whole = len(words) // _BLOCK
     last = words[whole * _BLOCK :]
-    # Of NumPy's and torch's products of 64-bit whole numbers, this is the fastest.
-    sums = np.einsum("ij,j->i", words[: whole * _BLOCK].reshape(whole, _BLOCK), in_block)
-    return int(sums @ of_block[:whole]) + int(of_block[whole]) * int(last @ in_block[: len(last)])
+    total = int(of_block[whole]) * int(last @ in_block[: len(last)])
+    if whole:  # of NumPy's and torch's products of 64-bit whole numbers, einsum is the fastest
+        sums = np.einsum("ij,j->i", words[: whole * _BLOCK].reshape(whole, _BLOCK), in_block)
+        total += int(sums @ of_block[:whole])
+    return total
 
 
 @cache
