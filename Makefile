@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 SHOWN := plain,rank1,batch_ensemble,implicit,patch,mc_dropout,mean_field,deep_ensemble
+SITE := import sysconfig; print(sysconfig.get_path('purelib'))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check fix slow bench setup clean
+.PHONY: demo test check fix slow bench sweep setup clean
 
 setup: .venv/ready
 
@@ -35,8 +36,19 @@ fix: .venv/ready           ## format and repair what can be repaired
 slow: .venv/ready          ## tests that train networks for minutes
 	$(BIN)/python -m pytest -q -m "slow and not gpu"
 
+sweep: .venv-sweep/ready   ## every layer method on networks of timm, torchvision and transformers; runs/sweep
+	.venv-sweep/bin/python tools/network_sweep.py --out runs/sweep --workers $(WORKERS)
+
+# torchvision, without its compiled operators, would break transformers in the main environment: hence one of its own.
+.venv-sweep/ready: .venv/ready constraints.txt
+	$(PYTHON) -m venv --without-pip .venv-sweep
+	site="$$(.venv-sweep/bin/python -c "$(SITE)")" && $(BIN)/python -c "$(SITE)" > "$$site/main.pth" \
+		&& echo "$(CURDIR)/src" >> "$$site/main.pth" \
+		&& $(BIN)/pip install --quiet --no-deps --upgrade --target "$$site" --constraint constraints.txt timm torchvision
+	touch $@
+
 bench: .venv/ready         ## cost ratios against the plain network, as JSON
 	$(BIN)/python -m benchmarks.cost
 
 clean:
-	rm -rf .venv build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-sweep build dist *.egg-info src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

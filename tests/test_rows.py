@@ -157,6 +157,7 @@ def test_a_layer_that_sees_no_rows_trains(method):
     torch.manual_seed(0)
     bnn = lb.convert(Table(), method)
     lb.elbo(bnn, torch.randn(4, 8), torch.arange(4) % 3, num_data=100).loss.backward()
+    assert ("one draw per batch" in str(lb.summary(bnn))) == bnn.mlp.row_noise
     assert all(p.grad is not None for p in bnn.mlp.posterior.parameters())
 
 
@@ -221,6 +222,7 @@ def test_an_example_shows_the_rows_and_the_layers_that_are_not_used():
     bnn = lb.convert(Spare(), lb.Rank1(), example=torch.randn(4, 6, 8))
     assert (bnn.q.layout, bnn.out.layout) == (Layout(1), ROWS)
     assert (bnn.q.used, bnn.spare.used) == (True, False)
+    assert "rank1 (not used in eval mode)" in str(lb.summary(bnn))
     assert lb.convert(Pair(), lb.Rank1(), example=(torch.randn(3, 8), torch.randn(3, 8))).enc.layout.tiled
     with pytest.raises(ValueError, match="at least two rows"):
         lb.convert(TimeFirst(), lb.Rank1(), example=torch.randn(1, 6, 8))

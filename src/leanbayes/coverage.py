@@ -14,6 +14,7 @@ from torch import nn
 from leanbayes.layers import lowering
 from leanbayes.layers.family import refusal
 from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.runtime.rows import ONE_DRAW
 
 OWN_PARAMETERS = "parameters of its own"
 NOT_CHOSEN = "not chosen"
@@ -183,8 +184,7 @@ def _rows(path: str, module: nn.Module, methods: set[Method], mine: set[int]) ->
     """
     if isinstance(module, StochasticLayer):
         size = sum(p.numel() for p in module.base.parameters())
-        how = f"recognised {module.family.way}" if module.family.way else ""
-        return [Row(path, type(module.base).__name__, module.method.name, how, size)]
+        return [Row(path, type(module.base).__name__, module.method.name, _remark(module), size)]
     children = list(module.named_children())
     closed = lowering.opaque(module) or nn.utils.parametrize.is_parametrized(module) or _quantised(module)
     whole = closed or not children
@@ -194,6 +194,16 @@ def _rows(path: str, module: nn.Module, methods: set[Method], mine: set[int]) ->
     rows = [row for name, child in children for row in _rows(f"{path}.{name}" if path else name, child, methods, mine)]
     own = any(True for _ in module.parameters(recurse=False))
     return [Row(path, type(module).__name__, None, OWN_PARAMETERS, size), *rows] if own else rows
+
+
+def _remark(layer: StochasticLayer) -> str:
+    """Return how a layer was recognised, and what its first pass showed: one draw per batch, or no use."""
+    remarks = {
+        f"recognised {layer.family.way}": bool(layer.family.way),
+        "one draw per batch": layer.layout == ONE_DRAW and layer.row_noise,
+        "not used in eval mode": layer.used is False,
+    }
+    return ", ".join(text for text, holds in remarks.items() if holds)
 
 
 def _reason(module: nn.Module, methods: set[Method]) -> str:
