@@ -132,7 +132,7 @@ class FrozenDraws:
         self.model = model = apart(model)
         layers = [layer for _, layer in stochastic_layers(model)]
         with draws(model, mean=True):
-            plain = {id(layer): layer.freeze() for layer in layers}
+            plain = {id(layer): layer.twin() for layer in layers}
         self.network = substitute(model, dict(plain)).eval()
         self.pairs = [(layer, plain[id(layer)]) for layer in layers]
         self.distinct = distinct_draws(model)

@@ -102,13 +102,13 @@ class Recurrent(Composite):
             setattr(plain, name, self._parameter(name))
         self._fold_masks(plain)
         plain._init_flat_weights()  # what torch itself does after parameters were replaced
-        return plain.train(self.training)
+        return plain.train(self.training and all(between.training for between in self.dropouts))
 
     def _fold_masks(self, plain: nn.RNNBase) -> None:
         """Put what multiplies the channels between two layers, a draw of dropout, into the weights behind it."""
         for layer, between in enumerate(self.dropouts, 1):
-            if isinstance(between, nn.Dropout):
-                continue
+            if isinstance(between, nn.Dropout) and (between.p > 0 or not between._forward_hooks):
+                continue  # no draw, whose mask is a hook
             for name in [name for name in plain._parameters if name.startswith(f"weight_ih_l{layer}")]:
                 weight = plain._parameters[name]
                 assert weight is not None

@@ -129,6 +129,10 @@ class StochasticLayer(nn.Module, abc.ABC):
         copy_hooks(self, plain)
         return plain
 
+    def twin(self) -> nn.Module:
+        """Return an ordinary layer whose tensors, those that `fold` names, may be replaced by those of other draws."""
+        return self.freeze()
+
     def spread(self, variable: Tensor, x: Tensor) -> Tensor:
         """Return variables (R, n) in a shape that multiplies the channels of x, each row where x has it."""
         return broadcast_channels(variable, x, self.family.axis, self.layout, self.path, self._turn())

@@ -21,7 +21,7 @@ from leanbayes.distributions.assignment import pick
 from leanbayes.distributions.hashing import draw_seeds, uniforms
 from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS
 from leanbayes.layers.hooks import copy_hooks
-from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.methods.base import Method, plain_copy, StochasticLayer
 from leanbayes.methods.checks import check_rate
 
 
@@ -111,19 +111,50 @@ class DropoutLayer(StochasticLayer):
 
     @override
     def freeze(self) -> nn.Module:
-        """Return the mask as a traced graph: torch's own class, nothing of leanbayes inside."""
-        graph = fx.Graph()
-        tracer = fx.proxy.GraphAppendingTracer(graph)  # fx.Tracer would patch the modules of all threads
-        x: Any = fx.Proxy(graph.placeholder("input"), tracer)  # as torch's dropouts call it
-        seed = fx.Proxy(graph.get_attr("seed"), tracer)  # stays an attribute, which the next draw may replace
-        result: Any = masked(x, seed, self.base.p, self._same_over)
-        graph.output(result.node)
-        holder = nn.Module()
-        holder.register_buffer("seed", self.sample(1)["seed"])
-        plain = fx.GraphModule(holder, graph, class_name="Masked")
-        plain.train(self.training)
+        """Return a dropout of the original's class with one mask: a hook, a graph of torch's alone, multiplies by it.
+
+        It drops nothing else (p=0), in any mode. The mean of the masks is one: there the original comes back, at rest.
+        """
+        plain = plain_copy(self.base, {})
+        copy_hooks(self, plain)
+        seed = self.sample(1)["seed"]
+        if self.draws.mean:
+            return plain.eval()
+        plain.p = 0.0  # type: ignore[assignment]
+        plain.register_forward_hook(_mask_hook(_number(seed), self.base.p, self._same_over), prepend=True)
+        return plain.train(self.training)
+
+    @override
+    def twin(self) -> nn.Module:
+        """Return a module that masks by a seed that it holds, which the next draw may replace."""
+        plain = _Masked(self.base.p, self._same_over, self.sample(1)["seed"])
         copy_hooks(self, plain)
         return plain
+
+
+def _mask_hook(seed: int, rate: float, same_over: str) -> fx.GraphModule:
+    """Return a forward hook that masks the output of a layer; a graph holds no code of leanbayes."""
+    graph = fx.Graph()
+    _, _, output = (graph.placeholder(name) for name in ("layer", "inputs", "output"))
+    graph.output(masked(fx.Proxy(output), seed, rate, same_over).node)  # type: ignore[arg-type, attr-defined]
+    return fx.GraphModule(nn.Module(), graph)
+
+
+def _number(seed: Tensor) -> int:
+    """Return a seed as a number; a network on the meta device has none, and gets any."""
+    return 1 if seed.is_meta else int(seed)
+
+
+class _Masked(nn.Module):
+    """Mask entries of x by a seed that it holds."""
+
+    def __init__(self, rate: float, same_over: str, seed: Tensor) -> None:
+        super().__init__()
+        self.rate, self.same_over = rate, same_over
+        self.register_buffer("seed", seed)
+
+    def forward(self, input: Tensor) -> Tensor:  # as torch's dropouts call it
+        return masked(input, self.seed, self.rate, self.same_over)
 
 
 def masked(x: Tensor, seed: Any, rate: float, same_over: str) -> Tensor:
@@ -141,8 +172,9 @@ def masked(x: Tensor, seed: Any, rate: float, same_over: str) -> Tensor:
 
 
 def _mask(seed: Any, entries: Tensor, rate: float) -> Tensor:
+    """Return what multiplies the entries; a seed of 0 in a tensor masks nothing."""
     kept = (uniforms(seed, entries) >= rate).to(entries.dtype) / (1 - rate)
-    return torch.where(seed > 0, kept, torch.ones_like(kept))
+    return kept if isinstance(seed, int) else torch.where(seed > 0, kept, torch.ones_like(kept))
 
 
 @dataclass(frozen=True, kw_only=True)
