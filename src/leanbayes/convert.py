@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy as copying
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -212,7 +213,7 @@ def draw(
         return draw(member, seed=seed, index=own, width=width)
     model = apart(model)
     with draws(model, seed=seed, index=index, component=component, width=width):
-        return _copied(raise_back(frozen(model)))
+        return _on_its_own(raise_back(frozen(model)), model)
 
 
 def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
@@ -228,12 +229,12 @@ def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
         return mean(model.member_of(0, component)[0])
     model = apart(model)
     with draws(model, mean=True, component=component):
-        return _copied(raise_back(frozen(model)))
+        return _on_its_own(raise_back(frozen(model)), model)
 
 
 def strip(model: nn.Module) -> nn.Module:
     """Return the plain network of the shared weights, without any factor: what was converted, as trained since."""
-    return _copied(raise_back(plain_view(model)))
+    return _on_its_own(raise_back(plain_view(model)), model)
 
 
 def plain_view(model: nn.Module) -> nn.Module:
@@ -250,8 +251,11 @@ def plain_view(model: nn.Module) -> nn.Module:
 
 def frozen(model: nn.Module) -> nn.Module:
     """Return a plain twin of the model under the current draw; tensors that no draw touches are shared with it."""
+    layers: dict[int, nn.Module] = {}
     with torch.no_grad():
-        layers = {id(layer): layer.freeze() for _, layer in stochastic_layers(model)}
+        for _, layer in stochastic_layers(model):
+            layers[id(layer)] = layer.freeze()
+            layer.draws.noise.pop(layer.path, None)  # there may be as much of it as of weights
     return substitute(model, layers)
 
 
@@ -274,9 +278,25 @@ def tensors_of(model: nn.Module) -> Iterator[Any]:
             yield from (value for value in holder.values() if isinstance(value, torch.Tensor))
 
 
-def _copied(model: nn.Module) -> nn.Module:
+def _on_its_own(plain: nn.Module, model: nn.Module) -> nn.Module:
+    """Copy what a plain twin shares with its model; what was made for the twin stays, so weights are copied once."""
+    theirs = {0, *map(_address, tensors_of(model))}
+    found = {id(tensor): tensor for tensor in tensors_of(plain)}
+    users = Counter(map(_address, found.values()))
+    made = {key: one for key, one in found.items() if _address(one) not in theirs and users[_address(one)] == 1}
+    return _copied(plain, {key: one for key, one in made.items() if one.untyped_storage().nbytes() == one.nbytes})
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where the memory of a tensor begins; 0 where it has none, or hides it."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+    return tensor.untyped_storage().data_ptr() if plain else 0
+
+
+def _copied(model: nn.Module, kept: dict[int, Any] | None = None) -> nn.Module:
+    """Copy a model with all of its tensors but those that are kept, by identity."""
     try:
-        return copying.deepcopy(model)
+        return copying.deepcopy(model, dict(kept or {}))
     except RuntimeError as error:
         raise ValueError(
             f"the model cannot be copied ({str(error).splitlines()[0]}); give up hook-based weight_norm for "

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref, WeakKeyDictionary
 
 from torch import nn, Tensor
 
@@ -24,6 +25,9 @@ UNITS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, *TRANSFOR
 """What is taken apart as a whole: an encoder must not send nested tensors into a layer that was."""
 
 ATTENTIONS = ("self_attn", "multihead_attn")
+
+Done = WeakKeyDictionary[nn.Module, "ref[nn.Module]"]
+"""What became of modules; it keeps none alive, or the weights of all that were replaced would be held till the end."""
 
 
 class RowsFirst(Composite):
@@ -100,12 +104,12 @@ def opaque(module: nn.Module) -> bool:
 
 def lower(model: nn.Module) -> nn.Module:
     """Take every composite of a model apart, in place; return the root, which may be one itself."""
-    return _changed(model, _lowered, {}, lambda module: refusal(module) not in (None, ""))
+    return _changed(model, _lowered, WeakKeyDictionary(), lambda module: refusal(module) not in (None, ""))
 
 
 def raise_back(model: nn.Module, spare: Callable[[nn.Module], bool] = lambda unit: False) -> nn.Module:
     """Put torch's own modules back, in place, except in units that `spare` names; return the root."""
-    return _changed(model, _raised, {}, lambda module: isinstance(module, UNITS) and spare(module))
+    return _changed(model, _raised, WeakKeyDictionary(), lambda module: isinstance(module, UNITS) and spare(module))
 
 
 def aliases(model: nn.Module) -> dict[str, list[str]]:
@@ -145,18 +149,18 @@ def _in_place_of(old: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def _changed(
-    module: nn.Module,
-    change: Callable[[nn.Module], nn.Module],
-    done: dict[int, tuple[nn.Module, nn.Module]],
-    spare: Callable[[nn.Module], bool],
+    module: nn.Module, change: Callable[[nn.Module], nn.Module], done: Done, spare: Callable[[nn.Module], bool]
 ) -> nn.Module:
     """Change a tree from its leaves up, each module once; what `spare` names stays, with all that is in it."""
-    if id(module) in done:
-        return done[id(module)][1]
-    done[id(module)] = module, module  # kept alive: another must not get its identity
+    known = done[module]() if module in done else None
+    if known is not None:
+        return known
+    done[module] = ref(module)
     if not spare(module):
         for name, child in module._modules.items():
             if child is not None:
                 module._modules[name] = _changed(child, change, done, spare)
-        done[id(module)] = module, change(module)
-    return done[id(module)][1]
+        changed = change(module)
+        done[module] = ref(changed)
+        return changed
+    return module

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -136,9 +136,10 @@ class PatchLayer(StochasticLayer):
         basis: Tensor = self.posterior.basis if index is None else self.posterior.basis[index]
         return torch.addmm(self._centre(), basis, self.posterior.contrasts)
 
-    def _exact(self) -> torch.autocast:
+    def _exact(self) -> AbstractContextManager[Any]:
         """Return a context in which products of copies are not rounded: autocast would take them for layers."""
-        return torch.autocast(self.posterior.contrasts.device.type, enabled=False)
+        device: torch.device = self.posterior.contrasts.device
+        return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
     def _centre(self) -> Tensor:
         """Return weight and bias of the plain layer in a row: (n,)."""
@@ -160,8 +161,8 @@ class PatchLayer(StochasticLayer):
     def _start_std(self) -> float:
         """Return the standard deviation of contrasts that spreads copies by `init_spread` times the weights' size."""
         weight = self.weight_now.detach()
-        size = float(weight.float().square().mean().sqrt())
-        if size == 0:  # zero-initialised: the size that it would usually have
+        size = 0.0 if weight.is_meta else float(weight.float().square().mean().sqrt())
+        if size == 0:  # zero-initialised, or without numbers yet: the size that it would usually have
             size = 1.0 if self.family.linear is None else self.family.inputs(self.base) ** -0.5
         return self.method.init_spread * size * math.sqrt(self.copies / max(self.copies - 1, 1))
 
