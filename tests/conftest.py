@@ -29,6 +29,7 @@ def data_root() -> Path:
 
 
 def pytest_configure(config):
-    """Let tests of all methods use networks too small to have a stream that could be ordered, and hear of no widths."""
+    """Let tests of all methods use networks too small to have a stream that could be ordered, and plain networks."""
     config.addinivalue_line("filterwarnings", "ignore:NestedDropout adds only noise here")
     config.addinivalue_line("filterwarnings", "ignore:NestedDropout. of .* weights width")
+    config.addinivalue_line("filterwarnings", "ignore:this network has no stochastic layer")

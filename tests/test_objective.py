@@ -137,6 +137,9 @@ def test_inputs_without_the_batch_on_their_first_axis_are_not_tiled():
         ({"samples": 0}, "expected samples to be a whole number of at least 1, got 0"),
         ({"samples": 1.5}, "expected samples to be a whole number of at least 1, got 1.5"),
         ({"aggregate": "sum"}, "expected aggregate to be one of average, mixture, got 'sum'"),
+        ({"beta": float("nan")}, "expected beta to be a finite number of at least 0, got nan"),
+        ({"beta": float("inf")}, "expected beta to be a finite number of at least 0, got inf"),
+        ({"beta": -1}, "expected beta to be a finite number of at least 0, got -1"),
     ],
 )
 def test_wrong_arguments_give_one_clear_sentence(ensemble, change, message):
@@ -155,6 +158,8 @@ def test_weights_and_smoothing_have_no_mixture(ensemble, options):
 def test_arrays_are_refused(ensemble):
     with pytest.raises(TypeError, match=r"expected x as tensors, got a NumPy array; torch\.as_tensor\(x\)"):
         lb.elbo(ensemble, X.numpy(), Y, num_data=6)
+    with pytest.raises(TypeError, match=r"expected x as tensors, got a list without one; torch\.as_tensor\(x\)"):
+        lb.elbo(ensemble, X.tolist(), Y, num_data=6)
     for y in (Y.numpy(), Y.tolist(), None):
         with pytest.raises(TypeError, match=f"expected y as a tensor of targets, got {type(y).__name__}"):
             lb.elbo(ensemble, X, y, num_data=6)

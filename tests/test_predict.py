@@ -218,6 +218,8 @@ def test_compiled_and_averaged_models_can_be_predicted_with():
         ({"chunk_size": 0}, "expected chunk_size to be a whole number of at least 1 or None, got 0"),
         ({"noise": "row"}, "expected noise to be one of function, activation, got 'row'"),
         ({"component": 4}, "expected a component from 0 to 3, got 4"),
+        ({"seed": 1.5}, "expected seed to be a whole number, got 1.5"),
+        ({"seed": None}, "expected seed to be a whole number, got None"),
     ],
 )
 def test_wrong_arguments_give_one_clear_sentence(change, message):
@@ -228,20 +230,20 @@ def test_wrong_arguments_give_one_clear_sentence(change, message):
 
 def test_whole_numbers_of_numpy_count():
     bnn = lb.convert(small_net(), lb.Rank1())
-    p = lb.predict(bnn, X, samples=np.int64(4), chunk_size=np.int32(5))
+    p = lb.predict(bnn, X, samples=np.int64(4), chunk_size=np.int32(5), seed=np.int64(0))
     torch.testing.assert_close(p.samples, lb.predict(bnn, X, samples=4).samples)
 
 
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (X.numpy(), r"got ndarray without one; make tensors of arrays \(torch.as_tensor\)"),
+        (X.tolist(), r"got list without one; make a tensor of a list \(torch.as_tensor\)"),
         (TensorDataset(X), "got TensorDataset without one; .* a DataLoader of a Dataset"),
-        ((X.numpy(), None), "got tuple without one"),
+        ((None, None), "got tuple without one"),
         (X[:0], "expected inputs with at least one row on the first axis of their first tensor, got none"),
         (iter([]), "expected at least one batch of inputs"),
     ],
-    ids=["array", "dataset", "tuple", "empty", "nothing"],
+    ids=["list", "dataset", "tuple", "empty", "nothing"],
 )
 def test_wrong_inputs_give_one_clear_sentence(x, message):
     with pytest.raises(ValueError, match=message):

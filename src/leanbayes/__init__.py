@@ -31,11 +31,11 @@ from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
 from leanbayes.methods.variance import VarianceLayers as VarianceLayers
 from leanbayes.norm import update_norm as update_norm
-from leanbayes.objective import elbo as elbo
-from leanbayes.objective import kl as kl
 from leanbayes.parameters import parameter_groups as parameter_groups
-from leanbayes.predict import predict as predict
 from leanbayes.prediction import Prediction as Prediction
+from leanbayes.public import elbo as elbo
+from leanbayes.public import kl as kl
+from leanbayes.public import predict as predict
 from leanbayes.sampling import draws as draws
 from leanbayes.summary import summary as summary
 from leanbayes.training import fit as fit

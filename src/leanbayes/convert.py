@@ -23,6 +23,7 @@ from leanbayes.layers.ties import follow_ties
 from leanbayes.likelihoods import Likelihood
 from leanbayes.methods import as_method
 from leanbayes.methods.base import Method, StochasticLayer
+from leanbayes.methods.checks import whole_number
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.runtime.probe import learn_rows_from, LearnRows
 from leanbayes.runtime.rows import Layout
@@ -207,7 +208,7 @@ def draw(
     Example:
         >>> plain = lb.draw(bnn, seed=0)
     """
-    model = unwrap(model)
+    model, seed = unwrap(model), whole_number("seed", seed)
     if isinstance(model, Ensemble):
         member, own = model.member_of(index, component)
         return draw(member, seed=seed, index=own, width=width)

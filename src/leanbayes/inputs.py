@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn, Tensor
 from torch.nn.utils.rnn import PackedSequence
@@ -18,19 +19,65 @@ Output = Callable[[Any], Tensor]
 
 
 def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
-    """Call a model on its inputs and pick the tensor out of what it returns."""
-    if isinstance(x, Mapping):
-        result = model(**x)
-    elif isinstance(x, tuple) and not isinstance(x, PackedSequence):
-        result = model(*x)
-    else:
-        result = model(x)
+    """Call a model on its inputs and pick the tensor out of what it returns.
+
+    Raises:
+        TypeError: if there is no tensor in it.
+        ValueError: if a layer gets inputs of another width than it was made for.
+    """
+    try:
+        result = _called(model, x)
+    except RuntimeError as error:
+        reason = None if torch.compiler.is_compiling() else _wrong_width(model, error)
+        if reason is None:
+            raise
+        raise ValueError(reason) from error
     result = _picked(result) if output is None else output(result)
     if not isinstance(result, Tensor):
         kind = type(result).__name__
         came = f"{kind} with the keys {', '.join(map(str, result))}" if isinstance(result, Mapping) else kind
         raise TypeError(f"expected a tensor from the model, got {came}; pass output= to pick one")
     return result
+
+
+def _called(model: nn.Module, x: Inputs) -> Any:
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple) and not isinstance(x, PackedSequence) else model(x)
+
+
+def _wrong_width(model: nn.Module, error: RuntimeError) -> str | None:
+    """Say which layer got what instead of the width that it was made for; None if that is not what went wrong."""
+    trace, found = error.__traceback__, None
+    while trace is not None:  # the innermost layer is the last one
+        names = trace.tb_frame.f_locals
+        layer, given = names.get("self"), names.get("input", names.get("x"))
+        if isinstance(layer, nn.Module) and isinstance(given, Tensor):
+            found = layer, given
+        trace = trace.tb_next
+    if found is None:
+        return None
+    layer, given = found
+    axis, expected = _width(layer, given)
+    if expected is None or not -given.dim() <= axis < given.dim() or given.shape[axis] == expected:
+        return None
+    path = next((path for path, module in model.named_modules() if module is layer), "").removesuffix(".base")
+    name = f"layer '{path}'" if path else "the network"
+    return (
+        f"{name} expected an input with {expected} features on axis {axis % given.dim()}, got one of shape "
+        f"{tuple(given.shape)}; give inputs of the size that the network was made for"
+    )
+
+
+def _width(layer: nn.Module, given: Tensor) -> tuple[int, int | None]:
+    """Return the axis and the number of the features that a layer takes; None where it does not say."""
+    convolves = getattr(layer, "in_channels", None)
+    if isinstance(convolves, int):
+        return given.dim() - 1 - len(getattr(layer, "kernel_size", ())), convolves
+    maps, norms = getattr(layer, "in_features", None), getattr(layer, "num_features", None)
+    if isinstance(maps, int):
+        return -1, maps
+    return 1, norms if isinstance(norms, int) else None
 
 
 def _picked(result: Any) -> Any:
@@ -123,6 +170,20 @@ def _first(inputs: Any) -> Tensor | PackedSequence | None:
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Move every tensor in nested inputs."""
     return _map(inputs, lambda tensor: tensor.to(device))
+
+
+def without_arrays(inputs: Any, dtype: torch.dtype) -> Any:
+    """Make a tensor of every NumPy array in nested inputs; real numbers get the given type."""
+    if isinstance(inputs, np.ndarray):
+        if inputs.dtype.kind not in "biufc":
+            raise TypeError(f"expected an array of numbers, got one of {inputs.dtype}; convert it before")
+        own = np.array(inputs, dtype=inputs.dtype.newbyteorder("="), order="C")  # a copy: it may be read-only
+        return torch.from_numpy(own).to(dtype) if own.dtype.kind == "f" else torch.from_numpy(own)
+    if isinstance(inputs, Mapping):
+        return {name: without_arrays(item, dtype) for name, item in inputs.items()}
+    if type(inputs) in (tuple, list):
+        return type(inputs)(without_arrays(item, dtype) for item in inputs)
+    return inputs
 
 
 def cloned(inputs: Any) -> Any:

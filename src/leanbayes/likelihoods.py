@@ -30,7 +30,7 @@ class Likelihood(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return log p(y | outputs) for every target, in float32."""
+        """Return log p(y | outputs) for every target, in float32, or in float64 where the outputs are."""
 
     @abc.abstractmethod
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ class Categorical(Likelihood):
         """Return the log-probability of each target class; zero where it is ignored."""
         logits = self._logits(outputs)
         y = _class_numbers(y, logits)
-        return -F.cross_entropy(logits, y, ignore_index=self.ignore_index, reduction="none")
+        return -self._cross_entropy(logits, y, reduction="none")
 
     def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
         """Average over the targets that are not ignored."""
@@ -108,13 +108,9 @@ class Categorical(Likelihood):
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return torch's cross-entropy with the options given."""
         logits = self._logits(outputs)
-        return F.cross_entropy(
-            logits,
-            _class_numbers(y, logits),
-            weight=self.class_weight,
-            ignore_index=self.ignore_index,
-            label_smoothing=self.label_smoothing,
-        )
+        weight = None if self.class_weight is None else self.class_weight.to(logits.dtype)
+        y = _class_numbers(y, logits)
+        return self._cross_entropy(logits, y, weight=weight, label_smoothing=self.label_smoothing)
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return class probabilities (B, C, ...) and their entropy (B, ...)."""
@@ -124,18 +120,27 @@ class Categorical(Likelihood):
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         """Return the log of the mean probability of each target class; zero where it is ignored."""
         y = _class_numbers(y, mean)
+        check_classes(y, mean.shape[1], self.ignore_index)
         ignored = y == self.ignore_index
         picked = mean.gather(1, y.masked_fill(ignored, 0).unsqueeze(1)).squeeze(1)
         return picked.log().masked_fill(ignored, 0.0)
 
+    def _cross_entropy(self, logits: Tensor, y: Tensor, **options: Any) -> Tensor:
+        """Return torch's cross-entropy; a class that the logits do not have is named, where torch notices it."""
+        try:
+            return F.cross_entropy(logits, y, ignore_index=self.ignore_index, **options)
+        except IndexError:
+            check_classes(y, logits.shape[1], self.ignore_index)
+            raise
+
     def _logits(self, outputs: Tensor) -> Tensor:
-        """Return float32 logits with classes on axis 1."""
+        """Return logits with classes on axis 1, as exact as `exact` says."""
         if outputs.dim() < 2 or outputs.shape[self.axis] < 2:
             raise ValueError(
                 f"Categorical expected at least two classes on axis {self.axis}, got outputs of shape "
                 f"{tuple(outputs.shape)}; for regression use lb.Gaussian(), for one logit lb.Bernoulli()"
             )
-        return outputs.movedim(self.axis, 1).float()
+        return exact(outputs.movedim(self.axis, 1))
 
 
 class Bernoulli(Likelihood):
@@ -149,8 +154,9 @@ class Bernoulli(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the log-probability of each target."""
-        y = match_shape(y, outputs, "Bernoulli")
-        return -F.binary_cross_entropy_with_logits(outputs.float(), y.float(), reduction="none")
+        outputs = exact(outputs)
+        y = match_shape(y, outputs, "Bernoulli").to(outputs.dtype)
+        return -F.binary_cross_entropy_with_logits(outputs, y, reduction="none")
 
     def targets_per_row(self, y: Tensor) -> int:
         """Return the number of labels of a row."""
@@ -158,14 +164,14 @@ class Bernoulli(Likelihood):
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return probabilities of yes and their entropies, both in the shape of the outputs."""
-        probability = outputs.float().sigmoid()
+        probability = exact(outputs).sigmoid()
         return probability, binary_entropy(probability)
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         """Return the log of the mean probability of each target."""
-        y = match_shape(y, mean, "Bernoulli").float()
-        # Near one, 1 - p is rounded to zero in float32 although the network meant a small number.
-        return torch.xlogy(y, mean) + torch.xlogy(1 - y, (1 - mean).clamp(min=2**-25))
+        y = match_shape(y, mean, "Bernoulli").to(mean.dtype)
+        # Near one, 1 - p is rounded to zero although the network meant a small number: 2^-25 in float32.
+        return torch.xlogy(y, mean) + torch.xlogy(1 - y, (1 - mean).clamp(min=torch.finfo(mean.dtype).eps / 4))
 
 
 class Gaussian(Likelihood):
@@ -201,11 +207,11 @@ class Gaussian(Likelihood):
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return means and variances (B, D)."""
-        outputs = outputs.float()
+        outputs = exact(outputs)
         if outputs.dim() == 1:
             outputs = outputs[:, None]
         if not self.heteroscedastic:
-            return outputs, (2 * self.log_std).exp().expand_as(outputs)
+            return outputs, (2 * self.log_std.to(outputs.dtype)).exp().expand_as(outputs)
         if outputs.shape[-1] % 2:
             raise ValueError(
                 f"a heteroscedastic Gaussian expected means and variances, an even last axis, got outputs of shape "
@@ -224,6 +230,21 @@ class Gaussian(Likelihood):
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Categorical, Gaussian, Bernoulli)}
 """What a checkpoint may name."""
+
+
+def exact(outputs: Tensor) -> Tensor:
+    """Return outputs in float64 where they are, else in float32: those of autocast are shorter."""
+    return outputs if outputs.dtype == torch.float64 else outputs.float()
+
+
+def check_classes(y: Tensor, classes: int, ignored: int) -> None:
+    """Raise if a target is none of the classes that a network has outputs for."""
+    outside = y[((y < 0) | (y >= classes)) & (y != ignored)]
+    if len(outside):
+        raise ValueError(
+            f"expected targets from 0 to {classes - 1}, since the network has {classes} outputs, got "
+            f"{int(outside[0])}; renumber the targets, or give the network more outputs"
+        )
 
 
 def entropy(probabilities: Tensor) -> Tensor:

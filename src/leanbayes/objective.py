@@ -100,7 +100,7 @@ def elbo(
         >>> terms = lb.elbo(bnn, x, y, lb.Categorical(), num_data=50_000)
         >>> terms.loss.backward()
     """
-    _check(num_data, samples, aggregate)
+    _check(num_data, beta, samples, aggregate)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     _check_tensors(x, y, likelihood)
     check_mixture(likelihood, aggregate)
@@ -178,9 +178,11 @@ def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: 
     return -likelihood.average(mixed, y[: len(mixed)])
 
 
-def _check(num_data: int, samples: int, aggregate: str) -> None:
+def _check(num_data: int, beta: float | Tensor, samples: int, aggregate: str) -> None:
     if not num_data > 0:
         raise ValueError(f"expected num_data to be the size of the training set, got {num_data!r}")
+    if not (isinstance(beta, Tensor) or 0 <= beta < math.inf):  # a tensor may be on a GPU, which one would wait for
+        raise ValueError(f"expected beta to be a finite number of at least 0, got {beta!r}")
     if not (isinstance(samples, int) and samples >= 1):
         raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
     if aggregate not in ("average", "mixture"):
@@ -188,9 +190,13 @@ def _check(num_data: int, samples: int, aggregate: str) -> None:
 
 
 def _check_tensors(x: object, y: object, likelihood: Loss) -> None:
-    """Refuse arrays and lists, of which torch would say only what they lack."""
-    if isinstance(x, np.ndarray):
-        raise TypeError("expected x as tensors, got a NumPy array; torch.as_tensor(x) makes one of it")
+    """Refuse arrays, lists and empty batches, of which torch would say only what they lack, or nothing."""
+    rows = leading_rows(x)
+    if isinstance(x, np.ndarray) or (isinstance(x, list) and rows is None):
+        kind = "a list without one" if isinstance(x, list) else "a NumPy array"
+        raise TypeError(f"expected x as tensors, got {kind}; torch.as_tensor(x) makes one of it")
+    if rows == 0:
+        raise ValueError("expected a batch of at least one example, got an empty one; leave it out")
     if isinstance(likelihood, Likelihood) and not isinstance(y, Tensor):
         raise TypeError(
             f"expected y as a tensor of targets, got {type(y).__name__}; torch.as_tensor(y) makes one of it"

@@ -12,14 +12,28 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
 from leanbayes.convert import own_likelihood, stochastic_layers, substitute, tensors_of, unwrap
-from leanbayes.inputs import call, cloned, divisible, Inputs, leading_rows, Output, slice_rows, to_device, versions
+from leanbayes.inputs import (
+    call,
+    cloned,
+    divisible,
+    Inputs,
+    leading_rows,
+    Output,
+    slice_rows,
+    to_device,
+    versions,
+    without_arrays,
+)
 from leanbayes.likelihoods import Categorical, Likelihood
 from leanbayes.methods.base import one_draw
+from leanbayes.methods.checks import whole_number
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.prediction import concatenate, Prediction
 from leanbayes.replay import Prefix
@@ -43,7 +57,7 @@ FIRST_CHUNK = {"cpu": 64, "cuda": 256}
 
 def predict(
     model: nn.Module,
-    x: Inputs | DataLoader[Any] | Iterator[Inputs],
+    x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs],
     likelihood: Likelihood | None = None,
     *,
     samples: int = 16,
@@ -58,11 +72,13 @@ def predict(
     """Predict with S posterior draws and split the uncertainty into aleatoric and epistemic.
 
     The same seed gives the same prediction whatever the chunk size, the batches and the order of the rows (with
-    noise="activation", for the same chunks). The model is evaluated in eval mode and left as it was.
+    noise="activation", for the same chunks). The model is evaluated in eval mode and left as it was. A network with
+    batch norms without running statistics runs on all rows of `x`, or of a batch of a loader, at once.
 
     Args:
         model: a converted model; a plain one predicts without epistemic uncertainty.
-        x: inputs, a DataLoader that yields `(inputs, target)`, or an iterator over blocks of inputs.
+        x: inputs, a DataLoader that yields `(inputs, target)`, or an iterator over blocks of inputs; tensors, or NumPy
+            arrays, whose real numbers get the type of the network's.
         likelihood: how to read outputs; default the model's own, else `Categorical`.
         samples: S, the number of draws in all, spread evenly over the components.
         seed: names the draws: sample i is `draw(model, seed=seed, index=i)`.
@@ -78,6 +94,7 @@ def predict(
         >>> p.mean, p.total, p.aleatoric, p.epistemic
     """
     _check(samples, chunk_size, noise)
+    seed = whole_number("seed", seed)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     model = unwrap(model)
     source = source_of(model, noise)
@@ -86,6 +103,7 @@ def predict(
         parts = [_predict_block(runner, block, likelihood, samples, keep_samples) for block in _blocks(x, model)]
     if not parts:
         raise ValueError("expected at least one batch of inputs, got an empty loader")
+    _check_alike([part.mean for part in parts], [len(part.mean) for part in parts], "give all of them at once")
     return concatenate(parts) if len(parts) > 1 else parts[0]
 
 
@@ -242,23 +260,38 @@ class Runner:
         self.largest = 0.0
         self.done = 0
         self.gentle: set[int] = set()
+        self.whole: dict[int, bool] = {}
 
     def run(self, x: Inputs, rows: int, index: int) -> Tensor:
         """Return the outputs of draw `index` for all rows."""
         self.source.select(self.seed, index, self.component, self.width)
         outputs: list[Tensor] = []
+        sizes: list[int] = []
         start = 0
-        whole = not divisible(self.source.network, x)
+        whole = self._undivided(x)
         while start < rows:
-            stop = rows if whole else min(rows, start + self._rows(x))
+            stop = rows if whole else min(rows, start + self._rows(outputs, sizes))
             chunk = slice_rows(x, rows, start, stop)
             outputs.append(self._measured(chunk, (self.done + start, self.done + stop)))
+            sizes.append(stop - start)
             start = stop
+        _check_alike(outputs, sizes)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _rows(self, x: Inputs) -> int:
+    def _undivided(self, x: Inputs) -> bool:
+        """Say whether rows must stay together: they lie elsewhere, or norms average over them."""
+        network = self.source.network
+        if id(network) not in self.whole:
+            self.whole[id(network)] = any(_averages_rows(module) for module in network.modules())
+        return self.whole[id(network)] or not divisible(network, x)
+
+    def _rows(self, outputs: list[Tensor], sizes: list[int]) -> int:
+        """Return the rows of the next chunk."""
         if self.chunk_size is None:
             return FIRST_CHUNK.get(_device(self.source.network).type, FIRST_CHUNK["cpu"])
+        if sizes == [self.chunk_size] and self.chunk_size in outputs[0].shape[1:]:
+            # This axis may count examples (similarities of all pairs); in a chunk of another size that shows.
+            return self.chunk_size - 1 or 2
         return self.chunk_size
 
     def _measured(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
@@ -297,7 +330,7 @@ def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: i
     if rows is None:
         raise ValueError(
             f"expected inputs with a tensor that has rows on its first axis, got {type(x).__name__} without one; make "
-            "tensors of arrays (torch.as_tensor) and a DataLoader of a Dataset"
+            "a tensor of a list (torch.as_tensor) and a DataLoader of a Dataset"
         )
     if rows == 0:
         raise ValueError("expected inputs with at least one row on the first axis of their first tensor, got none")
@@ -327,18 +360,43 @@ def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: i
     )
 
 
-def _blocks(x: Inputs | DataLoader[Any] | Iterator[Inputs], model: nn.Module) -> Iterator[Inputs]:
+def _blocks(x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs], model: nn.Module) -> Iterator[Inputs]:
     """Yield inputs on the model's device: all at once, or batch by batch."""
-    device = _device(model)
+    for inputs in _raw_blocks(x):
+        yield to_device(without_arrays(inputs, _dtype(model)), _device(model))
+
+
+def _raw_blocks(x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -> Iterator[Any]:
     if isinstance(x, Iterator):
-        yield from (to_device(inputs, device) for inputs in x)
-        return
-    if not isinstance(x, DataLoader):
-        yield to_device(x, device)
-        return
-    for batch in x:
-        inputs = batch if isinstance(batch, (Tensor, Mapping)) else batch[0]
-        yield to_device(inputs, device)
+        yield from x
+    elif isinstance(x, DataLoader):
+        yield from (batch if isinstance(batch, (Tensor, Mapping, np.ndarray)) else batch[0] for batch in x)
+    else:
+        yield x
+
+
+def _averages_rows(module: nn.Module) -> bool:
+    """Say whether a module is a batch norm without running statistics, which averages over rows in eval mode, too."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
+
+
+def _check_alike(outputs: list[Tensor], sizes: list[int], remedy: str = "") -> None:
+    """Raise unless the outputs of several chunks can be joined: then those of an example depend on other examples."""
+    first = outputs[0]
+    for output, size in zip(outputs[1:], sizes[1:], strict=True):
+        if not output.dim() or output.shape[1:] != first.shape[1:]:
+            remedy = remedy or f"pass chunk_size={sum(sizes)}"
+            raise ValueError(
+                f"the outputs of {sizes[0]} and of {size} examples have shapes {tuple(first.shape)} and "
+                f"{tuple(output.shape)}, which cannot be joined: they depend on the other examples; {remedy}, or "
+                "output= for features of one example each"
+            )
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """Return the type of the numbers of a network."""
+    real = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
+    return next(real, torch.get_default_dtype())
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -356,7 +414,7 @@ def _check(samples: int, chunk_size: int | None, noise: str) -> None:
 
 
 def _counts(value: Any) -> bool:
-    """Say whether a value is a whole number of at least 1, of Python's or of numpy's."""
+    """Say whether a value is a whole number of at least 1, of Python's or of NumPy's."""
     try:
         return operator.index(value) >= 1
     except TypeError:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from typing import Any
 
 from leanbayes.distributions.positive import SMALLEST_STD
 
@@ -27,6 +29,14 @@ def check_at_least_zero(**values: float) -> None:
     for name, value in values.items():
         if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
             raise ValueError(f"expected {name} to be a number of at least zero, got {value!r}")
+
+
+def whole_number(name: str, value: Any) -> int:
+    """Return a whole number of Python's or NumPy's as an int; raise for anything else."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"expected {name} to be a whole number, got {value!r}") from None
 
 
 def check_share(**values: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -53,6 +53,7 @@ class Ensemble(nn.Module):
         if not members:
             raise ValueError("expected at least one member, got none")
         self.members = nn.ModuleList(members)
+        self.training = self.members.training = members[0].training
         self.method = method or DeepEnsemble(components=len(members))
         self.components = len(members)
         self.draws = Draws(components=self.components)
@@ -108,10 +109,24 @@ class Ensemble(nn.Module):
                 own_args, own_kwargs = map_rows((args, kwargs), rows, partial(torch.index_select, dim=0, index=mine))
                 outputs.append(member(*own_args, **own_kwargs))
                 order.append(mine)
-        back = torch.cat(order).argsort()
-        # What is no tensor (a cache of keys, a name) belongs to one member alone and has no rows to put together.
-        joined: Any = lambda *parts: torch.cat(parts)[back] if isinstance(parts[0], Tensor) else None  # noqa: E731
-        return _pytree.tree_map(joined, outputs[0], *outputs[1:])
+        return _pytree.tree_map(partial(_joined, torch.cat(order).argsort()), *outputs)
+
+
+def _joined(order: Tensor, *parts: Any) -> Any:
+    """Put the rows of members back in order: of tensors, and of the tensors in records that torch's trees do not know.
+
+    What is neither (a cache of keys, a name) belongs to one member alone and has no rows to put together: None.
+    """
+    first = parts[0]
+    if isinstance(first, Tensor):
+        return torch.cat(parts)[order]
+    if isinstance(first, type) or not (is_dataclass(first) or getattr(first, "logits", None) is not None):
+        return None
+    record = copy.copy(first)
+    for name in [field.name for field in fields(first)] if is_dataclass(first) else vars(first):
+        inner = _pytree.tree_map(partial(_joined, order), *(getattr(part, name) for part in parts))
+        object.__setattr__(record, name, inner)  # also where it is frozen
+    return record
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -184,6 +184,9 @@ class ModelPatch(Method):
 
     Few parameters, and with batch norms the cheapest step of all methods on a CPU (docs/results/cost.md).
 
+    The defaults are for copies that are trained with the network. To fine-tune a trained one, take `init_spread=0.05`
+    and a low rate for the copies (`posterior_lr=1e-3` with Adam).
+
     Attributes:
         components: K, the number of copies of each patched tensor.
         crossed: False draws one copy for a whole layer (EMP), True one for every element (ECMP).
@@ -196,6 +199,7 @@ class ModelPatch(Method):
 
     Example:
         >>> bnn = lb.convert(net, lb.ModelPatch(components=5))
+        >>> tuned = lb.convert(trained, lb.ModelPatch(components=5, init_spread=0.05))
     """
 
     name: ClassVar[str] = "patch"

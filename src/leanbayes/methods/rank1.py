@@ -291,7 +291,9 @@ class Rank1(Method):
 class BatchEnsemble(Method):
     """An ensemble whose members share the weights and differ in two vectors and a bias per layer (no KL).
 
-    Nothing but the optimiser holds the factors: keep their learning rate low (half of the weights' in the paper).
+    Nothing but the optimiser holds the factors: keep their learning rate low (half of the weights' in the paper). The
+    default spread is for members that are trained for long: until then it may harm a trained network. To fine-tune one,
+    take `init_spread=0.05`.
 
     Attributes:
         components: K, the number of members.
@@ -302,6 +304,7 @@ class BatchEnsemble(Method):
 
     Example:
         >>> bnn = lb.convert(net, lb.BatchEnsemble(components=4))
+        >>> tuned = lb.convert(trained, lb.BatchEnsemble(components=4, init_spread=0.05))
     """
 
     name: ClassVar[str] = "batch_ensemble"

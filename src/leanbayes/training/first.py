@@ -11,7 +11,7 @@ from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
 from leanbayes.inputs import Inputs, Output, row_axis
-from leanbayes.likelihoods import Categorical
+from leanbayes.likelihoods import Categorical, check_classes
 from leanbayes.objective import Loss
 
 KINDS = {
@@ -60,19 +60,10 @@ def watched(network: nn.Module, likelihood: Loss, y: Tensor, output: Output | No
         picked = getattr(result, "logits", result) if output is None else output(result)
         if isinstance(picked, Tensor) and picked.dim() > 1:
             for some in torch.split(y, ROWS_AT_ONCE):
-                _check_range(some.long(), picked.shape[likelihood.axis], likelihood.ignore_index)
+                check_classes(some.long(), picked.shape[likelihood.axis], likelihood.ignore_index)
 
     hook = network.register_forward_hook(compare)
     try:
         yield
     finally:
         hook.remove()
-
-
-def _check_range(y: Tensor, classes: int, ignored: int) -> None:
-    outside = y[((y < 0) | (y >= classes)) & (y != ignored)]
-    if len(outside):
-        raise ValueError(
-            f"expected targets from 0 to {classes - 1}, since the network has {classes} outputs, got "
-            f"{int(outside[0])}; renumber the targets, or give the network more outputs"
-        )
