@@ -25,13 +25,12 @@ def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
         TypeError: if there is no tensor in it.
         ValueError: if a layer gets inputs of another width than it was made for.
     """
-    try:
-        result = _called(model, x)
-    except RuntimeError as error:
-        reason = None if torch.compiler.is_compiling() else _wrong_width(model, error)
-        if reason is None:
-            raise
-        raise ValueError(reason) from error
+    if isinstance(x, Mapping):
+        result = run(model, **x)
+    elif isinstance(x, tuple) and not isinstance(x, PackedSequence):
+        result = run(model, *x)
+    else:
+        result = run(model, x)
     result = _picked(result) if output is None else output(result)
     if not isinstance(result, Tensor):
         kind = type(result).__name__
@@ -40,10 +39,15 @@ def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
     return result
 
 
-def _called(model: nn.Module, x: Inputs) -> Any:
-    if isinstance(x, Mapping):
-        return model(**x)
-    return model(*x) if isinstance(x, tuple) and not isinstance(x, PackedSequence) else model(x)
+def run(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a model; raise a ValueError where a layer gets inputs of another width than it was made for."""
+    try:
+        return model(*args, **kwargs)
+    except RuntimeError as error:
+        reason = None if torch.compiler.is_compiling() else _wrong_width(model, error)
+        if reason is None:
+            raise
+        raise ValueError(reason) from error
 
 
 def _wrong_width(model: nn.Module, error: RuntimeError) -> str | None:

@@ -63,8 +63,8 @@ def test_a_classifier_predicts_what_its_model_predicts(blobs):
     expected = lb.predict(classifier.model_, scaled, samples=8, seed=classifier.seed_)
     np.testing.assert_allclose(classifier.predict_proba(x), expected.mean, atol=1e-5)
     found = classifier.uncertainty(x)
-    torch.testing.assert_close(found.epistemic, expected.epistemic, atol=1e-5, rtol=0)
-    torch.testing.assert_close(found.samples, expected.samples, atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.epistemic, expected.epistemic.double(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found.samples, expected.samples.double(), atol=1e-5, rtol=0)
 
 
 def test_a_regressor_predicts_what_its_model_predicts_in_units_of_the_targets(line, regressor):

@@ -158,5 +158,5 @@ def test_a_network_may_take_pixels_and_fail_for_other_reasons():
     x, y = images()
     pixels = x.clamp(0, 1).mul(255).byte()
     fit(Pixels(), (pixels, y), short(epochs=1))
-    with pytest.raises(RuntimeError, match="expected input"):
+    with pytest.raises(ValueError, match=r"layer 'network\.0' expected an input with 1 features on axis 1, got"):
         fit(Pixels(), (pixels.repeat(1, 2, 1, 1), y), short(epochs=1))

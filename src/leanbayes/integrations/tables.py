@@ -88,7 +88,7 @@ def _check_outputs(made: nn.Module, num_outputs: int, features: int) -> None:
     try:
         with torch.no_grad(), in_eval_mode(made):
             outputs = call(made, torch.zeros(2, features))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(f"expected net to take float32 rows of {features} features, which failed: {error}") from error
     if outputs.shape != (2, num_outputs):
         raise ValueError(

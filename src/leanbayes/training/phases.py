@@ -11,7 +11,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.convert import stochastic_layers
-from leanbayes.inputs import call, Inputs, leading_rows, Output
+from leanbayes.inputs import call, Inputs, leading_rows, Output, run
 from leanbayes.likelihoods import Likelihood
 from leanbayes.objective import elbo, ElboTerms, Loss, targets_per_row
 from leanbayes.runtime.probe import learn_rows_from
@@ -34,7 +34,7 @@ class Phase(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network."""
         with self.autocast():
-            return self.network(*args, **kwargs)
+            return run(self.network, *args, **kwargs)
 
     def autocast(self) -> Any:
         """Return the context in which the network runs."""
