@@ -10,7 +10,7 @@ from torch import nn
 import leanbayes as lb
 from tests.needs import need_torch
 
-from .cases import converted, LAYERS, METHODS, skip_if_listed
+from .cases import converted, FEW_METHODS, LAYERS, METHODS, pairs
 
 
 @pytest.fixture(autouse=True)
@@ -31,17 +31,15 @@ def check(bnn, x, backend):
             torch.testing.assert_close(compiled(x), bnn(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+@pairs("compile")
 def test_compiled_draws_equal_eager_ones_without_recompiling(method, layer):
-    skip_if_listed(method, "compile", layer)
     if method.startswith("patch:") and "norm" in layer.name:
         need_torch("2.5", "dynamo cannot follow functional_call into a layer of torch before")
     _, bnn = converted(method, layer)
     check(bnn, layer.inputs(4), "aot_eager")
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name.endswith(":default")])
+@pytest.mark.parametrize("method", FEW_METHODS[:3])
 def test_inductor_gives_the_eager_numbers_and_fresh_noise_per_row(method):
     _, bnn = converted(method, LAYERS[3])
     x = LAYERS[3].inputs(4)

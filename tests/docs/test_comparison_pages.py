@@ -142,11 +142,14 @@ def test_the_readme_and_the_recipes_claim_no_larger_gain():
         assert all(paired(name, label, key)[0] < 0 for key in ("nll", "ece", "corrupted"))
     assert all(paired("digits", label, "nll")[0] > 0 for label in LEAN)
     most = max(worth("fashion-mnist", label).networks for label in ("rank1", "implicit"))
+    ruler = json.loads((RESULTS / "ruler" / "ruler.json").read_text())
+    found = {method["method"]: method["parts"]["both"] for method in ruler["methods"]}
+    both = {name: f"{found[name]['networks']:.2f} ± {found[name]['se']:.2f}" for name in ("rank1", "implicit")}
     said = [
-        f"`Rank1` and `ImplicitNodes` are worth {worth('cifar10', 'rank1').networks:.1f} and "
-        f"{worth('cifar10', 'implicit').networks:.1f} networks of a deep ensemble on",
-        f"(WRN-16-4, one seed), and no more than {most:.1f} on",
+        f"`Rank1` is worth {both['rank1']} and `ImplicitNodes` {both['implicit']} networks of a deep ensemble on",
+        f"(WRN-16-4, three seeds), and no more than {most:.1f} on",
     ]
+    assert all(len(method["seeds"]) == 3 for method in ruler["methods"])
     assert unsaid("README.md", said) == []
 
 
