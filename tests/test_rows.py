@@ -318,6 +318,13 @@ def test_compiled_reads_are_drawn():
         torch.testing.assert_close(fast(x), bnn(x))
 
 
+def test_the_members_of_an_ensemble_are_probed_each():
+    members = [lb.convert(Windows(), lb.Rank1()) for _ in range(2)]
+    x, y = torch.randn(4, 8, 8), torch.arange(4) % 3
+    lb.elbo(lb.Ensemble(members), x, y, num_data=100).loss.backward()
+    assert [member.qkv.layout for member in members] == [ROWS, ROWS]
+
+
 def test_no_warning_where_all_is_well():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

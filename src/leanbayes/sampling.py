@@ -461,7 +461,7 @@ def _captured() -> bool:
     """Return whether the pass is traced or captured: numbers that Python draws would be the same in every replay."""
     if torch.compiler.is_compiling():
         return True
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
 
 
 def _check(component: int | None, width: float | int | None, layers: list[Any]) -> None:

@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from leanbayes.inputs import Inputs, row_axis, rows_of, tensors_in
 from leanbayes.layers.hooks import HOOKS
+from leanbayes.processes import is_shard
 from leanbayes.runtime.rows import Layout, ONE_DRAW, ROWS
 from leanbayes.sampling import Draws, draws, draws_of
 
@@ -54,7 +55,11 @@ def learn_rows_from(model: nn.Module, x: Inputs) -> None:
     """Find out where the layers of a converted model see the rows of x; do nothing if that is known."""
     if torch.compiler.is_compiling() or all(state.rows_known for state, _ in draws_of(model)):
         return
-    if isinstance(x, Mapping):
+    members = model._modules.get("members")
+    if isinstance(members, nn.ModuleList) and isinstance(getattr(model, "draws", None), Draws):
+        for member in members:  # of an ensemble, each with rows of its own
+            learn_rows_from(member, x)
+    elif isinstance(x, Mapping):
         learn_rows(model, (), x)
     else:
         learn_rows(model, x if type(x) is tuple else (x,), {})
@@ -68,6 +73,8 @@ def learn_rows(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     """
     rows = rows_of(model, (args, kwargs))
     if rows is None or rows < 2 or any(map(_transformed, tensors_in((args, dict(kwargs))))):
+        return
+    if any(map(is_shard, model.parameters())):  # of `fully_shard`: a copy would not have them
         return
     for state, _ in draws_of(model):
         state.rows_known = True
