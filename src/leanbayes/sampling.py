@@ -461,7 +461,8 @@ def _captured() -> bool:
     """Return whether the pass is traced or captured: numbers that Python draws would be the same in every replay."""
     if torch.compiler.is_compiling():
         return True
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
 
 def _check(component: int | None, width: float | int | None, layers: list[Any]) -> None:
