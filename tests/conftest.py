@@ -33,3 +33,4 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:NestedDropout adds only noise here")
     config.addinivalue_line("filterwarnings", "ignore:NestedDropout. of .* weights width")
     config.addinivalue_line("filterwarnings", "ignore:this network has no stochastic layer")
+    config.addinivalue_line("filterwarnings", "ignore:ModelPatch found no norms in this network")

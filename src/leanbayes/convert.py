@@ -25,7 +25,7 @@ from leanbayes.methods import as_method
 from leanbayes.methods.base import Method, StochasticLayer
 from leanbayes.methods.checks import whole_number
 from leanbayes.methods.ensemble import Ensemble
-from leanbayes.runtime.probe import learn_rows_from, LearnRows
+from leanbayes.runtime.probe import learn_rows_from, LearnRows, place_known_rows
 from leanbayes.runtime.rows import Layout
 from leanbayes.sampling import apart, Draws, draws, draws_of
 
@@ -106,6 +106,7 @@ def _place_rows(root: nn.Module, example: Inputs | None, batch_axis: Mapping[str
             raise ValueError(f"expected batch_axis[{glob!r}] to be an axis from 0 on, or None, got {axis!r}")
         for path in choose(list(layers.items()), glob, argument="batch_axis", things="converted layer"):
             layers[path].layout = Layout(axis)
+    place_known_rows(root)
     if example is None:
         return
     if (leading_rows(example) or 0) < 2:

@@ -39,6 +39,9 @@ def conforms(value: Any, kind: Any) -> bool:
         return any(conforms(value, one) for one in inner)
     if origin is Literal:
         return any(type(value) is type(one) and value == one for one in inner)
+    if origin is tuple and inner[-1] is not Ellipsis:
+        fits = isinstance(value, (list, tuple)) and len(value) == len(inner)
+        return fits and all(conforms(one, own) for one, own in zip(value, inner, strict=True))
     if origin in (list, tuple):
         return isinstance(value, (list, tuple)) and all(conforms(one, inner[0]) for one in value)
     if origin is dict:

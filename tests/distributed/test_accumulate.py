@@ -106,7 +106,9 @@ def work(rank, world):
     for name in ("TORCHELASTIC_RUN_ID", "LOCAL_RANK"):
         del os.environ[name]
     for devices in (1, 2):
-        with pytest.raises(ValueError, match="processes that torchrun or fit itself started, got 2 that have joined"):
+        with pytest.raises(
+            ValueError, match="processes that torchrun, Slurm or fit itself started, got 2 that have joined"
+        ):
             fit(bnn, images(96), short(devices=devices), progress=False)
     return found
 

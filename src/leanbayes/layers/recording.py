@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from leanbayes.layers.blame import blame
-from leanbayes.layers.tracing import Interceptor, IsLeaf, twin_of
+from leanbayes.layers.tracing import asked_of_originals, Interceptor, IsLeaf, twin_of
 
 HIDDEN = "<hidden>"
 """The name of a placeholder for tensors that were made out of sight."""
@@ -67,8 +67,9 @@ class _Recorder(TorchFunctionMode, Interceptor):
 
     def __init__(self, model: nn.Module, is_leaf: IsLeaf, base_of: Callable[[nn.Module], nn.Module]) -> None:
         super().__init__()
-        self.graph, self.is_leaf, self.base_of = fx.Graph(), is_leaf, base_of
+        self.graph, self.base_of = fx.Graph(), base_of
         self.twin = twin_of(model, self, own=_own_parameter).eval()
+        self.is_leaf = asked_of_originals(is_leaf, model, self.twin)
         self.paths = {id(module): path for path, module in self.twin.named_modules()}
         tensors = [*self.twin.named_parameters(), *self.twin.named_buffers()]
         self.names = {id(tensor): name for name, tensor in tensors}

@@ -93,6 +93,13 @@ def twin_of(model: nn.Module, interceptor: Interceptor, *, own: Callable[[Tensor
     return twin
 
 
+def asked_of_originals(is_leaf: IsLeaf, model: nn.Module, twin: nn.Module) -> IsLeaf:
+    """Return a question about modules of a twin that is answered by the originals, whose classes are the users'."""
+    originals = dict(model.named_modules())
+    leaves = {id(module) for path, module in twin.named_modules() if is_leaf(originals[path])}
+    return lambda module: id(module) in leaves
+
+
 def trace(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
     """Trace a network: whole, or in as many parts as can be.
 
@@ -204,8 +211,9 @@ class _Tracer(fx.proxy.GraphAppendingTracer, Interceptor):
 
     def __init__(self, model: nn.Module, is_leaf: IsLeaf, failed: dict[str, str] | None = None) -> None:
         super().__init__(fx.Graph())
-        self.is_leaf, self.failed = is_leaf, failed
+        self.failed = failed
         self.twin = twin_of(model, self)
+        self.is_leaf = asked_of_originals(is_leaf, model, self.twin)
         self.paths = {id(module): path for path, module in self.twin.named_modules()}
         tensors = [*self.twin.named_parameters(), *self.twin.named_buffers()]
         self.names = {id(tensor): name for name, tensor in tensors}

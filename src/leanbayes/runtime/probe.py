@@ -68,8 +68,8 @@ def learn_rows_from(model: nn.Module, x: Inputs) -> None:
 def learn_rows(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Find out where the layers of a converted model see the rows of a call, and tell them.
 
-    A network of torch's own layers alone keeps its rows on the first axis. Any other is probed once. A network that
-    cannot be probed is left alone: its layers then take only inputs with as many entries as the batch has rows.
+    A network that cannot be probed is left alone: its layers then take only inputs with as many entries on their first
+    axis as the batch has rows.
     """
     rows = rows_of(model, (args, kwargs))
     if rows is None or rows < 2 or any(map(_transformed, tensors_in((args, dict(kwargs))))):
@@ -78,15 +78,13 @@ def learn_rows(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         return
     for state, _ in draws_of(model):
         state.rows_known = True
-    layers = {path: layer for path, layer in model.named_modules() if _waits(layer)}
-    if not layers or all(map(_keeps_rows_first, model.modules())):
-        found: Mapping[str, Layout | None] = dict.fromkeys(layers, ROWS)
-        used = set(layers)
-    else:
-        try:
-            found, used = probe(model, args, kwargs, list(layers))
-        except Exception:  # user code on other inputs: anything may happen
-            return
+    layers = _waiting(model)
+    if not layers:
+        return
+    try:
+        found, used = probe(model, args, kwargs, list(layers))
+    except Exception:  # user code on other inputs: anything may happen
+        return
     mixed = [path for path, layout in found.items() if layout is None]
     if mixed:
         _warn_of_mixed(mixed)
@@ -97,10 +95,22 @@ def learn_rows(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def _warn_of_mixed(paths: Sequence[str]) -> None:
     others = f" and {len(paths) - 1} other layers" if len(paths) > 1 else ""
     warnings.warn(
-        f"the rows of the batch are mixed before layer '{paths[0]}'{others}: they are no independent examples, so one "
-        "draw serves the whole batch. If they are, pass lb.convert(..., batch_axis={'*': 0})",
+        f"the rows of the batch are mixed or left out before layer '{paths[0]}'{others}: they are no independent "
+        "examples, so one draw serves the whole batch. If they are, pass lb.convert(..., batch_axis={'*': 0})",
         stacklevel=4,
     )
+
+
+def place_known_rows(model: nn.Module) -> None:
+    """Tell the layers of a converted model that rows are on the first axis, if its classes are known to keep them."""
+    if all(map(_keeps_rows_first, model.modules())):
+        for layer in _waiting(model).values():
+            layer.layout = ROWS
+
+
+def _waiting(model: nn.Module) -> dict[str, Any]:
+    """Return the stochastic layers that do not know where their rows are, by path."""
+    return {path: layer for path, layer in model.named_modules() if _waits(layer)}
 
 
 def _waits(module: nn.Module) -> bool:

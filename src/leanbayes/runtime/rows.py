@@ -69,7 +69,7 @@ def align_rows(
             f"layer '{path}' got an input of shape {tuple(x.shape)} without a batch axis while noise is drawn per "
             "row; add one (x[None]), or use `with draws(model)` for one function"
         )
-    repeats, rest = divmod(x.shape[axis], rows)
+    repeats, rest = x.shape[axis] // rows, x.shape[axis] % rows  # not divmod, which compiled code cannot call
     if rest or (layout is None and repeats > 1):
         raise ValueError(_unknown(path, x, rows))
     if repeats == 1:
