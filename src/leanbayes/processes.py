@@ -15,7 +15,7 @@ INTERACTIVE = ("bash", "interactive")
 
 
 class Launch(NamedTuple):
-    """Processes that somebody else started: who, how many on each machine, and on how many machines."""
+    """Processes that a launcher started: its name, the number on each machine, and the number of machines."""
 
     launcher: str
     devices: int

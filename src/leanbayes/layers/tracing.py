@@ -61,7 +61,7 @@ class _Intercepted:
     interceptor: Interceptor
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Skip the hooks of the module's own class: nobody defined a class."""
+        """Skip the hooks of the module's own class: this is no definition of a class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         proceed: Callable[..., Any] = super().__call__  # type: ignore[misc]
