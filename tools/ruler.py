@@ -2,6 +2,7 @@
 
 python tools/ruler.py predict RUN FILE.npz [--device cuda]
 python tools/ruler.py score FILE.npz ... --out ruler.json
+python tools/ruler.py late FILE.npz ... --out late.json
 python tools/ruler.py price --out price.json
 """
 
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     many = commands.add_parser("score", help="score sub-ensembles and methods from such files")
     many.add_argument("files", type=Path, nargs="+")
     many.add_argument("--out", type=Path, required=True)
+    late = commands.add_parser("late", help="score one method that was converted after different numbers of epochs")
+    late.add_argument("files", type=Path, nargs="+")
+    late.add_argument("--out", type=Path, required=True)
     price = commands.add_parser(
         "price", help="time training epochs next to those of a plain network, on an idle machine"
     )
@@ -54,15 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         save_predictions(given.run, given.out, samples=given.samples, device=given.device, root=given.root)
     elif given.command == "score":
         _write(scores([read_predictions(path) for path in given.files]), given.out)
+    elif given.command == "late":
+        _write(conversions([read_predictions(path) for path in given.files]), given.out)
     else:
         _write(prices(given), given.out)
 
 
 def scores(runs: Sequence[Saved]) -> dict[str, Any]:
     """Return the curve of every plain network, and what every other method is worth against that of its network."""
-    y = runs[0].y
-    if any(not torch.equal(run.y, y) for run in runs):
-        raise ValueError("expected predictions of the same test rows in all files, got different targets")
+    y = _targets(runs)
     groups: dict[Key, dict[int, Saved]] = {}
     for run in runs:
         groups.setdefault((run.about["net"], run.about["method"]["name"]), {})[run.about["seed"]] = run
@@ -86,6 +90,46 @@ def scores(runs: Sequence[Saved]) -> dict[str, Any]:
         if thin != net
     ]
     return found
+
+
+def conversions(runs: Sequence[Saved]) -> dict[str, Any]:
+    """Return what one method is worth for each number of plain epochs before its conversion, fewest first.
+
+    Raises:
+        ValueError: if the runs have other test rows, several networks, methods or numbers of epochs, or no plain ones.
+    """
+    y = _targets(runs)
+    plain = {run.about["seed"]: run for run in runs if run.about["method"]["name"] == PLAIN}
+    others = [run for run in runs if run.about["method"]["name"] != PLAIN]
+    kinds = {(run.about["net"], json.dumps(run.about["method"]), run.about["recipe"]["epochs"]) for run in others}
+    nets = {run.about["net"] for run in runs}
+    if len(kinds) != 1 or len(nets) != 1 or len(plain) < 2:
+        raise ValueError(
+            "expected one method with one number of epochs and at least two plain networks, all of one network, got "
+            f"{len(kinds)} methods, {len(plain)} plain networks and the networks {', '.join(sorted(nets))}"
+        )
+    groups: dict[int, dict[int, Saved]] = {}
+    for run in others:
+        groups.setdefault(run.about["recipe"]["convert_at_epoch"], {})[run.about["seed"]] = run
+    net, key = others[0].about["net"], (others[0].about["net"], others[0].about["method"]["name"])
+    rulers = {net: Ruler([plain[seed].parts["both"] for seed in sorted(plain)], y)}
+    return {
+        "commit": commit(),
+        "data": runs[0].about["data"],
+        "method": others[0].about["method"],
+        "recipe": {n: v for n, v in others[0].about["recipe"].items() if n not in ("seed", "convert_at_epoch")},
+        "conversions": [
+            {"convert_at_epoch": epoch} | _method(key, groups[epoch], rulers, {net: plain}) for epoch in sorted(groups)
+        ],
+    }
+
+
+def _targets(runs: Sequence[Saved]) -> torch.Tensor:
+    """Return the classes of the test rows, which must be the same in all files."""
+    y = runs[0].y
+    if any(not torch.equal(run.y, y) for run in runs):
+        raise ValueError("expected predictions of the same test rows in all files, got different targets")
+    return y
 
 
 def _method(

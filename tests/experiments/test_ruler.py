@@ -15,12 +15,12 @@ import torch
 import leanbayes as lb
 from leanbayes import metrics
 from leanbayes.experiments.config import Job, Judging, Source
-from leanbayes.experiments.members import read_predictions, save_predictions
+from leanbayes.experiments.members import read_predictions, save_predictions, Saved
 from leanbayes.experiments.ruler import jackknife, paired, Ruler, score
 from leanbayes.experiments.run import perform
 from leanbayes.experiments.workshop import Workshop
 from tests.experiments.pages import lacking, RESULTS
-from tools.ruler import main, scores
+from tools.ruler import conversions, main, scores
 from tools.ruler_page import says, short, tables
 
 ROWS, CLASSES = 300, 4
@@ -195,6 +195,32 @@ def test_other_files_and_other_rows_are_refused(files, tmp_path):
     one, other = (read_predictions(files["plain", seed][0]) for seed in (0, 1))
     with pytest.raises(ValueError, match="same test rows"):
         scores([one, replace(other, y=other.y.flip(0))])
+
+
+def converted(saved: Saved, epoch: int, seed: int = 0, flatten: float = 0.0) -> Saved:
+    """A run of the same network that was converted after other epochs, and whose predictions are nearer to uniform."""
+    recipe = saved.about["recipe"] | {"convert_at_epoch": epoch}
+    parts = {name: (1 - flatten) * p + flatten / p.shape[1] for name, p in saved.parts.items()}
+    return replace(saved, about=saved.about | {"recipe": recipe, "seed": seed}, parts=parts)
+
+
+def test_conversions_are_scored_by_their_epoch(files, tmp_path):
+    plain = [read_predictions(files["plain", seed][0]) for seed in (0, 1)]
+    rank1 = read_predictions(files["rank1", 0][0])
+    runs = [converted(rank1, epoch, seed, 0.1 * seed + 0.01 * epoch) for epoch in (7, 0) for seed in (0, 1)]
+    found = conversions([*plain, *runs])["conversions"]
+    assert [(each["convert_at_epoch"], each["seeds"]) for each in found] == [(0, [0, 1]), (7, [0, 1])]
+    assert found[1]["parts"]["both"]["by_seed"]["1"] == pytest.approx(score(runs[1].parts["both"], rank1.y).figures)
+    assert found[0]["parts"] == scores([*plain, *runs[2:]])["methods"][0]["parts"]
+    paths = [str(files[key][0]) for key in (("plain", 0), ("plain", 1), ("rank1", 0))]
+    main(["late", *paths, "--out", str(tmp_path / "late.json")])
+    assert json.loads((tmp_path / "late.json").read_text())["conversions"][0]["seeds"] == [0]
+
+
+def test_conversions_of_several_methods_are_refused(files):
+    every = [read_predictions(path) for path, _, _ in files.values()]
+    with pytest.raises(ValueError, match=r"expected one method .* got 2 methods, 2 plain networks"):
+        conversions(every)
 
 
 def test_the_published_page_has_the_figures_of_its_files():
