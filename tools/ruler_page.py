@@ -23,6 +23,18 @@ CENTRE = ("Method", "Seeds", "Members, no noise", "One member", "The prediction"
 SEEDS = ("Method", "Seed", "Accuracy %", "NLL", "Calibrated NLL", "ECE %", "Less plain, same seed")
 PRICES = ("Network", "Method", "Seconds", "A step x", "A training x")
 RUNS = ("Network", "Method", "Seeds", "AUROC SVHN", "Extra params %", "A step x", "Predict x", "Passes")
+LATE = (
+    "Plain epochs",
+    "Seeds",
+    "Accuracy %",
+    "NLL",
+    "Calibrated NLL",
+    "ECE %",
+    "Worth networks",
+    "Less plain",
+    "A training x",
+)
+LESS = ("Plain epochs", "Seeds", "Accuracy %", "NLL", "Calibrated NLL", "ECE %", "Centre, calibrated NLL")
 FIGURES = (("accuracy", 100.0, 2), ("nll", 1.0, 4), ("cnll", 1.0, 4), ("ece", 100.0, 2))
 
 
@@ -41,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", given.out)
     else:
         print("\n".join(f"{name}\n\n{table}" for name, table in tables(given.folder).items()))
-        print("\n".join(f"* {line}" for line in says(given.folder)))
+        print("\n".join(f"* {line}" for line in (*says(given.folder), *says_late(given.folder))))
 
 
 def short(result: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +65,7 @@ def short(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables(folder: Path) -> dict[str, str]:
-    """Return the tables of the page by name, from `ruler.json`, `price.json` and `runs.json` of a folder."""
+    """Return the tables of the page by name, from `ruler.json`, `price.json`, `runs.json` and `late.json`."""
     ruler, price, runs = (json.loads((folder / f"{name}.json").read_text()) for name in ("ruler", "price", "runs"))
     found = {f"Curve of {curve['net']}": table(CURVE, map(_size, curve["curve"])) for curve in ruler["curves"]}
     parts = [(method, name, part) for method in ruler["methods"] for name, part in method["parts"].items()]
@@ -71,6 +83,10 @@ def tables(folder: Path) -> dict[str, str]:
     epochs, before = _late(runs)
     found["Prices"] = table(PRICES, [_price(row, epochs, before) for row in price["rows"]])
     found["Runs"] = table(RUNS, list(_runs(runs)))
+    late = json.loads((folder / "late.json").read_text())
+    found["When to convert"] = table(LATE, [_conversion(each, price, epochs) for each in late["conversions"]])
+    others = [each for each in late["conversions"] if each["convert_at_epoch"] != before]
+    found["Less the default"] = table(LESS, [_less(each, late, before) for each in others])
     return found
 
 
@@ -86,6 +102,32 @@ def says(folder: Path) -> list[str]:
             f"{len(each)} seeds. Its centre alone is worth {_worth(centre)}."
         )
     return found
+
+
+def says_late(folder: Path) -> list[str]:
+    """Return a sentence for each time of conversion but the default: its worth, and how it differs from it."""
+    late, runs = (json.loads((folder / f"{name}.json").read_text()) for name in ("late", "runs"))
+    epochs, before = _late(runs)
+    found = []
+    for each in late["conversions"]:
+        if each["convert_at_epoch"] != before:
+            less = less_of(each, late, before)
+            found.append(
+                f"Converted after {each['convert_at_epoch']} of {epochs} epochs, `{each['method']}` is worth "
+                f"{_worth(each['parts']['both'])} networks ({len(each['seeds'])} seeds). Its calibrated NLL less that "
+                f"of the conversion after {before} epochs, same seed, is {_mean_error(less)}, positive in "
+                f"{sum(value > 0 for value in less)} of {len(less)} seeds."
+            )
+    return found
+
+
+def less_of(
+    each: dict[str, Any], late: dict[str, Any], before: int, figure: str = "cnll", part: str = "both"
+) -> list[float]:
+    """Return a figure of a conversion less that of the conversion after `before` epochs, for each common seed."""
+    default = next(other for other in late["conversions"] if other["convert_at_epoch"] == before)
+    own, other = (conversion["parts"][part]["by_seed"] for conversion in (each, default))
+    return [figures[figure] - other[seed][figure] for seed, figures in own.items() if seed in other]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -131,6 +173,27 @@ def _signed(mean: float, error: float) -> str:
     return f"{mean:+.4f} ± {error:.4f}"
 
 
+def _mean_error(values: Sequence[float], scale: float = 1.0, digits: int = 4) -> str:
+    """Return the mean and the standard error of at least two values."""
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return f"{scale * statistics.fmean(values):+.{digits}f} ± {scale * error:.{digits}f}"
+
+
+def _conversion(each: dict[str, Any], price: dict[str, Any], epochs: int) -> list[str]:
+    """Return a row: a time of conversion, its figures, what it is worth, its difference from plain and its price."""
+    _, _, seeds, *figures, worth, _, less = _part(each, "both", each["parts"]["both"])
+    timed = next(r for r in price["rows"] if (r["net"], r["method"]) == (each["net"], each["method"]))
+    before = each["convert_at_epoch"]
+    return [str(before), seeds, *figures, worth, less, _price(timed, epochs, before)[-1]]
+
+
+def _less(each: dict[str, Any], late: dict[str, Any], before: int) -> list[str]:
+    """Return a row: the figures of a conversion less those of the default, seed by seed."""
+    cells = [_mean_error(less_of(each, late, before, name), scale, digits) for name, scale, digits in FIGURES]
+    centre = _mean_error(less_of(each, late, before, part="centre"))
+    return [str(each["convert_at_epoch"]), str(len(each["seeds"])), *cells, centre]
+
+
 def _centre(method: dict[str, Any]) -> list[str]:
     """Return the calibrated NLL of each part less that of the centre of the same seed: mean and standard error."""
     parts = {name: part["by_seed"] for name, part in method["parts"].items()}
@@ -138,7 +201,7 @@ def _centre(method: dict[str, Any]) -> list[str]:
     cells = []
     for name in ("members without noise", one, "both"):
         each = [parts[name][seed]["cnll"] - figures["cnll"] for seed, figures in parts["centre"].items()]
-        cells.append(_signed(statistics.fmean(each), statistics.stdev(each) / math.sqrt(len(each))))
+        cells.append(_mean_error(each))
     return [method["method"], str(len(method["seeds"])), *cells]
 
 

@@ -21,7 +21,7 @@ from leanbayes.experiments.run import perform
 from leanbayes.experiments.workshop import Workshop
 from tests.experiments.pages import lacking, RESULTS
 from tools.ruler import conversions, main, scores
-from tools.ruler_page import says, short, tables
+from tools.ruler_page import less_of, says, says_late, short, tables
 
 ROWS, CLASSES = 300, 4
 
@@ -227,9 +227,33 @@ def test_the_published_page_has_the_figures_of_its_files():
     folder = RESULTS / "ruler"
     page = (RESULTS / "ruler.md").read_text()
     assert [name for name, table in tables(folder).items() if f"\n\n{table}" not in page] == []
-    assert lacking("ruler", [], says(folder)) == []
+    assert lacking("ruler", [], [*says(folder), *says_late(folder)]) == []
     worths = [re.findall(r"(`\w+`) is worth (.*?) networks", line)[0] for line in says(folder)]
     assert [worth for worth in worths if " ".join(worth) not in (RESULTS / "runs.md").read_text()] == []
+
+
+def test_the_published_default_conversion_is_that_of_the_ruler():
+    late, ruler = (json.loads((RESULTS / "ruler" / f"{name}.json").read_text()) for name in ("late", "ruler"))
+    default = next(each for each in late["conversions"] if each["convert_at_epoch"] == 28)
+    method = next(each for each in ruler["methods"] if each["method"] == default["method"])
+    for name, part in method["parts"].items():
+        for seed, figures in part["by_seed"].items():
+            assert default["parts"][name]["by_seed"][seed] == pytest.approx(figures), (name, seed)
+
+
+def test_the_words_on_conversion_are_those_of_the_figures():
+    late = json.loads((RESULTS / "ruler" / "late.json").read_text())
+    found = {each["convert_at_epoch"]: each for each in late["conversions"]}
+    assert list(found) == [0, 12, 20, 28, 34]
+    for epoch in (0, 12, 20):
+        less = less_of(found[epoch], late, 28)
+        assert abs(np.mean(less)) < 1.5 * np.std(less, ddof=1) / math.sqrt(len(less)), epoch
+        assert sum(value > 0 for value in less) == 2
+        assert min(less_of(found[epoch], late, 28, "ece")) > 0
+    assert min(value for epoch in (0, 12) for value in less_of(found[epoch], late, 28, "nll")) > 0
+    for figure, sign in (("accuracy", -1), ("nll", 1), ("cnll", 1), ("ece", 1)):
+        assert min(sign * value for value in less_of(found[34], late, 28, figure)) > 0, figure
+    assert late["recipe"]["anneal_epochs"] == 200
 
 
 def test_published_parts_are_scored_like_the_published_runs():
