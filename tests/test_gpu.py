@@ -40,6 +40,7 @@ def test_a_draw_is_the_same_function_on_every_device(method):
 
 @each_method
 def test_a_compiled_bfloat16_training_step_runs_with_fresh_noise(method):
+    torch.compiler.reset()  # torch compiles a function at most eight times
     bnn = lb.convert(lb.models.WideResNet(depth=10, widen=1), method).cuda().to(memory_format=torch.channels_last)
     x = torch.randn(8, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
     y = torch.randint(10, (8,), device="cuda")

@@ -61,6 +61,7 @@ def test_a_resumed_training_equals_an_unbroken_one(tmp_path, kind, optimizer):
     fields = {"epochs": 6, "convert_at_epoch": 2, "tile_last_epochs": 2, "augment": "crop_flip", "anneal_epochs": 3}
     recipe = short(**fields | kind | optimizer | {"accelerator": "cuda"})
     unbroken, fresh = rank1(), rank1()
+    held = torch.cuda.memory_allocated() / 2**20  # by other tests
     history = fit(unbroken, images(90), recipe, validation=images(33))
     with pytest.raises(Stop):
         fit(rank1(), images(90), recipe, folder=tmp_path, callbacks=[stop_after(3)])
@@ -69,4 +70,4 @@ def test_a_resumed_training_equals_an_unbroken_one(tmp_path, kind, optimizer):
         # Not to the last bit: sums on a GPU have no fixed order.
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3, msg=lambda text, name=name: f"{name}: {text}")
     assert resumed[-1]["loss"] == pytest.approx(history[-1]["loss"], rel=1e-3)
-    assert history.peak_memory_mb < 1000
+    assert history.peak_memory_mb < held + 1000
