@@ -17,7 +17,7 @@ from unittest import mock
 from torch import nn
 
 import leanbayes as lb
-from leanbayes import files
+from leanbayes.runtime import _files as files
 
 TURNS = 15
 

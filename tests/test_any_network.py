@@ -15,8 +15,8 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.inputs import call
 from leanbayes.methods import all_methods
+from leanbayes.runtime.batches import call
 from tests.needs import need_transformers
 
 B, T, WORDS, CLASSES = 6, 7, 30, 3

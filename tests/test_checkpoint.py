@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.checkpoint import header_of
-from leanbayes.convert import own_likelihood
-from leanbayes.files import read_tensors, write_tensors
+from leanbayes.core.checkpoint import header_of
+from leanbayes.core.conversion import own_likelihood
+from leanbayes.runtime._files import read_tensors, write_tensors
 
 from .networks import Nested, small_net
 
@@ -213,7 +213,7 @@ def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
     def fail(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("leanbayes.files.save_file", fail)
+    monkeypatch.setattr("leanbayes.runtime._files.save_file", fail)
     with pytest.raises(KeyboardInterrupt):
         lb.save(bnn, path)
     assert path.read_bytes() == before

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import leanbayes as lb
-from leanbayes import commands
-from leanbayes.cli import main
-from leanbayes.experiments.config import Source
-from leanbayes.experiments.workshop import load
-from leanbayes.options import comparison_options, parse, plan_of
+from leanbayes.cli import commands
+from leanbayes.cli.main import main
+from leanbayes.cli.options import comparison_options, parse, plan_of
+from leanbayes.compare.experiment import load
+from leanbayes.compare.job import Source
 from tests.report import make
 
 FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--test-images", "40", "--train-rows", "100"]

@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import leanbayes as lb
-from leanbayes.convert import strip
-from leanbayes.methods.base import StochasticLayer
+from leanbayes.core.conversion import strip
+from leanbayes.methods._base import StochasticLayer
 
 from .networks import AlexNetShaped, Nested, Pair, small_net, Tokens
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.files import checksum, read_tensors
+from leanbayes.runtime._files import checksum, read_tensors
 
 
 def edit(path, key, **changes):

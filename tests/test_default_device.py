@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.data.annotated import draw_annotators
-from leanbayes.distributions.hashing import draw_seeds
+from leanbayes.data.annotated.images import draw_annotators
 from leanbayes.distributions.law import LAWS
+from leanbayes.distributions.random import draw_seeds
 from leanbayes.methods import all_methods
-from leanbayes.shift.streams import Streams
+from leanbayes.shift.corruptions._random import Streams
 
 EXAMPLES = {f"{name}:{label}": m for name, kind in all_methods().items() for label, m in kind.examples().items()}
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.display import average
+from leanbayes.runtime.display import average
 from leanbayes.training import History
 from tests.test_prediction import normal, record
 

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.cost import measure_cost
-from leanbayes.evaluation import in_units, numbers
+from leanbayes.evaluation.cost import measure_cost
+from leanbayes.evaluation.evaluate import in_units, numbers
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import resource
 import pytest
 import torch
 
-from leanbayes.files import read_tensors, remove_leftovers, tied, untied, write_tensors, write_text
+from leanbayes.runtime._files import read_tensors, remove_leftovers, tied, untied, write_tensors, write_text
 
 
 def test_a_text_replaces_the_old_one_whole(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 import leanbayes as lb
-from leanbayes.likelihoods import binary_entropy, entropy
+from leanbayes.distributions.likelihoods import binary_entropy, entropy
 
 few = settings(deadline=None, derandomize=True, max_examples=30)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.objective import linear_beta
+from leanbayes.core.objective import linear_beta
 
 from .networks import small_net, Tokens
 

@@ -9,16 +9,15 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.cli import main
-from leanbayes.data.bsds import prepare_bsds500
+from leanbayes.cli.main import main
+from leanbayes.compare.batch_predict import read_scores, score
+from leanbayes.compare.load_run import open_run
+from leanbayes.compare.run_all import run_all
+from leanbayes.data.annotated.bsds import prepare_bsds500
 from leanbayes.data.cache import data_root
-from leanbayes.experiments.compare import run_all
-from leanbayes.experiments.reopen import open_run
-from leanbayes.files import write_text
 from leanbayes.integrations.onnx import export
-from leanbayes.integrations.scoring import read_scores, score
-from leanbayes.paths import local
 from leanbayes.report import build, load_results
+from leanbayes.runtime._files import local, write_text
 
 S3 = "s3://bucket/run"
 

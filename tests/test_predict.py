@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_sequence, PackedSequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.predict import distinct_draws
+from leanbayes.core.predictor import distinct_draws
 
 from .networks import Nested, small_net
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 import leanbayes as lb
-from leanbayes.prediction import concatenate, Prediction
-from leanbayes.uncertainty import decompose
+from leanbayes.core.prediction import concatenate, decompose, Prediction
 
 DRAWS, ROWS = 7, 5
 

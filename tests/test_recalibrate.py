@@ -10,9 +10,8 @@ import torch
 from scipy import optimize, special, stats
 
 import leanbayes as lb
-from leanbayes.prediction import Prediction
+from leanbayes.core.prediction import decompose, Prediction
 from leanbayes.recalibrate import Conformal, Stacking, Temperature
-from leanbayes.uncertainty import decompose
 
 
 def record(likelihood, outputs: torch.Tensor, keep: bool = True) -> Prediction:

@@ -15,7 +15,7 @@ from torch import nn, Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes import public
+from leanbayes.core import public
 
 from .networks import Tokens
 

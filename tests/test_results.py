@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import leanbayes
-from leanbayes import results
+from leanbayes.evaluation import result as results
 
 PACKAGE = Path(leanbayes.__file__).parent
 TOP = PACKAGE.parent.parent

@@ -10,7 +10,7 @@ import torch
 from scipy import optimize, stats
 
 import leanbayes as lb
-from leanbayes.prediction import Prediction
+from leanbayes.core.prediction import Prediction
 from leanbayes.recalibrate import Conformal, Stacking, Temperature
 from leanbayes.recalibrate.stacking import best_weights
 from tests.test_recalibrate import each_problem, of_yes, over_classes, over_reals, record

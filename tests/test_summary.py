@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.experiments.config import Job, Source
+from leanbayes.compare.job import Job, Source
 from leanbayes.methods import all_methods
 from tests.networks import Tokens
 

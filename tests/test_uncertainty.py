@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from leanbayes.likelihoods import binary_entropy, entropy
-from leanbayes.uncertainty import decompose, RunningUncertainty
+from leanbayes.core.prediction import decompose, RunningUncertainty
+from leanbayes.distributions.likelihoods import binary_entropy, entropy
 
 few = settings(deadline=None, derandomize=True, max_examples=40)
 shapes = st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(2, 5), st.integers(0, 100))

@@ -241,7 +241,7 @@ def passes(bnn: Any, inputs: dict[str, Any], *, other_noise: bool) -> tuple[list
     import torch
 
     from leanbayes.distributions.assignment import Assignment
-    from leanbayes.sampling import draws_of
+    from leanbayes.runtime.passes import draws_of
 
     rows: list[int] = []
 
@@ -270,7 +270,7 @@ def passes(bnn: Any, inputs: dict[str, Any], *, other_noise: bool) -> tuple[list
 
 def outputs(net: Any, inputs: dict[str, Any]) -> list[Any]:
     """Return all floating tensors of an output."""
-    from leanbayes.inputs import tensors_in
+    from leanbayes.runtime.batches import tensors_in
 
     given = {key: x.clone() if callable(getattr(x, "clone", None)) else x for key, x in inputs.items()}
     positional = [given.pop(key) for key in sorted(given) if key.startswith("_")]

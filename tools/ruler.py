@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from leanbayes.experiments.config import method_of, PLAIN
-from leanbayes.experiments.members import read_predictions, save_predictions, Saved
-from leanbayes.experiments.networks import maker
-from leanbayes.experiments.ruler import paired, Ruler, score, Scored
-from leanbayes.files import write_text
-from leanbayes.results import commit, environment
+from leanbayes.compare.experiment import maker
+from leanbayes.compare.job import method_of, PLAIN
+from leanbayes.compare.members import read_predictions, save_predictions, Saved
+from leanbayes.compare.ruler import paired, Ruler, score, Scored
+from leanbayes.evaluation.result import commit, environment
+from leanbayes.runtime._files import write_text
 
 Key = tuple[str, str]
 
@@ -175,7 +175,8 @@ def _by_seed(members: dict[int, Saved]) -> dict[str, dict[str, float]]:
 
 def prices(given: argparse.Namespace) -> dict[str, Any]:
     """Time compiled bf16 training epochs of random rows: the median after the first two, and its ratio to `--net`."""
-    from leanbayes import convert, fit, Recipe
+    from leanbayes import fit, Recipe
+    from leanbayes.core import conversion as convert
 
     batch = 256 if given.device == "cuda" else 16
     x = torch.randn(batch * given.steps, 3, 32, 32, generator=torch.Generator().manual_seed(0))

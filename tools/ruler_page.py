@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanbayes.files import write_text
+from leanbayes.runtime._files import write_text
 
 CURVE = ("Networks", "Subsets", "Accuracy %", "NLL", "Calibrated NLL", "ECE %")
 PARTS = ("Method", "Part", "Seeds", "Accuracy %", "NLL", "Calibrated NLL", "ECE %", "Worth networks", "Gain", "Paired")

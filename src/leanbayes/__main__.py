@@ -2,6 +2,6 @@
 
 import sys
 
-from leanbayes.cli import main
+from leanbayes.cli.main import main
 
 sys.exit(main())

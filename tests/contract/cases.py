@@ -18,7 +18,7 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.methods import all_methods
-from leanbayes.methods.base import Method
+from leanbayes.methods._base import Method
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 import leanbayes as lb
-from leanbayes.methods.base import StochasticLayer
+from leanbayes.methods._base import StochasticLayer
 
 from .cases import convert, converted, LAYERS, METHODS, pairs
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from leanbayes import data
-from leanbayes.data.annotated import AnnotatedImages, draw_annotators
-from leanbayes.training.batches import batches_of, Placement
+from leanbayes.data.annotated.images import AnnotatedImages, draw_annotators
+from leanbayes.training.data import batches_of, Placement
 from leanbayes.training.recipe import Recipe
 
 

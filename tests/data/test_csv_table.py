@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from leanbayes import data
-from leanbayes.data.csv_file import read_features
-from leanbayes.data.csv_table import read_table
+from leanbayes.data.files.csv import read_features, read_table
 
 
 def write(path, text):

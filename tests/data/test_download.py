@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from leanbayes import data
-from leanbayes.data.download import check_md5, download
-from leanbayes.data.sources import SOURCES
+from leanbayes.data.catalogue import SOURCES
+from leanbayes.data.prepare import check_md5, download
 from tests.data import upstream
 
 BODY = np.random.default_rng(0).bytes(100_000)

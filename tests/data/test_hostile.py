@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leanbayes import cli, data
+from leanbayes import data
+from leanbayes.cli import main as cli
 from leanbayes.data.checks import check_precision
 
 
@@ -78,7 +79,7 @@ def test_an_array_larger_than_memory_is_refused(tmp_path, monkeypatch):
 
 
 def test_predictions_refuse_a_file_that_claims_too_much(tmp_path):
-    from leanbayes.integrations.scoring import opened
+    from leanbayes.compare.batch_predict import opened
 
     (tmp_path / "rows.npy").write_bytes(npy((5 * 10**12,), b"\0" * 64))
     with pytest.raises(ValueError, match=r"rows\.npy' is damaged or not a \.npy file"):

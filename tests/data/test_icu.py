@@ -7,10 +7,21 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.data.icu import FILE, HOURS, SERIES, SETS, SHAPE, STATIC
-from leanbayes.data.records import OUTCOMES, physionet2012, read_stay
-from leanbayes.data.series import binned, BINS, quantile_edges
-from leanbayes.options import comparison_options, parse, plan_of
+from leanbayes.cli.options import comparison_options, parse, plan_of
+from leanbayes.data.upstream.physionet import (
+    binned,
+    BINS,
+    FILE,
+    HOURS,
+    OUTCOMES,
+    physionet2012,
+    quantile_edges,
+    read_stay,
+    SERIES,
+    SETS,
+    SHAPE,
+    STATIC,
+)
 from tests.data import upstream
 
 DEATH = OUTCOMES.index("In-hospital_death")

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import leanbayes as lb
-from leanbayes import cli, data
+from leanbayes import data
+from leanbayes.cli import main as cli
+from leanbayes.compare.job import Job, Source
+from leanbayes.compare.load_run import Preparation
 from leanbayes.data.layout import reading_like
-from leanbayes.experiments.config import Job, Source
-from leanbayes.experiments.reopen import Preparation
 
 
 def save(path, shape, rows=40):

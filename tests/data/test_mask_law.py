@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leanbayes import data, metrics
-from leanbayes.data.mask_law import mode_distances, overlap
+from leanbayes.data.annotated.ambiguous import mode_distances, overlap
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.data import sources
-from leanbayes.data.converters import UCI_SETS
-from leanbayes.data.formats import read_uci
+from leanbayes.data import catalogue as sources
+from leanbayes.data.upstream.converters import UCI_SETS
+from leanbayes.data.upstream.formats import read_uci
 from tests.data import upstream
 
 
@@ -79,7 +79,7 @@ def test_a_missing_upstream_file_is_named_with_its_address(tmp_path):
 
 
 def test_cifar10_becomes_three_parts_and_a_test_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("leanbayes.data.converters._CIFAR10_PARTS", (20, 40))
+    monkeypatch.setattr("leanbayes.data.upstream.converters._CIFAR10_PARTS", (20, 40))
     x, y = upstream.images(0, 60, 3, 32, 32), upstream.labels(60, 10)
     names = "airplane\nautomobile\nbird\ncat\ndeer\ndog\nfrog\nhorse\nship\ntruck\n\n"
     batches = {

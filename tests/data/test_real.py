@@ -7,8 +7,8 @@ import torch
 
 from leanbayes import data
 from leanbayes.data.cache import read_array, sha256_of_arrays
-from leanbayes.data.converters import UCI_SETS
-from leanbayes.data.origins import NOTMNIST, UCI
+from leanbayes.data.catalogue import NOTMNIST, UCI
+from leanbayes.data.upstream.converters import UCI_SETS
 
 # rows, columns, splits as in Hernandez-Lobato & Adams (2015)
 UCI_SIZES = {

@@ -9,9 +9,19 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.data import sources
-from leanbayes.data.sentences import BEGIN, encode, FILE, LENGTH, PADDING, SPECIAL, UNKNOWN, VOCABULARY, vocabulary
-from leanbayes.options import comparison_options, parse, plan_of
+from leanbayes.cli.options import comparison_options, parse, plan_of
+from leanbayes.data import catalogue as sources
+from leanbayes.data.upstream.polarity import (
+    BEGIN,
+    encode,
+    FILE,
+    LENGTH,
+    PADDING,
+    SPECIAL,
+    UNKNOWN,
+    VOCABULARY,
+    vocabulary,
+)
 from tests.data.upstream import digest
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leanbayes.data import sources
+from leanbayes.data import catalogue as sources
 from leanbayes.data.cache import sha256_of_arrays
 
 

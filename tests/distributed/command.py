@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from leanbayes.cli import main
-from leanbayes.experiments import run
+from leanbayes.cli.main import main
+from leanbayes.compare import run
 
 
 def keeping(folder: Path) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 import leanbayes as lb
 from examples import torchrun
-from leanbayes.cli import main
+from leanbayes.cli.main import main
 
 from .together import together
 

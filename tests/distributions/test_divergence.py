@@ -13,7 +13,7 @@ from scipy import integrate, stats
 from torch.distributions import Cauchy, Distribution, HalfCauchy, LogNormal, Normal
 
 from leanbayes.distributions.divergence import finite_priors, kl, kl_monte_carlo, on
-from leanbayes.distributions.point import PointMass
+from leanbayes.distributions.positive import PointMass
 
 LAWS: dict[str, type[Distribution]] = {
     "normal": Normal,

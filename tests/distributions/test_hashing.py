@@ -6,7 +6,7 @@ import pytest
 import torch
 from scipy import stats
 
-from leanbayes.distributions.hashing import _bits, _box_muller, normals, PIECE, shares
+from leanbayes.distributions.random import _bits, _box_muller, normals, PIECE, shares
 
 CPU = torch.device("cpu")
 COUNT = 2**20

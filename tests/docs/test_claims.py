@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from leanbayes.experiments.suites import SUITES
+from leanbayes_papers import SUITES
 from tests.docs.pages import file_of, RESULTS, text_of, unsaid
 from tests.docs.test_comparison_pages import mean, training, worth
 from tests.docs.test_comparison_pages import runs as runs_of

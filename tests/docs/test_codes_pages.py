@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-SUITES = "leanbayes.experiments.suites"
+SUITES = "leanbayes_papers"
 SETS = {"generation": ("cifar10", "mnist", "fashion-mnist"), "annotators": ("ambiguous", "bsds500")}
 BOTH = [(page, data) for page, sets in SETS.items() for data in sets]
 

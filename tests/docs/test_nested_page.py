@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from leanbayes.experiments.suites.nested_settings import ours, WIDTHS
+from leanbayes_papers.nested_settings import ours, WIDTHS
 from tests.docs.pages import file_of, lacking, text_of, unsaid
 
 PAGE = "docs/results/nested.md"

@@ -7,11 +7,11 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from leanbayes.experiments.suites import batched_training
-from leanbayes.experiments.suites.batched_regression import BatchedRegression, Mask, Nothing, PatchedNorm
-from leanbayes.experiments.suites.batched_training import CHUNK, Shuffles, Training
-from leanbayes.experiments.suites.uci_protocol import Protocol
 from leanbayes.models import RegressionNet
+from leanbayes_papers import batched_training
+from leanbayes_papers.batched_regression import BatchedRegression, Mask, Nothing, PatchedNorm
+from leanbayes_papers.batched_training import CHUNK, Shuffles, Training
+from leanbayes_papers.uci_protocol import Protocol
 
 NETS, INPUTS, HIDDEN, COPIES, ROWS = 2, 3, 4, 3, 11
 NORMS = {0: "first", 3: "second"}  # positions in RegressionNet

@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.cli import main
-from leanbayes.experiments.networks import maker
-from leanbayes.experiments.reopen import open_run
+from leanbayes.cli.main import main
+from leanbayes.compare.experiment import maker
+from leanbayes.compare.load_run import open_run
 
 NAMES = ("evil:make", "os:abort", "os.path:join")
 FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--train-rows", "100", "--samples", "2"]

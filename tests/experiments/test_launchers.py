@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from leanbayes.cli import main
-from leanbayes.experiments.compare import check_alike
-from leanbayes.experiments.config import Job, Judging, Source
-from leanbayes.experiments.run import perform
-from leanbayes.experiments.workshop import Workshop
-from leanbayes.processes import is_first, Launch, launched
+from leanbayes.cli.main import main
+from leanbayes.compare.experiment import Workshop
+from leanbayes.compare.job import Job, Judging, Source
+from leanbayes.compare.run import perform
+from leanbayes.compare.run_all import check_alike
 from leanbayes.report import load_results, markdown
+from leanbayes.runtime.distributed import is_first, Launch, launched
 from leanbayes.training import fit, Recipe
 from leanbayes.training.state import Checkpoint
 from tests.training.problems import images, rank1, short

@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from leanbayes.data import ambiguous_images, AnnotatedImages, describe_annotated, load_annotated, OneAnnotator
-from leanbayes.experiments.suites import mask_pictures
-from leanbayes.experiments.suites.opinions import code_use, judge, Opinions, SAMPLES, truth, variants
-from leanbayes.experiments.suites.runner import present, run
-from leanbayes.experiments.suites.segmenters import KINDS, Mirrored, Scale, Segmenter, train
-from leanbayes.experiments.suites.study import Case
-from leanbayes.experiments.suites.suite import Setting, Suite
 from leanbayes.generative.probabilistic_unet import opinions
 from leanbayes.methods.mc_dropout import DropoutLayer
 from leanbayes.training import Recipe
+from leanbayes_papers import mask_pictures
+from leanbayes_papers.opinions import code_use, judge, Opinions, SAMPLES, truth, variants
+from leanbayes_papers.runner import present, run
+from leanbayes_papers.segmenters import KINDS, Mirrored, Scale, Segmenter, train
+from leanbayes_papers.study import Case
+from leanbayes_papers.suite import Setting, Suite
 
 pytest.importorskip("matplotlib")
 
-suite = importlib.import_module("leanbayes.experiments.suites.nested_annotators")
+suite = importlib.import_module("leanbayes_papers.nested_annotators")
 
 TINY = Scale(widths=(4, 4), epochs=1, batch_size=4, lr=1e-3, members=2, images=(10, 6))
 RECIPE = Recipe(optimizer="adam", lr=1e-3, weight_decay=0.0, accelerator="cpu")

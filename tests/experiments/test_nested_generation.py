@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from leanbayes.experiments.suites import nested_coders, nested_generation_page, SUITES
-from leanbayes.experiments.suites.nested_coders import coder, dimensions, lengths, MODELS, pixels, samples, taught
-from leanbayes.experiments.suites.nested_generation import judged, trainings
-from leanbayes.experiments.suites.nested_generation_page import overview, PRINTED, say, told
-from leanbayes.experiments.suites.nested_pictures import doubled, packed, rows, tree, unpacked
-from leanbayes.experiments.suites.runner import run
-from leanbayes.experiments.suites.study import Case
-from leanbayes.experiments.suites.suite import Setting
-from leanbayes.experiments.suites.trained import loaded
 from leanbayes.generative import JointVAE, VNDAutoencoder
+from leanbayes_papers import nested_coders, nested_generation_page, SUITES
+from leanbayes_papers.nested_coders import coder, dimensions, lengths, MODELS, pixels, samples, taught
+from leanbayes_papers.nested_generation import judged, trainings
+from leanbayes_papers.nested_generation_page import overview, PRINTED, say, told
+from leanbayes_papers.nested_pictures import doubled, packed, rows, tree, unpacked
+from leanbayes_papers.runner import run
+from leanbayes_papers.study import Case
+from leanbayes_papers.suite import Setting
+from leanbayes_papers.trained import loaded
 
 pytest.importorskip("matplotlib")
 

@@ -13,15 +13,15 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.convert import stochastic_layers
-from leanbayes.experiments.suites import SUITES
-from leanbayes.experiments.suites.runner import run
-from leanbayes.experiments.suites.suite import Setting
-from leanbayes.experiments.suites.trained import loaded
+from leanbayes.core.conversion import stochastic_layers
+from leanbayes_papers import SUITES
+from leanbayes_papers.runner import run
+from leanbayes_papers.suite import Setting
+from leanbayes_papers.trained import loaded
 
 pytest.importorskip("matplotlib")
 
-settings = importlib.import_module("leanbayes.experiments.suites.nested_settings")
+settings = importlib.import_module("leanbayes_papers.nested_settings")
 SUITE_NAMES = ("nested-widths", "nested-limited", "nested-student")
 BY_CHANCE = 0.5  # points of accuracy that a width may lose to the next smaller one
 
@@ -59,7 +59,7 @@ def test_sizes_are_those_of_the_mean_network():
 
 
 def test_what_pruning_leaves_are_kept_weights_and_all_that_is_never_pruned():
-    limited = importlib.import_module("leanbayes.experiments.suites.nested_limited")
+    limited = importlib.import_module("leanbayes_papers.nested_limited")
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     bnn = lb.convert(net, lb.VarianceLayers(parameterization="additive"))
     (_, layer), *others = stochastic_layers(bnn)
@@ -74,7 +74,7 @@ def test_what_pruning_leaves_are_kept_weights_and_all_that_is_never_pruned():
 
 
 def test_times_are_told_from_the_smallest_to_the_largest_repeat():
-    times = importlib.import_module("leanbayes.experiments.suites.nested_times")
+    times = importlib.import_module("leanbayes_papers.nested_times")
     runs = [{"train": 2.5, "test": 6.6}, {"train": 2.0, "test": 6.1}, {"train": 2.25, "test": 6.4}]
     told = times.say({"device": "cpu", "samples": 6, "rows": 256, "ratios": {"BN3": runs}})
     assert told[1] == "BN3: training 2.00 to 2.50, test of 6 draws 6.10 to 6.60"
@@ -95,7 +95,7 @@ def test_the_published_page_says_what_its_files_say(name, teller):
     study = json.loads((results / "nested" / f"{name}-cifar10.json").read_text())
     page = (results / "nested.md").read_text()
     module, function = teller.split(".")
-    say = getattr(importlib.import_module(f"leanbayes.experiments.suites.{module}"), function)
+    say = getattr(importlib.import_module(f"leanbayes_papers.{module}"), function)
     assert all(f"* {line}\n" in page for line in say(study["numbers"]))
 
 

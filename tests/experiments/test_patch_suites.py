@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import leanbayes as lb
-from leanbayes.experiments.suites import SUITES
-from leanbayes.experiments.suites.patch_overhead import counted, METHODS, NETWORKS, PRINTED, say_counts
-from leanbayes.experiments.suites.sample_size import averages, say_sizes, scores
-from leanbayes.experiments.suites.suite import Setting
+from leanbayes_papers import SUITES
+from leanbayes_papers.patch_overhead import counted, METHODS, NETWORKS, PRINTED, say_counts
+from leanbayes_papers.sample_size import averages, say_sizes, scores
+from leanbayes_papers.suite import Setting
 
 
 @pytest.mark.parametrize("method", METHODS)

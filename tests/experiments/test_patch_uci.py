@@ -17,14 +17,14 @@ from scipy.special import logsumexp
 from scipy.stats import norm
 
 from leanbayes import data
-from leanbayes.experiments.suites import SUITES, uci_cells, uci_scores
-from leanbayes.experiments.suites.patch_uci import numbers_of, row_of, TABLE
-from leanbayes.experiments.suites.runner import present, run_named
-from leanbayes.experiments.suites.suite import Setting
-from leanbayes.experiments.suites.uci_cells import Cell, Progress, protocol_of, run
-from leanbayes.experiments.suites.uci_page import against, overview, say_set
-from leanbayes.experiments.suites.uci_protocol import load_splits, METHODS, Protocol, SETS
-from leanbayes.experiments.suites.uci_scores import functions, score, Unit
+from leanbayes_papers import SUITES, uci_cells, uci_scores
+from leanbayes_papers.patch_uci import numbers_of, row_of, TABLE
+from leanbayes_papers.runner import present, run_named
+from leanbayes_papers.suite import Setting
+from leanbayes_papers.uci_cells import Cell, Progress, protocol_of, run
+from leanbayes_papers.uci_page import against, overview, say_set
+from leanbayes_papers.uci_protocol import load_splits, METHODS, Protocol, SETS
+from leanbayes_papers.uci_scores import functions, score, Unit
 
 from .test_suite_runs import flags
 

@@ -15,16 +15,16 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.data import DataSet, Split
-from leanbayes.experiments.suites import pretrained_page, SUITES
-from leanbayes.experiments.suites.runner import run
-from leanbayes.experiments.suites.study import Case
-from leanbayes.experiments.suites.suite import Setting
-from leanbayes.experiments.suites.trained import Trained
-from leanbayes.training.schedule import posterior_rate, rate
+from leanbayes.training.recipe import posterior_rate, rate
+from leanbayes_papers import pretrained_page, SUITES
+from leanbayes_papers.runner import run
+from leanbayes_papers.study import Case
+from leanbayes_papers.suite import Setting
+from leanbayes_papers.trained import Trained
 
 pytest.importorskip("matplotlib")
 
-pretrained = importlib.import_module("leanbayes.experiments.suites.implicit_pretrained")
+pretrained = importlib.import_module("leanbayes_papers.implicit_pretrained")
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "pretrained.md"
 NAME = "pretrained-fashion-mnist"
 

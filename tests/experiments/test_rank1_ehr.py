@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from leanbayes.convert import stochastic_layers
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.data import DataSet, Split
-from leanbayes.data.icu import SHAPE
-from leanbayes.experiments.suites import SUITES
-from leanbayes.experiments.suites.ehr_networks import DETERMINISTIC, networks
-from leanbayes.experiments.suites.runner import run
-from leanbayes.experiments.suites.study import Case
-from leanbayes.experiments.suites.suite import Setting
-from leanbayes.experiments.suites.trained import Trained
+from leanbayes.data.upstream.physionet import SHAPE
+from leanbayes_papers import SUITES
+from leanbayes_papers.ehr_networks import DETERMINISTIC, networks
+from leanbayes_papers.runner import run
+from leanbayes_papers.study import Case
+from leanbayes_papers.suite import Setting
+from leanbayes_papers.trained import Trained
 from tests.data.test_icu import write_cache
 from tests.experiments.pages import lacking, RESULTS
 
-ehr = importlib.import_module("leanbayes.experiments.suites.rank1_ehr")
+ehr = importlib.import_module("leanbayes_papers.rank1_ehr")
 
 CELLS = ["lstm.cells.l0.hidden", "lstm.cells.l0.input"]
 LAYERS = {

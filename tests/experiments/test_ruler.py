@@ -14,11 +14,11 @@ import torch
 
 import leanbayes as lb
 from leanbayes import metrics
-from leanbayes.experiments.config import Job, Judging, Source
-from leanbayes.experiments.members import read_predictions, save_predictions, Saved
-from leanbayes.experiments.ruler import jackknife, paired, Ruler, score
-from leanbayes.experiments.run import perform
-from leanbayes.experiments.workshop import Workshop
+from leanbayes.compare.experiment import Workshop
+from leanbayes.compare.job import Job, Judging, Source
+from leanbayes.compare.members import read_predictions, save_predictions, Saved
+from leanbayes.compare.ruler import jackknife, paired, Ruler, score
+from leanbayes.compare.run import perform
 from tests.experiments.pages import lacking, RESULTS
 from tools.ruler import conversions, main, scores
 from tools.ruler_page import less_of, says, says_late, short, tables

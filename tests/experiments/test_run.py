@@ -9,12 +9,10 @@ import pytest
 import torch
 
 import leanbayes as lb
-from leanbayes.experiments.budgets import BUDGETS, recipe
-from leanbayes.experiments.compare import run_all
-from leanbayes.experiments.config import Job, Judging, method_of, recipe_for, Source
-from leanbayes.experiments.networks import maker
-from leanbayes.experiments.run import MODEL, perform
-from leanbayes.experiments.workshop import load, Workshop
+from leanbayes.compare.experiment import load, maker, Workshop
+from leanbayes.compare.job import BUDGETS, Job, Judging, method_of, recipe, recipe_for, Source
+from leanbayes.compare.run import MODEL, perform
+from leanbayes.compare.run_all import run_all
 from leanbayes.methods import all_methods
 from leanbayes.report import load_results, markdown
 

@@ -16,13 +16,13 @@ from sklearn.decomposition import PCA
 
 import leanbayes as lb
 from leanbayes import models
+from leanbayes.compare.job import Job, Judging, Source
 from leanbayes.data import DataSet, Split
-from leanbayes.experiments.config import Job, Judging, Source
-from leanbayes.experiments.suites import checkpoints, components, growth, noise, run_suite, SUITES, x_cubed
-from leanbayes.experiments.suites.runner import present, run_named
-from leanbayes.experiments.suites.study import Study
-from leanbayes.experiments.suites.suite import printed, Row, Setting, Suite, Table
 from leanbayes.training import Recipe
+from leanbayes_papers import checkpoints, components, growth, noise, run_suite, SUITES, x_cubed
+from leanbayes_papers.runner import present, run_named
+from leanbayes_papers.study import Study
+from leanbayes_papers.suite import printed, Row, Setting, Suite, Table
 
 # ------------------------------------------------------------------------------------ studies
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from leanbayes.experiments.config import Job, Source
-from leanbayes.experiments.suites import SUITES
-from leanbayes.experiments.suites.equal import count, equal_parameters
-from leanbayes.experiments.suites.implicit_cifar import numbers_of
-from leanbayes.experiments.suites.suite import Printed, printed, Row, seeded, Setting, Suite, Table
-from leanbayes.experiments.suites.table import as_record, lines_of, markdown, MEASURES, rich_table
+from leanbayes.compare.job import Job, Source
 from leanbayes.training import Recipe
+from leanbayes_papers import SUITES
+from leanbayes_papers.equal import count, equal_parameters
+from leanbayes_papers.implicit_cifar import numbers_of
+from leanbayes_papers.suite import Printed, printed, Row, seeded, Setting, Suite, Table
+from leanbayes_papers.table import as_record, lines_of, markdown, MEASURES, rich_table
 
 SHAPES = {
     "digits": ((1, 8, 8), 10),

@@ -14,13 +14,14 @@ import torch
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 import leanbayes as lb
-from leanbayes.convert import stochastic_layers
-from leanbayes.data.sentences import BEGIN, PADDING, UNKNOWN
-from leanbayes.experiments.suites import SUITES, text_page
-from leanbayes.experiments.suites.runner import run
-from leanbayes.experiments.suites.study import Case
-from leanbayes.experiments.suites.suite import Setting
-from leanbayes.experiments.suites.text_networks import (
+from leanbayes.core.conversion import stochastic_layers
+from leanbayes.data.upstream.polarity import BEGIN, PADDING, UNKNOWN
+from leanbayes.methods import all_methods
+from leanbayes_papers import SUITES, text_page
+from leanbayes_papers.runner import run
+from leanbayes_papers.study import Case
+from leanbayes_papers.suite import Setting
+from leanbayes_papers.text_networks import (
     DETERMINISTIC,
     DROPPED,
     DroppedWords,
@@ -29,13 +30,12 @@ from leanbayes.experiments.suites.text_networks import (
     readers,
     sentences,
 )
-from leanbayes.experiments.suites.trained import Trained
-from leanbayes.methods import all_methods
+from leanbayes_papers.trained import Trained
 from tests.data.test_sentences import write_cache
 from tests.experiments.pages import lacking, RESULTS
 from tests.needs import need_transformers
 
-reviews = importlib.import_module("leanbayes.experiments.suites.text_reviews")
+reviews = importlib.import_module("leanbayes_papers.text_reviews")
 
 
 @pytest.fixture

@@ -15,27 +15,27 @@ import torch.nn.functional as F
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.convert import stochastic_layers
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.data import DataSet, Split
-from leanbayes.experiments.suites import SUITES
-from leanbayes.experiments.suites.runner import run
-from leanbayes.experiments.suites.study import Case
-from leanbayes.experiments.suites.suite import Setting
-from leanbayes.experiments.suites.trained import Trained
-from leanbayes.experiments.suites.variance_criterion import around, factor, scaled, thresholds
-from leanbayes.experiments.suites.variance_nets import threshold_of, train, without_dropout_before
-from leanbayes.experiments.suites.variance_parameterizations import bound, VERSIONS
-from leanbayes.experiments.suites.variance_settings import FIRST_DENSE, lenet, vgg, VGG_LAYERS
-from leanbayes.experiments.suites.variance_table1 import PRINTED
 from leanbayes.methods.mc_dropout import DropoutLayer
 from leanbayes.methods.variance import VarianceLayer
+from leanbayes_papers import SUITES
+from leanbayes_papers.runner import run
+from leanbayes_papers.study import Case
+from leanbayes_papers.suite import Setting
+from leanbayes_papers.trained import Trained
+from leanbayes_papers.variance_criterion import around, factor, scaled, thresholds
+from leanbayes_papers.variance_nets import threshold_of, train, without_dropout_before
+from leanbayes_papers.variance_parameterizations import bound, VERSIONS
+from leanbayes_papers.variance_settings import FIRST_DENSE, lenet, vgg, VGG_LAYERS
+from leanbayes_papers.variance_table1 import PRINTED
 
 pytest.importorskip("matplotlib")
 
-variance_attack = importlib.import_module("leanbayes.experiments.suites.variance_adversarial")
-criterion = importlib.import_module("leanbayes.experiments.suites.variance_criterion")
-parameterizations = importlib.import_module("leanbayes.experiments.suites.variance_parameterizations")
-table1 = importlib.import_module("leanbayes.experiments.suites.variance_table1")
+variance_attack = importlib.import_module("leanbayes_papers.variance_adversarial")
+criterion = importlib.import_module("leanbayes_papers.variance_criterion")
+parameterizations = importlib.import_module("leanbayes_papers.variance_parameterizations")
+table1 = importlib.import_module("leanbayes_papers.variance_table1")
 
 
 def images(*shape: int) -> DataSet:

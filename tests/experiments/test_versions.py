@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leanbayes.experiments.versions import wanted
+from leanbayes.compare.job import wanted
 from leanbayes.methods import all_methods
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from leanbayes.experiments.workers import dealt, on_processes, run_on_workers
+from leanbayes.compare.workers import dealt, on_processes, run_on_workers
 
 
 @given(strategies.lists(strategies.integers(), unique=True), strategies.integers(1, 9))

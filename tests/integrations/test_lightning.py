@@ -10,8 +10,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import leanbayes as lb
+from leanbayes.core.objective import linear_beta
 from leanbayes.integrations import lightning as bridge
-from leanbayes.objective import linear_beta
 
 library = pytest.importorskip("pytorch_lightning", reason="needs pytorch-lightning, of the dev extra")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:pytorch_lightning")

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 import leanbayes as lb
-from leanbayes.cli import main
-from leanbayes.data.csv_file import read_features
-from leanbayes.experiments.reopen import open_run, Preparation
-from leanbayes.integrations import predictions
-from leanbayes.integrations.scoring import FIELDS, read_scores
+from leanbayes.cli.main import main
+from leanbayes.compare import predictions
+from leanbayes.compare.batch_predict import FIELDS, read_scores
+from leanbayes.compare.load_run import open_run, Preparation
+from leanbayes.data.files.csv import read_features
 
 FAST = ["--recipe.epochs", "2", "--no-shift", "--ood", "none", "--train-rows", "300", "--samples", "4"]
 
@@ -264,7 +264,7 @@ def test_an_interrupt_keeps_parts_and_the_same_command_goes_on(digits, tmp_path)
     run, out = digits / "rank1" / "seed0", tmp_path / "out"
     command = ["predict", str(run), "--data", str(tmp_path / "rows.npy"), "--out", str(out), "--part-rows", "1000"]
     code = (
-        "import signal, sys; from leanbayes.cli import main; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "import signal, sys; from leanbayes.cli.main import main; signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"sys.exit(main({command!r}))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)

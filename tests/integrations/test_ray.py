@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import leanbayes as lb
-from leanbayes.cli import main
-from leanbayes.experiments.config import Job, Judging, method_of, recipe_for, Source
-from leanbayes.experiments.workers import run_on_workers
-from leanbayes.integrations import ray as on
-from leanbayes.integrations.scoring import FIELDS, read_scores, score
+from leanbayes.cli.main import main
+from leanbayes.compare import workers as on
+from leanbayes.compare.batch_predict import FIELDS, read_scores, score
+from leanbayes.compare.job import Job, Judging, method_of, recipe_for, Source
+from leanbayes.compare.workers import run_on_workers
 
 NOT_COMPARED = ("created", "cost")
 """What differs from run to run: dates, times, memory."""

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import leanbayes as lb
-from leanbayes.integrations.scoring import FIELDS, read_scores, score
+from leanbayes.compare.batch_predict import FIELDS, read_scores, score
 
 
 def problem(rows: int = 25):

@@ -18,8 +18,7 @@ from sklearn.preprocessing import MinMaxScaler
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.integrations.sklearn import BayesianClassifier, BayesianRegressor
-from leanbayes.integrations.tables import default_recipe
+from leanbayes.integrations.sklearn import BayesianClassifier, BayesianRegressor, default_recipe
 from leanbayes.methods import all_methods
 
 SHORT = lb.Recipe(epochs=4, batch_size=32, optimizer="adam", lr=1e-2, accelerator="cpu")

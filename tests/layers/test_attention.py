@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.convert import strip
-from leanbayes.layers.attention import Attention, refusal
+from leanbayes.core.conversion import strip
+from leanbayes.layers.composites.attention import Attention, refusal
 
 ROWS, QUERIES, KEYS, WIDTH, HEADS = 3, 4, 5, 8, 2
 

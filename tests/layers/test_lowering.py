@@ -8,12 +8,12 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import leanbayes as lb
-from leanbayes.inputs import rows_of
-from leanbayes.layers.attention import Attention
-from leanbayes.layers.lowering import lower, raise_back, RowsFirst
-from leanbayes.layers.recurrent import Recurrent
+from leanbayes.layers.composites.attention import Attention
+from leanbayes.layers.composites.lowering import lower, raise_back, RowsFirst
+from leanbayes.layers.composites.recurrent import Recurrent
 from leanbayes.methods import all_methods
-from leanbayes.methods.base import Method
+from leanbayes.methods._base import Method
+from leanbayes.runtime.batches import rows_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:ModelPatch found no norms in this network")  # a tagger has none
 

@@ -12,10 +12,10 @@ from torch import nn, Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, PackedSequence
 
 import leanbayes as lb
-from leanbayes.convert import substitute
-from leanbayes.layers.recurrent import Recurrent, refusal
-from leanbayes.methods.base import one_draw, plain_copy
-from leanbayes.sampling import draws_of
+from leanbayes.core.conversion import substitute
+from leanbayes.layers.composites.recurrent import Recurrent, refusal
+from leanbayes.methods._base import one_draw, plain_copy
+from leanbayes.runtime.passes import draws_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.distributions.assignment import pick
-from leanbayes.distributions.hashing import draw_seeds, uniforms
+from leanbayes.distributions.random import draw_seeds, uniforms
 
 X = torch.randn(1, 6, generator=torch.Generator().manual_seed(1))
 

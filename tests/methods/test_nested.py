@@ -10,8 +10,8 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.layers.channels import Stream
-from leanbayes.methods.ordering import Order, OrderingUnit
-from leanbayes.sampling import many_draws
+from leanbayes.methods.nested.units import Order, OrderingUnit
+from leanbayes.runtime.passes import many_draws
 from tests.slim.networks import CASES, Residual, residual, set_keep_logits, units_of, unsettle, X
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.convert import stochastic_layers
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.distributions.log_uniform import exact_log_uniform_kl, peaked_log_uniform_kl
-from leanbayes.methods.nested import NestedLayer
+from leanbayes.methods.nested.config import NestedLayer
 from tests.slim.networks import converted, residual, units_of, unsettle
 
 

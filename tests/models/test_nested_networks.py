@@ -14,7 +14,7 @@ from torch.fx import symbolic_trace
 
 from leanbayes import models
 from leanbayes.models.mobilenet import InvertedResidual
-from leanbayes.models.resnext import GroupedBottleneck
+from leanbayes.models.resnet import GroupedBottleneck
 
 NETWORKS = ["vgg11-bn-w0.0625", "mobilenetv2-w0.25", "resnext-11-2x4d", "unet"]
 

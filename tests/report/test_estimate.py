@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from leanbayes.report.estimate import curve, difference_error, Estimate, estimate, number
+from leanbayes.evaluation.statistics import curve, difference_error, Estimate, estimate, number
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])

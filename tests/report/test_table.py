@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from leanbayes.evaluation.statistics import Estimate
 from leanbayes.report import load_results
 from leanbayes.report.columns import Column, duration
-from leanbayes.report.estimate import Estimate
 from leanbayes.report.table import comparison
 from tests.report import make
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from leanbayes.report import load_results, markdown, terminal
 from leanbayes.report.build import render
-from leanbayes.report.labels import LONGEST
+from leanbayes.report.looks import LONGEST
 from leanbayes.report.table import comparison
 from tests.report import make
 

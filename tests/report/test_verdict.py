@@ -6,7 +6,7 @@ import pytest
 
 from leanbayes.report import load_results
 from leanbayes.report.load import Run
-from leanbayes.report.price import answer_passes, passes_of, training_ratio
+from leanbayes.report.table import answer_passes, passes_of, training_ratio
 from leanbayes.report.verdict import LIMITS, RULE, verdict
 from tests.report import make
 

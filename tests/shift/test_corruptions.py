@@ -9,7 +9,7 @@ import torch
 
 from leanbayes import shift
 from leanbayes.shift import corruptions
-from leanbayes.shift.tables import blend_of, Level, Table
+from leanbayes.shift.corruptions.severities import blend_of, Level, Table
 from tests.shift.pictures import change, pictures
 
 # Only these draw random numbers.

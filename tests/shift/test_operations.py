@@ -13,9 +13,11 @@ import torch
 from PIL import Image
 
 from leanbayes import shift
-from leanbayes.shift import blur, digital, maps, noise, textures
-from leanbayes.shift.streams import Streams
-from leanbayes.shift.tables import Level
+from leanbayes.shift.corruptions import blur, digital, noise
+from leanbayes.shift.corruptions import geometry as maps
+from leanbayes.shift.corruptions import weather as textures
+from leanbayes.shift.corruptions._random import Streams
+from leanbayes.shift.corruptions.severities import Level
 from tests.shift.pictures import pictures
 
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.methods.ordering import OrderingUnit
+from leanbayes.methods.nested.units import OrderingUnit
 from leanbayes.models.resnet import ResidualBlock
 
 

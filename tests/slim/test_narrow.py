@@ -9,9 +9,9 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.methods.base import StochasticLayer
-from leanbayes.methods.nested import NestedLayer, NestedNorm
-from leanbayes.methods.ordering import OrderingUnit
+from leanbayes.methods._base import StochasticLayer
+from leanbayes.methods.nested.config import NestedLayer, NestedNorm
+from leanbayes.methods.nested.units import OrderingUnit
 
 from .networks import CASES, converted, masked, parameters, unsettle
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
 
-from leanbayes.training import batches as module
-from leanbayes.training.batches import batches_of, Placement, training_batches
+from leanbayes.training import data as module
+from leanbayes.training.data import batches_of, Placement, training_batches
 
 from .problems import short
 

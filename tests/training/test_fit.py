@@ -16,9 +16,10 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.convert import own_likelihood
-from leanbayes.training import fit, schedule
-from leanbayes.training.batches import seeded
+from leanbayes.core.conversion import own_likelihood
+from leanbayes.training import fit
+from leanbayes.training import recipe as schedule
+from leanbayes.training.data import seeded
 from tests.needs import need_torch
 
 from .problems import images, line, network, rank1, same, short

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.convert import strip
-from leanbayes.experiments.config import recipe_for
-from leanbayes.options import comparison_options, parse
+from leanbayes.cli.options import comparison_options, parse
+from leanbayes.compare.job import recipe_for
+from leanbayes.core.conversion import strip
 from leanbayes.training import fit, Recipe
-from leanbayes.training.freeze import to_train_mode
+from leanbayes.training.optimizer import to_train_mode
 from tests.distributed.together import together
 
 from .problems import images, line, network, rank1, same, short

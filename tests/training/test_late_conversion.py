@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.convert import plain_view, strip
-from leanbayes.methods.base import StochasticLayer
+from leanbayes.core.conversion import plain_view, strip
+from leanbayes.methods._base import StochasticLayer
 from leanbayes.training import fit
 
 from .problems import images, network, rank1, same, short

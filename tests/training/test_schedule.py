@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from leanbayes.training import schedule
+from leanbayes.training import recipe as schedule
 
 from .problems import short
 

@@ -9,20 +9,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from leanbayes.data.ambiguous import ambiguous_images, AmbiguousImages
-from leanbayes.data.annotated import AnnotatedImages
-from leanbayes.data.annotated_sets import annotated_name, AnnotatedRow, describe_annotated, load_annotated
-from leanbayes.data.bsds import prepare_bsds500
+from leanbayes.data.annotated.ambiguous import (
+    ambiguous_images,
+    AmbiguousImages,
+    mode_frequencies,
+    optimal_energy_distance,
+    true_pixel_probabilities,
+)
+from leanbayes.data.annotated.bsds import prepare_bsds500
+from leanbayes.data.annotated.images import AnnotatedImages, OneAnnotator
+from leanbayes.data.annotated.lidc import load_lidc
+from leanbayes.data.annotated.sets import annotated_name, AnnotatedRow, describe_annotated, load_annotated
 from leanbayes.data.cache import data_root
+from leanbayes.data.catalogue import SOURCES
 from leanbayes.data.dataset import DataSet, Split, Task
-from leanbayes.data.foreign import foreign
-from leanbayes.data.known import load_known, where
-from leanbayes.data.lidc import load_lidc
-from leanbayes.data.mask_law import mode_frequencies, optimal_energy_distance, true_pixel_probabilities
-from leanbayes.data.one_annotator import OneAnnotator
-from leanbayes.data.own import load_own, resolve
+from leanbayes.data.load import load_known, load_own, resolve, where
+from leanbayes.data.ood import foreign
 from leanbayes.data.prepare import prepare
-from leanbayes.data.sources import SOURCES
 
 __all__ = [
     "AmbiguousImages",

@@ -14,8 +14,8 @@ from typing import IO
 import numpy as np
 
 from leanbayes.data.checks import Array
-from leanbayes.data.sizes import ArrayHeader, check_memory, read_array_header
-from leanbayes.paths import local
+from leanbayes.data.files.npz import ArrayHeader, check_memory, read_array_header
+from leanbayes.runtime._files import local
 
 _WORTH_A_COPY = 1 << 20  # bytes; below, decompressing is quick anyway
 

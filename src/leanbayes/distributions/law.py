@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.distributions import Cauchy, Distribution, HalfCauchy, LogNormal, Normal
 from typing_extensions import override
 
-from leanbayes.distributions.point import PointMass
+from leanbayes.distributions.positive import PointMass
 
 LawName = Literal["normal", "cauchy", "log_normal", "half_cauchy", "point"]
 

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from leanbayes.generative.codes import Code, standard, truncated
 from leanbayes.generative.networks import ConvDecoder, ConvEncoder
-from leanbayes.layers.modes import in_eval_mode
+from leanbayes.runtime.twins import in_eval_mode
 
 Pixels = Literal["gaussian", "bernoulli"]
 

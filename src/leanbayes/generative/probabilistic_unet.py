@@ -20,12 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
+from leanbayes.core.prediction import decompose, Prediction
+from leanbayes.distributions.likelihoods import Categorical, entropy
 from leanbayes.generative.codes import Code
-from leanbayes.layers.modes import in_eval_mode
-from leanbayes.likelihoods import Categorical, entropy
 from leanbayes.models import UNet
-from leanbayes.prediction import Prediction
-from leanbayes.uncertainty import decompose
+from leanbayes.runtime.twins import in_eval_mode
 
 FEATURES = 32
 

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from leanbayes.training import fit as fit_network
 from leanbayes.training import Recipe
-from leanbayes.training.history import History
+from leanbayes.training.progress import History
 
 
 def fit(

@@ -15,7 +15,7 @@ from typing_extensions import override
 from leanbayes.distributions.ordered import log_tails_of
 from leanbayes.generative.autoencoder import Autoencoder, Bound, generator_of
 from leanbayes.generative.codes import check_length, Code, standard
-from leanbayes.layers.modes import in_eval_mode
+from leanbayes.runtime.twins import in_eval_mode
 
 
 class VNDAutoencoder(Autoencoder):

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import own_likelihood
-from leanbayes.inputs import Inputs
-from leanbayes.likelihoods import Categorical
-from leanbayes.objective import elbo, linear_beta, targets_per_row
-from leanbayes.parameters import parameter_groups
-from leanbayes.predict import predict
+from leanbayes.core.conversion import own_likelihood
+from leanbayes.core.objective import elbo, linear_beta, parameter_groups, targets_per_row
+from leanbayes.core.predictor import predict
+from leanbayes.distributions.likelihoods import Categorical
+from leanbayes.runtime.batches import Inputs
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """The names of the library; its parts do not mix, so one that the caller has imported goes first."""

@@ -27,14 +27,14 @@ from torch import nn, Tensor
 from torch.func import functional_call
 from torch.torch_version import TorchVersion
 
-from leanbayes.convert import own_likelihood, stochastic_layers, substitute, unwrap
-from leanbayes.inputs import call, Inputs, leading_rows, Output, repeat_rows, to_device
-from leanbayes.likelihoods import Categorical, Likelihood
-from leanbayes.methods.base import one_draw, StochasticLayer
+from leanbayes.core.conversion import own_likelihood, stochastic_layers, substitute, unwrap
+from leanbayes.core.prediction import decompose, Decomposition
+from leanbayes.distributions.likelihoods import Categorical, Likelihood
+from leanbayes.methods._base import one_draw, StochasticLayer
 from leanbayes.methods.ensemble import Ensemble
-from leanbayes.paths import local, PathLike
-from leanbayes.sampling import draws, many_draws
-from leanbayes.uncertainty import decompose, Decomposition
+from leanbayes.runtime._files import local, PathLike
+from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, repeat_rows, to_device
+from leanbayes.runtime.passes import draws, many_draws
 
 KEY = "leanbayes"
 """Where the file's metadata say, in JSON, what was exported."""

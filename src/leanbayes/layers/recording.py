@@ -18,8 +18,7 @@ from torch import fx, nn, Tensor
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from leanbayes.layers.blame import blame
-from leanbayes.layers.tracing import asked_of_originals, Interceptor, IsLeaf, twin_of
+from leanbayes.layers.tracing import asked_of_originals, blame, Interceptor, IsLeaf, twin_of
 
 HIDDEN = "<hidden>"
 """The name of a placeholder for tensors that were made out of sight."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import fx
 
 UNKNOWN_REPEAT = 0
 
@@ -158,3 +160,246 @@ def positions(stream: Stream) -> Iterator[int]:
     """Yield the position of every channel in its lane: what stays is decided by position."""
     per_lane = math.ceil(stream.size / stream.lanes)
     return (channel % per_lane // stream.block for channel in range(stream.size))
+
+
+# -------------------- axes
+# Where the channel axis goes when a function turns, cuts or merges axes, for graphs that know shapes.
+#
+# Shapes come from a recorded pass (`leanbayes.layers.recording`). A graph that was traced on proxies knows none, and
+# nothing here applies to it.
+
+
+Shape = tuple[int, ...]
+VIEWS = ("view", "reshape", "flatten", "unflatten", "viewas")
+OVER_AXES = ("mean", "sum")
+
+
+def shapes(node: fx.Node) -> tuple[Shape, Shape] | None:
+    """Return the shapes of the first argument and of the result; None where they are unknown."""
+    first = node.args[0] if node.args else None
+    old, new = first.meta.get("shape") if isinstance(first, fx.Node) else None, node.meta.get("shape")
+    return None if old is None or new is None else (old, new)
+
+
+def rearranged(node: fx.Node, name: str, x: Layout | None) -> Layout | None:
+    """Return the layout after a function that rearranges axes; None where the channels cannot be followed."""
+    known = shapes(node)
+    if x is None or known is None or any(part.repeat == UNKNOWN_REPEAT for part in x):
+        return None
+    old, new = known
+    channels = len(old) - 1 - x[0].pixels
+    if name in VIEWS:
+        return _viewed(x, channels, old, new)
+    order = moved(node, name, len(old))
+    if order is not None:
+        return _behind(x, len(new) - 1 - order.index(channels))
+    if name == "getitem":
+        behind = _indexed(node.args[1], channels, len(old))
+        return None if behind is None else _behind(x, behind)
+    if name in OVER_AXES:
+        axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        return _reduced(x, channels, axes, old, new)
+    return None
+
+
+def _behind(x: Layout, pixels: int) -> Layout:
+    return tuple(part._replace(pixels=pixels) for part in x)
+
+
+def _viewed(x: Layout, channels: int, old: Shape, new: Shape) -> Layout | None:
+    """Find the channels in the same memory: with as many numbers in front of them, alone or with all their pixels."""
+    for axis in range(len(new)):
+        if math.prod(new[:axis]) != math.prod(old[:channels]):
+            continue
+        if new[axis] == old[channels]:
+            return _behind(x, len(new) - 1 - axis)
+        pixels = math.prod(old[channels + 1 :])
+        if new[axis] == old[channels] * pixels:
+            flat = tuple(part._replace(repeat=part.repeat * pixels) for part in x)
+            return _behind(flat, len(new) - 1 - axis)
+    return None
+
+
+def moved(node: fx.Node, name: str, count: int) -> list[int] | None:
+    """Return the order of the old axes after a transposition or permutation; None for other functions."""
+    numbers = _numbers(node.args[1:]) or _numbers(tuple(node.kwargs.values()))
+    order = list(range(count))
+    if name in ("transpose", "swapaxes", "swapdims") and len(numbers) == 2:
+        a, b = (number % count for number in numbers)
+        order[a], order[b] = b, a
+        return order
+    if name == "permute" and len(numbers) == count:
+        return [number % count for number in numbers]
+    return None
+
+
+def _numbers(values: Any) -> list[int]:
+    """Return the whole numbers in arguments, given one by one or as a list."""
+    flat = values[0] if len(values) == 1 and isinstance(values[0], (tuple, list)) else values
+    return [value for value in flat if isinstance(value, int)]
+
+
+def _indexed(index: Any, channels: int, count: int) -> int | None:
+    """Return the number of axes behind the channels after slices and numbers; None if an index is of another kind."""
+    index = index if isinstance(index, tuple) else (index,)
+    if not all(type(one) in (int, slice) for one in index):
+        return None
+    if len(index) > channels and index[channels] != slice(None):
+        return None
+    return count - 1 - channels - sum(type(one) is int for one in index[channels + 1 :])
+
+
+def _reduced(x: Layout, channels: int, axes: Any, old: Shape, new: Shape) -> Layout | None:
+    """Sum or average over axes that are not the channels."""
+    axes = axes if isinstance(axes, (tuple, list)) else (axes,)
+    if not all(isinstance(axis, int) for axis in axes) or channels in [axis % len(old) for axis in axes]:
+        return None
+    gone = sum(axis % len(old) > channels for axis in axes) if len(new) < len(old) else 0
+    return _behind(x, x[0].pixels - gone)
+
+
+# -------------------- words
+# What torch's functions, methods and modules do to channels, by name.
+
+
+ELEMENTWISE = frozenset(  # a list of words, written as such
+    "relu relu6 leakyrelu elu selu celu gelu silu mish hardswish hardtanh tanh abs square sqrt neg identity dropout "  # noqa: SIM905
+    "dropout1d dropout2d dropout3d contiguous clone detach float half bfloat16 to".split()
+)
+"""What treats every number by itself and makes nothing of zeros: torch's functions, methods and modules by `word`.
+
+A sigmoid is not among them: what was dropped would come back as one half.
+"""
+
+OVER_PIXELS = frozenset(
+    "maxpool1d maxpool2d maxpool3d avgpool1d avgpool2d avgpool3d adaptiveavgpool1d adaptiveavgpool2d adaptiveavgpool3d "  # noqa: SIM905
+    "adaptivemaxpool1d adaptivemaxpool2d adaptivemaxpool3d interpolate upsample upsamplingbilinear2d "
+    "upsamplingnearest2d zeropad1d zeropad2d zeropad3d".split()
+)
+"""The same for every channel by itself, where pixels lie behind the channels."""
+
+SUMS, PRODUCTS, QUOTIENTS = {"add", "iadd", "sub", "isub"}, {"mul", "imul"}, {"div", "truediv", "itruediv"}
+
+
+def word(target: Any) -> str:
+    """Return the name of a function, method or module of torch's, as one word for all of its spellings."""
+    if isinstance(target, str):
+        return target.replace("_", "").lower()
+    module = getattr(target, "__module__", None) or "torch"
+    library = module.removeprefix("torch._ops.") if module.startswith("torch._ops.") else ""
+    home = library if library not in ("", "aten") else module.partition(".")[0]
+    own = "" if home in ("torch", "_operator", "builtins") else f"{home}."  # another library's relu may be anything
+    return own + str(getattr(target, "__name__", target)).replace("_", "").lower()
+
+
+# -------------------- heads
+# Heads of attention: streams whose channels are split into heads, weighed and put together again.
+#
+# The queries, keys and values of a head, and what the output projection reads of it, stay or go together:
+#
+#     (B, T, H d) -> (B, T, H, d) -> (B, H, T, d) -> attention -> (B, T, H, d) -> (B, T, H d)
+#
+# A head whose values are zero gives zeros, whatever its queries and keys are. Shapes must be known, and attention be
+# `F.scaled_dot_product_attention`; any other function that reads heads holds them.
+
+
+ATTENTION = "scaleddotproductattention"
+
+
+class _Split(NamedTuple):
+    """A stream on two axes.
+
+    Attributes:
+        stream: its number.
+        axis: the axis of the heads, from the left.
+    """
+
+    stream: int
+    axis: int
+
+
+class Heads:
+    """The values of a graph that are split into heads."""
+
+    def __init__(self, found: Channels) -> None:
+        """Begin with none."""
+        self.found = found
+        self.splits: dict[fx.Node, _Split] = {}
+
+    def among(self, node: fx.Node) -> bool:
+        """Say whether a node reads a value that is split into heads, or is one."""
+        return node in self.splits or any(argument in self.splits for argument in node.all_input_nodes)
+
+    def hold(self, node: fx.Node, reason: str) -> None:
+        """Let no head go that a node reads."""
+        for argument in node.all_input_nodes:
+            if argument in self.splits:
+                self.found.hold((Segment(self.splits[argument].stream),), reason)
+
+    def begin(self, node: fx.Node, name: str, x: Layout | None) -> bool:
+        """Split a stream, where a view cuts the last axis into two; say whether it did."""
+        known = shapes(node)
+        if name not in VIEWS or known is None or x is None or len(x) != 1 or x[0].pixels or x[0].repeat != 1:
+            return False
+        old, new = known
+        if len(new) < 3 or new[:-2] != old[:-1] or new[-2] * new[-1] != old[-1] or new[-2] == 1:
+            return False
+        self.found.in_blocks(x[0].stream, new[-1])
+        self.splits[node] = _Split(x[0].stream, len(new) - 2)
+        return True
+
+    def function(self, node: fx.Node, name: str) -> Layout | None:
+        """Follow heads through a function; the layout of the result where they are put together again."""
+        first: Any = node.args[0] if node.args else None
+        known, split = shapes(node), self.splits.get(first)
+        if name == ATTENTION and self._attention(node):
+            return None
+        if known is None or split is None or len(node.all_input_nodes) != 1:
+            return self._unknown(node, name)
+        old, new = known
+        order = moved(node, name, len(old))
+        if order is not None:
+            self.splits[node] = split._replace(axis=order.index(split.axis))
+            return None
+        if name in ELEMENTWISE:
+            self.splits[node] = split
+            return None
+        together = old[split.axis] * old[-1]
+        if name in VIEWS and split.axis == len(old) - 2 and new[-1] == together and math.prod(new) == math.prod(old):
+            return (Segment(split.stream),)
+        return self._unknown(node, name)
+
+    def _attention(self, node: fx.Node) -> bool:
+        """Make one stream of queries, keys and values; say whether that is sound."""
+        names = ("query", "key", "value")
+        values: list[Any] = [*node.args[:3], *(node.kwargs[name] for name in names if name in node.kwargs)]
+        splits = [self.splits.get(value) for value in values if isinstance(value, fx.Node)]
+        mask: Any = node.args[3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
+        found = [split for split in splits if split is not None]
+        if len(found) != 3 or node.kwargs.get("enable_gqa") or not _same_for_heads(mask):
+            return False
+        ranks = {len(value.meta["shape"]) - split.axis for value, split in zip(values, found, strict=True)}
+        counts = {value.meta["shape"][split.axis] for value, split in zip(values, found, strict=True)}
+        if ranks != {3} or len(counts) != 1 or len({self.found.stream(split.stream).size for split in found}) != 1:
+            return False
+        weighing = {self.found.root(split.stream) for split in found[:2]}
+        for path in self.found.makers:
+            made = self.found.outputs[path]
+            if made is not None and self.found.root(made[0].stream) in weighing:
+                self.found.scores.add(path)
+        for split in found[:2]:
+            self.found.unite(split.stream, found[2].stream)
+        self.splits[node] = found[2]
+        return True
+
+    def _unknown(self, node: fx.Node, name: str) -> Layout | None:
+        self.hold(node, f"the function {name} reads heads of attention")
+        return None
+
+
+def _same_for_heads(mask: Any) -> bool:
+    """Say whether a mask of attention is none, or one for all heads."""
+    if mask is None:
+        return True
+    shape = mask.meta.get("shape") if isinstance(mask, fx.Node) else None
+    return shape is not None and (len(shape) < 3 or shape[-3] == 1)

@@ -10,14 +10,18 @@ module objects, whose classes intercept calls and reads of parameters.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import copy
 import functools
 import inspect
+import textwrap
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +29,40 @@ from torch import fx, nn, Tensor
 from torch.fx import _symbolic_trace
 from typing_extensions import override
 
-from leanbayes.layers.blame import blame
+# -------------------- blame
+# Say which line of a network's code cannot be traced, and what to write instead.
+
+
+OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+"""Folders whose code is never at fault: torch's, and that of the tracer."""
+
+CURES = (
+    ("'len' is not supported", "write x.shape[0] instead of len(x)"),
+    ("cannot be iterated", "a loop over the sizes or rows of a tensor cannot be traced"),
+    ("control flow", "a condition on values or sizes of tensors cannot be traced"),
+)
+
+
+def blame(error: BaseException) -> str:
+    """Return the line that raised an error, the error, and the cure where it is known."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OWN)]
+    message = (str(error).splitlines() or ["no message"])[0]
+    cure = next((f": {cure}" for words, cure in CURES if words in str(error)), "")
+    said = f"{type(error).__name__}: {message[:80]}" if not cure else type(error).__name__
+    if not frames:
+        return f"{said}{cure}"
+    last = frames[-1]
+    return f"line {last.lineno} of {Path(last.filename).name}, `{last.line}` ({said}){cure}"
+
+
+def names_in(module: nn.Module) -> set[str]:
+    """Return the names of all attributes that the code of a module's class mentions; none where it has no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(type(module))))
+    except (OSError, TypeError, SyntaxError):
+        return set()
+    return {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
 
 IsLeaf = Callable[[nn.Module], bool]
 

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pkgutil
 
-from leanbayes.methods.base import Method
+from leanbayes.methods._base import Method
 
 
 def all_methods() -> dict[str, type[Method]]:

@@ -18,10 +18,10 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.assignment import pick
-from leanbayes.distributions.hashing import shares
+from leanbayes.distributions.random import shares
 from leanbayes.layers.family import LINEAR_MAPS
-from leanbayes.methods.base import Method, StochasticLayer
-from leanbayes.methods.checks import check_rate
+from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._checks import check_rate
 
 
 class DropConnectLayer(StochasticLayer):

@@ -18,11 +18,11 @@ from torch import nn, Tensor
 from torch.utils import _pytree
 from typing_extensions import override
 
-from leanbayes.inputs import leading_rows, map_rows
-from leanbayes.likelihoods import Likelihood
-from leanbayes.methods.base import Method, StochasticLayer
-from leanbayes.methods.checks import check_choice, check_components
-from leanbayes.sampling import Draws
+from leanbayes.distributions.likelihoods import Likelihood
+from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._checks import check_choice, check_components
+from leanbayes.runtime.batches import leading_rows, map_rows
+from leanbayes.runtime.passes import Draws
 
 Init = Literal["fresh", "copy"]
 

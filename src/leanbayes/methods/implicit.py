@@ -28,8 +28,8 @@ from leanbayes.distributions.divergence import kl
 from leanbayes.distributions.factor import Factor, joint_distribution, spread_around
 from leanbayes.distributions.positive import SMALLEST_STD
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
-from leanbayes.methods.base import Method, StochasticLayer
-from leanbayes.methods.checks import check_at_least_zero, check_components, check_positive, check_std
+from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._checks import check_at_least_zero, check_components, check_positive, check_std
 
 SPREAD_OF_STD = 0.4
 """Initial standard deviations are |Normal(init_std, 0.4 init_std)|: 0.05 and 0.02 in the paper."""

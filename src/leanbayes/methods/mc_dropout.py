@@ -18,11 +18,11 @@ from torch import fx, nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.assignment import pick
-from leanbayes.distributions.hashing import draw_seeds, uniforms
+from leanbayes.distributions.random import draw_seeds, uniforms
 from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS
 from leanbayes.layers.hooks import copy_hooks
-from leanbayes.methods.base import Method, plain_copy, StochasticLayer
-from leanbayes.methods.checks import check_rate
+from leanbayes.methods._base import Method, plain_copy, StochasticLayer
+from leanbayes.methods._checks import check_rate
 
 
 class MaskedLayer(StochasticLayer):

@@ -23,9 +23,9 @@ from typing_extensions import override
 
 from leanbayes.distributions.positive import inverse_softplus, softplus
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
-from leanbayes.methods.base import Method
-from leanbayes.methods.checks import check_choice, check_positive, check_std
-from leanbayes.methods.gaussian import GaussianLayer, normal
+from leanbayes.methods._base import Method
+from leanbayes.methods._checks import check_choice, check_positive, check_std
+from leanbayes.methods._gaussian import GaussianLayer, normal
 
 Estimator = Literal["local", "flipout"]
 

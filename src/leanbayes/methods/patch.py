@@ -36,9 +36,9 @@ from typing_extensions import override
 from leanbayes.distributions.assignment import cuts, pick_between
 from leanbayes.layers.family import LINEAR_MAPS, NORMS
 from leanbayes.layers.select import choose
-from leanbayes.methods.base import Method, StochasticLayer
-from leanbayes.methods.checks import check_at_least_zero, check_choice, check_components
-from leanbayes.sampling import draws
+from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._checks import check_at_least_zero, check_choice, check_components
+from leanbayes.runtime.passes import draws
 
 Mixing = Literal["uniform", "learned"]
 ROLES = ("norm", "input", "output")

@@ -27,8 +27,8 @@ from leanbayes.distributions.divergence import kl, on
 from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, require_positive, spread_around
 from leanbayes.distributions.law import law, LawName
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
-from leanbayes.methods.base import Method, StochasticLayer
-from leanbayes.methods.checks import (
+from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._checks import (
     check_at_least_zero,
     check_choice,
     check_components,

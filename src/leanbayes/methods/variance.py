@@ -28,9 +28,9 @@ from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import ard_kl, log_uniform_kl, student_kl
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
-from leanbayes.methods.base import Method
-from leanbayes.methods.checks import check_choice, check_positive
-from leanbayes.methods.gaussian import GaussianLayer
+from leanbayes.methods._base import Method
+from leanbayes.methods._checks import check_choice, check_positive
+from leanbayes.methods._gaussian import GaussianLayer
 
 Parameterization = Literal["layer", "neuron", "weight", "additive", "zero_mean"]
 Prior = Literal["log_uniform", "ard", "student"]

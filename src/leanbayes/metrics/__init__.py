@@ -4,12 +4,16 @@ They return float64 scalars (0-dim tensors) on the device of their input; those 
 Wrong input raises; a figure that right input leaves undefined, such as a ratio to an error of zero, is NaN.
 """
 
+from leanbayes.metrics._validate import flatten as flatten
 from leanbayes.metrics.calibration import adaptive_ece as adaptive_ece
+from leanbayes.metrics.calibration import aurc as aurc
 from leanbayes.metrics.calibration import Bin as Bin
 from leanbayes.metrics.calibration import classwise_ece as classwise_ece
 from leanbayes.metrics.calibration import ece as ece
 from leanbayes.metrics.calibration import mce as mce
 from leanbayes.metrics.calibration import reliability as reliability
+from leanbayes.metrics.calibration import risk_coverage as risk_coverage
+from leanbayes.metrics.calibration import RiskCoverage as RiskCoverage
 from leanbayes.metrics.classification import accuracy as accuracy
 from leanbayes.metrics.classification import brier as brier
 from leanbayes.metrics.classification import doubt as doubt
@@ -41,16 +45,12 @@ from leanbayes.metrics.regression import crps_gaussian as crps_gaussian
 from leanbayes.metrics.regression import interval_coverage as interval_coverage
 from leanbayes.metrics.regression import lpd as lpd
 from leanbayes.metrics.regression import rmse as rmse
-from leanbayes.metrics.rows import flatten as flatten
 from leanbayes.metrics.segmentation import dice as dice
 from leanbayes.metrics.segmentation import energy_distance as energy_distance
 from leanbayes.metrics.segmentation import iou as iou
 from leanbayes.metrics.segmentation import matched_iou as matched_iou
 from leanbayes.metrics.segmentation import pixel_calibration as pixel_calibration
 from leanbayes.metrics.segmentation import PixelCalibration as PixelCalibration
-from leanbayes.metrics.selective import aurc as aurc
-from leanbayes.metrics.selective import risk_coverage as risk_coverage
-from leanbayes.metrics.selective import RiskCoverage as RiskCoverage
 from leanbayes.metrics.temperature import best_joint_temperature as best_joint_temperature
 from leanbayes.metrics.temperature import best_temperature as best_temperature
 from leanbayes.metrics.temperature import calibrated_nll as calibrated_nll

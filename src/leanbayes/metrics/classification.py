@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from leanbayes.metrics.rows import check_whole, flatten, log_probabilities, pick
+from leanbayes.metrics._validate import check_whole, flatten, log_probabilities, pick
 
 
 def accuracy(probabilities: Tensor, y: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanbayes.metrics.rows import finite
+from leanbayes.metrics._validate import finite
 
 
 class Detection(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from leanbayes.metrics.rows import flatten
+from leanbayes.metrics._validate import flatten
 
 # S draws, N targets, C classes
 

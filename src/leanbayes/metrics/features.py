@@ -16,7 +16,7 @@ import torch
 from torch import nn, Tensor
 from torch.nn import functional as F
 
-from leanbayes.metrics.rows import check_whole
+from leanbayes.metrics._validate import check_whole
 
 # N images, B of them in a batch, D features, C classes
 

@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from leanbayes.metrics._validate import check_whole, finite, flatten
 from leanbayes.metrics.features import Features
-from leanbayes.metrics.rows import check_whole, finite, flatten
 
 # N rows, D features, C classes
 

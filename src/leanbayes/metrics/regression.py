@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from leanbayes.metrics.rows import finite, matched
+from leanbayes.metrics._validate import finite, matched
 
 
 def rmse(mean: Tensor, y: Tensor) -> Tensor:

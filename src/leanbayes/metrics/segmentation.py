@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from leanbayes.metrics._validate import check_whole, flatten, pick
 from leanbayes.metrics.calibration import equal_bins
-from leanbayes.metrics.rows import check_whole, flatten, pick
 
 # S samples, A annotations, M = S + A masks, B images, P pixels, C classes
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from leanbayes.metrics.rows import flatten, log_probabilities, pick
+from leanbayes.metrics._validate import flatten, log_probabilities, pick
 
 LARGEST = 100.0
 """Temperatures are sought between 1 / LARGEST and LARGEST."""

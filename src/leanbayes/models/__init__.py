@@ -11,17 +11,12 @@ from torch import nn
 
 from leanbayes.models.dropout import dropout_before_norms
 from leanbayes.models.ehr import EHRNet
-from leanbayes.models.lenet import LeNet, LeNet5, NormLeNet5
-from leanbayes.models.mlp import deep_mlp, MLP
 from leanbayes.models.mobilenet import MobileNetV2
 from leanbayes.models.pyramidnet import PyramidNet
-from leanbayes.models.regression import RegressionNet
-from leanbayes.models.resnet import ResNet, resnet18, resnet50
-from leanbayes.models.resnext import ResNeXt
-from leanbayes.models.small import SmallConvNet
+from leanbayes.models.resnet import ResNet, resnet18, resnet50, ResNeXt
+from leanbayes.models.small import deep_mlp, LeNet, LeNet5, MLP, NormLeNet5, RegressionNet, SmallConvNet
 from leanbayes.models.unet import UNet
-from leanbayes.models.vgg import VGG, vgg11, vgg11_bn, vgg16
-from leanbayes.models.vgg_like import vgg_like, VGGLike
+from leanbayes.models.vgg import VGG, vgg11, vgg11_bn, vgg16, vgg_like, VGGLike
 from leanbayes.models.wide_resnet import WideResNet
 
 __all__ = [

@@ -21,12 +21,12 @@ import torch
 from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
-from leanbayes.convert import own_likelihood, stochastic_layers
-from leanbayes.inputs import call, Inputs, leading_rows, Output, slice_rows, to_device
-from leanbayes.layers.modes import in_eval_mode
-from leanbayes.likelihoods import Categorical, Likelihood
-from leanbayes.methods.gaussian import GaussianLayer
-from leanbayes.sampling import draws
+from leanbayes.core.conversion import own_likelihood, stochastic_layers
+from leanbayes.distributions.likelihoods import Categorical, Likelihood
+from leanbayes.methods._gaussian import GaussianLayer
+from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, slice_rows, to_device
+from leanbayes.runtime.passes import draws
+from leanbayes.runtime.twins import in_eval_mode
 
 AT_ONCE = 2**24
 """Numbers of the Hessian that are computed at a time."""

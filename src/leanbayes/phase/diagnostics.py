@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from leanbayes.convert import stochastic_layers
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.methods.variance import VarianceLayer
 from leanbayes.phase.sparse import additive, put
 

@@ -14,12 +14,12 @@ from typing import Literal
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import mean, own_likelihood
-from leanbayes.inputs import Inputs
-from leanbayes.likelihoods import Likelihood
+from leanbayes.core.conversion import mean, own_likelihood
+from leanbayes.core.prediction import Prediction
+from leanbayes.core.predictor import Noise, predict
+from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.metrics import accuracy
-from leanbayes.predict import Noise, predict
-from leanbayes.prediction import Prediction
+from leanbayes.runtime.batches import Inputs
 
 Procedure = Literal["deterministic", "stochastic", "ensemble"]
 PROCEDURES: tuple[Procedure, ...] = ("deterministic", "stochastic", "ensemble")

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import stochastic_layers
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.methods.variance import VarianceLayer
 
 Instead = Literal["mean", "zero"]

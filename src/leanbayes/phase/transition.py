@@ -10,14 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import stochastic_layers
-from leanbayes.files import write_whole
-from leanbayes.inputs import Inputs
+from leanbayes.core.conversion import stochastic_layers
+from leanbayes.core.predictor import Noise
 from leanbayes.methods.variance import VarianceLayer
-from leanbayes.paths import local
 from leanbayes.phase.criterion import kappa
 from leanbayes.phase.procedures import accuracies
-from leanbayes.predict import Noise
+from leanbayes.runtime._files import local, write_whole
+from leanbayes.runtime.batches import Inputs
 
 SMALLEST = 1e-25
 """What stands for a kappa of zero, as in the paper's histograms."""

@@ -7,11 +7,10 @@ from typing import Self
 
 from torch import Tensor
 
-from leanbayes.likelihoods import Gaussian
-from leanbayes.metrics.rows import finite, flatten, matched, pick
-from leanbayes.prediction import Prediction
-from leanbayes.recalibrate._checks import check_kind, check_prediction, UNFITTED
-from leanbayes.recalibrate._classes import class_targets, over_classes
+from leanbayes.core.prediction import Prediction
+from leanbayes.distributions.likelihoods import Gaussian
+from leanbayes.metrics._validate import finite, flatten, matched, pick
+from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, over_classes, UNFITTED
 
 # S draws, B rows, C classes, D targets
 

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from leanbayes.likelihoods import Gaussian
-from leanbayes.metrics.rows import finite, flatten, log_probabilities, matched, pick
-from leanbayes.prediction import average, Prediction
-from leanbayes.recalibrate._checks import check_kind, check_prediction, UNFITTED
-from leanbayes.recalibrate._classes import class_targets, entropies, over_classes
-from leanbayes.uncertainty import Decomposition
+from leanbayes.core.prediction import average, Decomposition, Prediction
+from leanbayes.distributions.likelihoods import Gaussian
+from leanbayes.metrics._validate import finite, flatten, log_probabilities, matched, pick
+from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, entropies, over_classes, UNFITTED
 
 # S draws, B rows, N targets, C classes, D targets of a row
 

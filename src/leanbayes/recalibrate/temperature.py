@@ -8,13 +8,11 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from leanbayes.likelihoods import Bernoulli, Gaussian
-from leanbayes.metrics.rows import finite, matched
+from leanbayes.core.prediction import decompose, Decomposition, Prediction
+from leanbayes.distributions.likelihoods import Bernoulli, Gaussian
+from leanbayes.metrics._validate import finite, matched
 from leanbayes.metrics.temperature import best_inverse, best_joint_temperature, temper
-from leanbayes.prediction import Prediction
-from leanbayes.recalibrate._checks import check_kind, check_prediction, UNFITTED
-from leanbayes.recalibrate._classes import class_targets, entropies, over_classes
-from leanbayes.uncertainty import decompose, Decomposition
+from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, entropies, over_classes, UNFITTED
 
 # S draws, B rows, C classes, D targets
 

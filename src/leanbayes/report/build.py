@@ -9,17 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leanbayes.files import write_text
-from leanbayes.paths import local
 from leanbayes.report.figures import figures
 from leanbayes.report.figures.examples import galleries, Gallery
 from leanbayes.report.figures.figure import Figure
 from leanbayes.report.figures.svg import key_symbol
-from leanbayes.report.labels import cut
 from leanbayes.report.load import Group, load_results, Results
+from leanbayes.report.looks import cut
 from leanbayes.report.provenance import Provenance, provenance
 from leanbayes.report.table import comparison, Table
 from leanbayes.report.verdict import RULE, Verdict, verdict
+from leanbayes.runtime._files import local, write_text
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from leanbayes.report.estimate import Estimate
-from leanbayes.report.labels import cut
+from leanbayes import shift
+from leanbayes.evaluation.statistics import Estimate, number
+from leanbayes.report.load import Run
+from leanbayes.report.looks import cut
 
 Key = tuple[str, ...]
 SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "confidence": "confidence"}
@@ -274,3 +276,53 @@ COST = (
         marked=False, place="rest", help="Parameters beyond the plain network's, counted.",
     ),
 )  # fmt: skip
+
+
+# -------------------- corrupted
+# What runs tell about corrupted images: means, errors relative to the plain network, curves over severity.
+
+
+Rows = Sequence[dict[str, Any]]
+MEASURES = ("accuracy", "nll", "ece", "epistemic", "aleatoric")
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    """Return the rows {corruption, severity, accuracy, nll, ece, ...} of a run, without those that lack a number."""
+    rows = [dict(row) for row in run.rows("metrics", "shift")]
+    return [row for row in rows if all(number(row.get(key)) is not None for key in ("severity", *MEASURES))]
+
+
+def mean_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Average rows over seeds: the plain network's are what an mCE divides by."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for run in runs:
+        for row in rows_of(run):
+            found.setdefault((str(row["corruption"]), row["severity"]), []).append(row)
+    return [
+        {"corruption": name, "severity": severity, **{m: statistics.fmean(r[m] for r in rows) for m in MEASURES}}
+        for (name, severity), rows in found.items()
+    ]
+
+
+def corrupted_facts(run: Run, plain: Rows) -> dict[str, float | None]:
+    """Return means over corruptions and severities and, where the plain network is known, the (relative) mCE."""
+    rows = rows_of(run)
+    if not any(row["severity"] for row in rows):
+        return {}
+    facts: dict[str, float | None] = dict(shift.corrupted_means(rows))
+    if _cells(rows) == _cells(plain):
+        facts["mce"] = number(shift.mce(rows, plain))
+        if any(severity == 0 for _, severity in _cells(rows)):
+            facts["relative_mce"] = number(shift.relative_mce(rows, plain))
+    return facts
+
+
+def over_severity(run: Run, measure: str) -> dict[float, float | None]:
+    """Average one measure over the corruptions of each severity; severity 0 is the clean images."""
+    rows = rows_of(run)
+    severities = sorted({float(row["severity"]) for row in rows})
+    return dict(zip(severities, shift.severity_curve(rows, measure), strict=True))
+
+
+def _cells(rows: Rows) -> set[tuple[str, float]]:
+    return {(str(row["corruption"]), row["severity"]) for row in rows}

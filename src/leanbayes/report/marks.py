@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from leanbayes.evaluation.statistics import difference_error, Estimate
 from leanbayes.report.columns import Column
-from leanbayes.report.estimate import difference_error, Estimate
 
 Mark = Literal["best", "near", ""]
 MORE = 2  # decimals beyond the usual ones; a difference that only more would show is none to a reader

@@ -7,13 +7,104 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from leanbayes.report.columns import Column, CORRUPTED, COST, foreign_columns, Key, test_columns
-from leanbayes.report.corrupted import corrupted_facts, mean_rows, Rows
-from leanbayes.report.equivalent import ensemble_equivalents
-from leanbayes.report.estimate import Estimate, estimate, number
-from leanbayes.report.load import Contender, Group, Run
+from leanbayes.evaluation.statistics import Estimate, estimate, number
+from leanbayes.metrics import ensemble_equivalent
+from leanbayes.report.columns import (
+    Column,
+    CORRUPTED,
+    corrupted_facts,
+    COST,
+    foreign_columns,
+    Key,
+    mean_rows,
+    Rows,
+    test_columns,
+)
+from leanbayes.report.load import Contender, Group, REFERENCE, Run
 from leanbayes.report.marks import decimals_of, Mark, marks_of
-from leanbayes.report.price import answer_passes, passes_of, training_ratio
+
+# -------------------- equivalent
+# How many networks of a deep ensemble is a method worth?
+
+
+ENSEMBLE = "deep_ensemble"  # whole copies of the network: what others are measured in
+SIGNS = {"at least": "≥ ", "at most": "≤ ", "": ""}
+
+
+def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> list[Estimate | None]:
+    """Measure every contender in networks of a deep ensemble with the same calibrated NLL.
+
+    The curve, a + b / K between two measured sizes K, goes through the plain network, which is an ensemble of one, and
+    the ensembles of the group; without both there is none.
+    """
+    scores = [found.get(("test", "cnll")) for found in estimates]
+    known = [(c, score) for c, score in zip(group.contenders, scores, strict=True) if score is not None]
+    curve = {size: score.mean for contender, score in known if (size := _networks(contender))}
+    if 1 not in curve or len(curve) < 2:
+        return [None for _ in estimates]
+    found = [None if score is None else ensemble_equivalent(score.mean, curve) for score in scores]
+    return [None if e is None else Estimate(e.networks, None, 1, SIGNS[e.bound]) for e in found]
+
+
+def _networks(contender: Contender) -> int | None:
+    """Return how many independent networks a contender consists of; None for methods inside one network."""
+    if contender.is_reference:
+        return 1
+    size = contender.runs[0].fields.get("components")
+    return size if contender.name == ENSEMBLE and isinstance(size, int) and size > 0 else None
+
+
+# -------------------- price
+# What a whole training costs in trainings of the plain network, and an answer in its passes.
+
+
+MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, however many draws are asked for
+
+
+def training_ratio(run: Run) -> float | None:
+    """Return the cost of a training, from the measured step and the recipe; None where the step was not measured.
+
+        plain epochs + (split epochs + K tiled epochs) * draws * step ratio
+        -------------------------------------------------------------------
+                                    epochs
+
+    Epochs before the conversion train the plain network; a tiled step gives every row to all K components.
+    """
+    step = run.number("cost", "train_step_ratio")
+    epochs = run.number("recipe", "epochs")
+    if step is None or not epochs:
+        return step
+    plain = _least(run.number("recipe", "convert_at_epoch"), epochs)
+    tiled = epochs if run.part("recipe", "tile") else _least(run.number("recipe", "tile_last_epochs"), epochs)
+    tiled = min(tiled, epochs - plain)
+    components = run.number("method", "fields", "components") or 1
+    draws = run.number("recipe", "samples") or 1
+    return (plain + (epochs - plain - tiled + components * tiled) * draws * step) / epochs
+
+
+def _least(found: float | None, most: float) -> float:
+    return min(found or 0.0, most)
+
+
+def answer_passes(run: Run) -> float | None:
+    """Return the cost of one answer in passes of the plain network; None where it was not measured.
+
+    answer = passes * predict ratio: an answer of 16 draws, each at 1.1 plain passes, costs 17.6.
+    """
+    passes, ratio = passes_of(run), run.number("cost", "predict_ratio")
+    return None if passes is None or ratio is None else passes * ratio
+
+
+def passes_of(run: Run) -> float | None:
+    """Return how many passes an answer takes: as recorded, else by the draws or the members; None if unknown."""
+    recorded = run.number("cost", "passes")
+    if recorded is not None:
+        return recorded
+    if run.name == REFERENCE:
+        return 1.0
+    draws = run.number("settings", "judging", "samples")
+    members = run.number("method", "fields", "components") if run.name in MEMBERS else None
+    return min((count for count in (draws, members) if count), default=None)
 
 
 @dataclass(frozen=True)

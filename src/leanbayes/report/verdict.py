@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from leanbayes.evaluation.statistics import difference_error, Estimate
 from leanbayes.report.columns import Column, Key, test_columns
-from leanbayes.report.estimate import difference_error, Estimate
 from leanbayes.report.load import Contender, Group
 from leanbayes.report.marks import decimals_of
 from leanbayes.report.table import estimates_of

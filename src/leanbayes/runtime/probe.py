@@ -19,11 +19,11 @@ import torch
 from torch import nn, Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from leanbayes.inputs import Inputs, row_axis, rows_of, tensors_in
 from leanbayes.layers.hooks import HOOKS
-from leanbayes.processes import is_shard
+from leanbayes.runtime.batches import Inputs, row_axis, rows_of, tensors_in
+from leanbayes.runtime.distributed import is_shard
+from leanbayes.runtime.passes import Draws, draws, draws_of
 from leanbayes.runtime.rows import Layout, ONE_DRAW, ROWS
-from leanbayes.sampling import Draws, draws, draws_of
 
 FEW = 3
 """Rows of a probe; all rows of the batch where a network does not take so few."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from leanbayes.layers.materialise import materialise
+from leanbayes.layers.family import materialise
 
 
 class Layout(NamedTuple):

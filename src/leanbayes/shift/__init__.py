@@ -1,8 +1,14 @@
 """How predictions fare when inputs get worse: corruptions, a sweep over them and its scores; adversarial attacks."""
 
-from leanbayes.shift.adversarial import attack as attack
-from leanbayes.shift.adversarial import Attacked as Attacked
-from leanbayes.shift.adversarial import Iteration as Iteration
+from leanbayes.shift.attacks import Attack as Attack
+from leanbayes.shift.attacks import attack as attack
+from leanbayes.shift.attacks import Attacked as Attacked
+from leanbayes.shift.attacks import fast_sign as fast_sign
+from leanbayes.shift.attacks import fgsm as fgsm
+from leanbayes.shift.attacks import Iteration as Iteration
+from leanbayes.shift.attacks import pgd as pgd
+from leanbayes.shift.attacks import pixel_units as pixel_units
+from leanbayes.shift.attacks import Units as Units
 from leanbayes.shift.corruptions import all_names as all_names
 from leanbayes.shift.corruptions import corrupt as corrupt
 from leanbayes.shift.corruptions import enlarge as enlarge
@@ -11,12 +17,6 @@ from leanbayes.shift.scores import corrupted_means as corrupted_means
 from leanbayes.shift.scores import mce as mce
 from leanbayes.shift.scores import relative_mce as relative_mce
 from leanbayes.shift.scores import severity_curve as severity_curve
-from leanbayes.shift.steps import Attack as Attack
-from leanbayes.shift.steps import fast_sign as fast_sign
-from leanbayes.shift.steps import fgsm as fgsm
-from leanbayes.shift.steps import pgd as pgd
-from leanbayes.shift.steps import pixel_units as pixel_units
-from leanbayes.shift.steps import Units as Units
 from leanbayes.shift.sweep import Shift as Shift
 
 __all__ = [

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.shift.corruptions import all_names, as_dtype, as_unit, corrupt, enlarge, names, SMALLEST
-from leanbayes.shift.tables import Scale, SEVERITIES
+from leanbayes.shift.corruptions.severities import Scale, SEVERITIES
 
 
 @dataclass(frozen=True, eq=False)

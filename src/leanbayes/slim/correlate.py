@@ -20,10 +20,9 @@ import torch
 from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
-from leanbayes.files import write_whole
-from leanbayes.inputs import Inputs
-from leanbayes.paths import local
-from leanbayes.predict import predict
+from leanbayes.core.predictor import predict
+from leanbayes.runtime._files import local, write_whole
+from leanbayes.runtime.batches import Inputs
 from leanbayes.slim.narrow import narrow, NormData
 
 TENTHS = tuple(tenth / 10 for tenth in range(1, 11))

@@ -13,23 +13,24 @@ cut; the paper does not say whether it draws one for each.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
-from leanbayes.convert import own_likelihood, unwrap
-from leanbayes.inputs import call, Inputs, repeat_rows
-from leanbayes.likelihoods import Categorical
-from leanbayes.methods.checks import check_at_least_zero, check_choice
-from leanbayes.norm import update_norm
-from leanbayes.sampling import draws
+from leanbayes.core.conversion import own_likelihood, unwrap
+from leanbayes.core.norm import update_norm
+from leanbayes.distributions.likelihoods import Categorical
+from leanbayes.methods._checks import check_at_least_zero, check_choice
+from leanbayes.methods.nested.units import OrderingUnit
+from leanbayes.runtime.batches import call, Inputs, repeat_rows
+from leanbayes.runtime.passes import draws
 from leanbayes.slim.discrepancy import concentration_of, mmd
 from leanbayes.slim.narrow import narrow
 from leanbayes.slim.student import ordering_units, student
-from leanbayes.training.batches import Batch, Data, Placement, training_batches
-from leanbayes.training.loop import fit
+from leanbayes.training.data import Batch, Data, Placement, training_batches
+from leanbayes.training.fit import fit
 from leanbayes.training.recipe import DEFAULT, Recipe
 
 Law = Literal["uniform", "own"]
@@ -180,3 +181,46 @@ def _check(teacher: nn.Module, recipe: Recipe, samples: int, labels: float, law:
         raise ValueError(f"expected samples of at least 2, since the student learns how they scatter, got {samples}")
     check_at_least_zero(labels=labels)
     check_choice("law", law, ("uniform", "own"))
+
+
+# -------------------- cooling
+# Let the relaxed masks of a nested network harden during training: a callback for `fit`.
+
+
+class Epoch(Protocol):
+    """What `fit` tells a callback: the epochs that are done, and the model in training."""
+
+    epoch: int
+    model: nn.Module
+
+
+class Cooling:
+    """Lowers the temperature of every ordering unit from epoch to epoch, by equal factors.
+
+        tau = start (end / start)^(epoch / epochs)
+
+    A training that is resumed goes on where it was: the temperature depends on the epoch alone.
+
+    Args:
+        start: the temperature at the beginning; give the same to `lb.NestedDropout`.
+        end: the temperature of the last epoch.
+        epochs: over how many epochs it falls; afterwards it stays.
+
+    Example:
+        >>> bnn = lb.convert(net, lb.NestedDropout(temperature=2.0, hard=False))
+        >>> lb.fit(bnn, (x, y), recipe, callbacks=[lb.slim.Cooling(2.0, 0.5, epochs=recipe.epochs)])
+    """
+
+    def __init__(self, start: float, end: float, *, epochs: int) -> None:
+        """Take the two temperatures."""
+        if not (start > 0 and end > 0 and epochs > 0):
+            raise ValueError(f"expected positive temperatures and epochs, got {start}, {end} and {epochs}")
+        self.start, self.end, self.epochs = start, end, epochs
+
+    def __call__(self, state: Epoch) -> None:
+        """Set the temperature of the coming epoch."""
+        share = min(1.0, state.epoch / self.epochs)
+        temperature = self.start * (self.end / self.start) ** share
+        for module in state.model.modules():
+            if isinstance(module, OrderingUnit):
+                module.temperature.fill_(temperature)

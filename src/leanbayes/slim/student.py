@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from leanbayes.convert import convert, mean, own_likelihood, unwrap
-from leanbayes.methods.nested import channels_of, NestedDropout, NestedLayer, NestedNorm
-from leanbayes.methods.ordering import LIMIT, OrderingUnit
+from leanbayes.core.conversion import convert, mean, own_likelihood, unwrap
+from leanbayes.methods.nested.config import channels_of, NestedDropout, NestedLayer, NestedNorm
+from leanbayes.methods.nested.units import LIMIT, OrderingUnit
 from leanbayes.slim.narrow import narrow
 
 

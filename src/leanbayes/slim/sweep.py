@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanbayes.convert import mean
-from leanbayes.evaluation import Data, evaluate, Result
+from leanbayes.core.conversion import mean
+from leanbayes.evaluation.evaluate import Data, evaluate, Result
 from leanbayes.layers.channels import Layout
 from leanbayes.layers.family import LINEAR_MAPS
-from leanbayes.methods.nested import channels_of, plain_layer
-from leanbayes.sampling import draws
+from leanbayes.methods.nested.config import channels_of, plain_layer
+from leanbayes.runtime.passes import draws
 from leanbayes.slim.narrow import narrow, NormData, units_of
 
 

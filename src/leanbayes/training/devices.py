@@ -10,8 +10,8 @@ from typing import Any
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from leanbayes.processes import launched, rank_and_world
-from leanbayes.training.failure import TrainingError
+from leanbayes.runtime.distributed import launched, rank_and_world
+from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.recipe import Recipe
 
 PACKAGES = ("lightning_fabric", "lightning.fabric")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanbayes.objective import ElboTerms
+from leanbayes.core.objective import ElboTerms
 from leanbayes.training.state import random_state
 
 LOOK_EVERY = 50

@@ -18,12 +18,19 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.convert import stochastic_layers
-from leanbayes.files import parse_json, read_tensors, remove_leftovers, tied, untied, write_tensors
-from leanbayes.headers import check_fields
-from leanbayes.processes import rank_and_world
-from leanbayes.training.failure import TrainingError
-from leanbayes.training.history import History
+from leanbayes.core.conversion import stochastic_layers
+from leanbayes.runtime._files import (
+    check_fields,
+    parse_json,
+    read_tensors,
+    remove_leftovers,
+    tied,
+    untied,
+    write_tensors,
+)
+from leanbayes.runtime.distributed import rank_and_world
+from leanbayes.training.diagnostics import TrainingError
+from leanbayes.training.progress import History
 from leanbayes.training.recipe import Recipe
 
 FORMAT = 1

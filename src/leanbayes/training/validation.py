@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leanbayes.inputs import Output
-from leanbayes.likelihoods import Likelihood, match_shape
-from leanbayes.predict import predict
-from leanbayes.prediction import Prediction
-from leanbayes.training.batches import Batches
-from leanbayes.training.history import finite
-from leanbayes.training.phases import Phase
+from leanbayes.core.prediction import Prediction
+from leanbayes.core.predictor import predict
+from leanbayes.distributions.likelihoods import Likelihood, match_shape
+from leanbayes.runtime.batches import Output
+from leanbayes.training.data import Batches
+from leanbayes.training.objective import Phase
+from leanbayes.training.progress import finite
 
 DRAWS = 4
 """Draws of a prediction: enough to follow a training, a quarter of what `predict` takes."""

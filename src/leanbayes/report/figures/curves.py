@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from leanbayes.report.corrupted import over_severity
-from leanbayes.report.estimate import curve, Estimate, number
+from leanbayes.evaluation.statistics import curve, Estimate, number
+from leanbayes.report.columns import over_severity
 from leanbayes.report.figures.figure import ends, Figure, Numbers, Panel, write
 from leanbayes.report.figures.svg import Axis, Chart, linear_axis
 from leanbayes.report.load import Contender, Group, Run

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from leanbayes.report.estimate import number
+from leanbayes.evaluation.statistics import number
 from leanbayes.report.load import Contender, Group, Run
 
 SHOWN = 4  # cards on a shelf

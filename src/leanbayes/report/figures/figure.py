@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leanbayes.report.estimate import Estimate
+from leanbayes.evaluation.statistics import Estimate
 from leanbayes.report.load import Contender
 
 

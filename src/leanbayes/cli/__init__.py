@@ -1,0 +1,1 @@
+"""The command line: a command is its flags and its action."""

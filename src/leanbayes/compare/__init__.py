@@ -1,0 +1,1 @@
+"""Train and evaluate methods on one data set, next to each other."""

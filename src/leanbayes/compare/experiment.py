@@ -1,0 +1,264 @@
+"""What the jobs of one comparison share: the data, the network's maker, foreign inputs, corrupted images."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+from typing_extensions import override
+
+from leanbayes import data, models
+from leanbayes.compare.job import Judging, Source
+from leanbayes.core.conversion import convert
+from leanbayes.data import DataSet, Split
+from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
+from leanbayes.methods._base import Method
+from leanbayes.methods.ensemble import DeepEnsemble, Ensemble
+from leanbayes.shift import Shift
+
+# -------------------- networks
+# Networks by name: one of `leanbayes.models`, or the user's own as `package.module:function`.
+#
+# Only a name from the command line is ever imported. A name that a file records is text to compare (`agreed`).
+
+
+Maker = Callable[[], nn.Module]
+OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""How the name of a user's own network reads."""
+
+
+def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Maker:
+    """Return a function that makes a new network at every call.
+
+    A function of the user's own gets those of the keywords `num_outputs` and `input_shape` that it accepts; the current
+    folder is importable. Such a name must come from the command line, never from a file: it runs code.
+
+    Raises:
+        ValueError: in one sentence, if there is no such network or it cannot be made.
+    """
+    known: dict[str, Any] = {"num_outputs": num_outputs, "input_shape": input_shape}
+    if ":" not in net:
+        return lambda: models.build(net, **known)
+    function = _find(net)
+    accepted = inspect.signature(function).parameters
+    everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    keywords = {name: value for name, value in known.items() if everything or name in accepted}
+
+    def make() -> nn.Module:
+        try:
+            made = function(**keywords)
+        except Exception as error:
+            raise ValueError(f"{net} failed to make a network: {type(error).__name__}: {error}") from error
+        if not isinstance(made, nn.Module):
+            raise ValueError(f"expected {net} to return a torch.nn.Module, got {type(made).__name__}")
+        return _initialised(made, input_shape)
+
+    return make
+
+
+def agreed(recorded: str, given: str, place: Path) -> str:
+    """Return the network of a run if it may be made: a known one, or an own one that the command line names, too.
+
+    Args:
+        recorded: what a file of the run says, which is compared and nothing else.
+        given: what the command line says; "" where it says nothing.
+        place: the folder of the run.
+
+    Raises:
+        ValueError: in one sentence, if an own network was not named, or another one.
+    """
+    if ":" in recorded and not OWN.fullmatch(recorded):
+        raise ValueError(f"'{place}' names a network {recorded!r}, which is neither known nor package.module:function")
+    if given and given != recorded:
+        raise ValueError(f"expected --net {recorded!r}, which the run was trained on, got {given!r}, for '{place}'")
+    if given or ":" not in recorded:
+        return recorded
+    raise ValueError(
+        f"'{place}' was trained on the network {recorded}, which is code outside of leanbayes and is not imported "
+        f"because a file names it; add --net {recorded} if you trust {recorded.partition(':')[0]}"
+    )
+
+
+def _find(net: str) -> Callable[..., Any]:
+    module_name, _, function_name = net.partition(":")
+    if not OWN.fullmatch(net):
+        raise ValueError(f"expected a network as package.module:function, got {net!r}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ValueError(
+            f"cannot import {module_name} for the network {net}: {type(error).__name__}: {error}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if function is None:
+        raise ValueError(f"{module_name} has no {function_name}; write the network as package.module:function")
+    if isinstance(function, nn.Module) or not callable(function):
+        kind = type(function).__name__
+        raise ValueError(
+            f"expected {net} to be a function that makes a network, got a {kind}; write one that returns it"
+        )
+    return function  # type: ignore[no-any-return]
+
+
+def _initialised(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
+    """Run two rows of zeros through a network with lazy layers, so that they learn their sizes."""
+    if any(nn.parameter.is_lazy(parameter) for parameter in network.parameters()):
+        with torch.no_grad():
+            network.eval()(torch.zeros(2, *input_shape))
+        network.train()
+    return network
+
+
+START_STD = 0.5
+"""Where the learned noise of standardised regression targets starts."""
+
+
+@dataclass(frozen=True, eq=False)
+class KeptShift(Shift):
+    """A sweep that corrupts once for all jobs, and keeps the raw images."""
+
+    kept: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
+
+    @override
+    def corrupted(self, name: str, severity: int) -> Tensor:
+        key = (name, severity)
+        if key not in self.kept:
+            self.kept[key] = super().corrupted(name, severity)
+        return self.kept[key]
+
+
+class Workshop:
+    """Loads once what every job needs."""
+
+    def __init__(self, source: Source, net: str, judging: Judging) -> None:
+        """Load the data and make the network once: what is wrong with either should come out before any training."""
+        self.judging = judging
+        self.data = load(source)
+        self.root = source.root
+        self.make = maker(net, num_outputs=self.data.num_outputs, input_shape=self.data.input_shape)
+        self._try(net)
+        self.ood  # noqa: B018  # a misspelt foreign set should come out now, too
+
+    def likelihood(self) -> Likelihood:
+        """Return a fresh likelihood for the task."""
+        return likelihood_for(self.data)
+
+    def plain(self, seed: int) -> nn.Module:
+        """Return the plain network as this seed initialises it."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make()
+
+    def model(self, method: Method | None, seed: int, where: tuple[str, ...] = ()) -> nn.Module:
+        """Return the model of a method; members of an ensemble are made one by one, each from a seed of its own."""
+        if method is None:
+            return self.plain(seed)
+        if isinstance(method, DeepEnsemble):
+            return Ensemble([self.plain(seed + 1000 * k) for k in range(method.components)], method)
+        net = self.plain(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return convert(net, method, where=where or None, likelihood=self.likelihood())
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw test rows, network inputs, and targets in their own units; all, or evenly spaced ones."""
+        split = self.data.test
+        rows = _evenly(len(split), self.judging.test_images)
+        return split.x[rows], self.data.inputs(split.x[rows]), split.y[rows]
+
+    @property
+    def units(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and deviation of regression targets."""
+        return None if self.data.task == "classification" else (self.data.target_mean, self.data.target_std)
+
+    @cached_property
+    def ood(self) -> dict[str, Any]:
+        """Foreign inputs by name."""
+        found = {name: data.foreign(name, self.data, self.root) for name in self.judging.ood}
+        limit = self.judging.test_images
+        return {name: (self.data.inputs(x[_evenly(len(x), limit)]), None) for name, x in found.items()}
+
+    @cached_property
+    def shift(self) -> Shift | None:
+        """Corrupted test images, made once for all jobs; None for tables."""
+        if not self.judging.shift or self.data.kind != "image" or self.data.input_shape[0] not in (1, 3):
+            return None
+        rows = _evenly(len(self.data.test), self.judging.shift_images)
+        return KeptShift(images=self.data.test.x[rows], y=self.data.test.y[rows], inputs=self.data.inputs)
+
+    def _try(self, net: str) -> None:
+        """Run one row through the network, so that a network that does not fit the data says so now."""
+        network = self.plain(0).eval()
+        x = self.data.inputs(self.data.test.x[:2])
+        try:
+            with torch.no_grad():
+                y = network(x)
+        except Exception as error:
+            raise ValueError(
+                f"the network {net} cannot take inputs of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
+            ) from error
+        if not isinstance(y, Tensor) or y.shape != (len(x), self.data.num_outputs):
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(
+                f"expected the network {net} to give outputs of shape (rows, {self.data.num_outputs}) for "
+                f"{self.data.name}, got {got}"
+            )
+
+
+def likelihood_for(data: DataSet) -> Likelihood:
+    """Return a fresh likelihood for the task of a data set."""
+    return Categorical() if data.task == "classification" else Gaussian(std=START_STD, learn=True)
+
+
+def load(source: Source) -> DataSet:
+    """Return the data that a source names: all or some of its training rows, judged on its test or held-out rows."""
+    own = {"target": source.target, "task": source.task, "channels": source.channels}
+    whole = data.load(source.name, source.root, split=source.split, **own)
+    if source.hold_out:
+        whole = _held_out(whole, source.hold_out)
+    if not 0 < source.train_rows < len(whole.train):
+        return whole
+    some = _take(whole.train, _evenly(len(whole.train), source.train_rows))
+    _require_classes(whole, some)
+    return replace(whole, train=some)
+
+
+def _held_out(whole: DataSet, wanted: int) -> DataSet:
+    """Put evenly spaced training rows in the place of the test set."""
+    if wanted >= len(whole.train):
+        raise ValueError(f"expected --hold-out to be below the {len(whole.train):,} training rows, got {wanted:,}")
+    held = torch.zeros(len(whole.train), dtype=torch.bool)
+    held[_evenly(len(whole.train), wanted)] = True
+    rest = _take(whole.train, ~held)
+    _require_classes(whole, rest)
+    return replace(whole, train=rest, test=_take(whole.train, held))
+
+
+def _take(split: Split, rows: Tensor) -> Split:
+    return Split(split.x[rows], split.y[rows])
+
+
+def _require_classes(whole: DataSet, some: Split) -> None:
+    if whole.task == "classification" and (missing := set(range(len(whole.classes))) - set(some.y.tolist())):
+        name = whole.classes[min(missing)]
+        raise ValueError(f"{len(some)} training rows leave class {name!r} of {whole.name} without any; take more")
+
+
+def _evenly(rows: int, wanted: int) -> Tensor:
+    """Return evenly spaced row numbers: sets sorted by class keep all classes."""
+    if not 0 < wanted < rows:
+        return torch.arange(rows)
+    return torch.arange(wanted) * rows // wanted

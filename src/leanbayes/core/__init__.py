@@ -1,0 +1,1 @@
+"""Make, train on and predict with a stochastic network."""

@@ -1,0 +1,353 @@
+"""Save and load converted models: safetensors with a readable header, nothing pickled, nothing imported by name.
+
+The header `leanbayes` is JSON: format, method, fields, paths, root (and `chain` for further conversions), likelihood,
+versions, and `tied` (names that share a tensor with another name). `root` is the part of the model that was converted,
+"" for all of it: within it, paths seed the noise. Methods are found by name among those of the package; any other is
+used only if the caller passes it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+import warnings
+from collections import Counter
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, get_type_hints, Literal
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.core.conversion import attach_likelihood, convert, own_likelihood, places, stochastic_layers, unwrap
+from leanbayes.distributions.likelihoods import Likelihood, LIKELIHOODS
+from leanbayes.methods import all_methods
+from leanbayes.methods._base import Method
+from leanbayes.methods.ensemble import DeepEnsemble, Ensemble
+from leanbayes.runtime._files import (
+    check_fields,
+    local,
+    parse_json,
+    PathLike,
+    read_tensors,
+    tied,
+    untied,
+    write_tensors,
+)
+from leanbayes.runtime.distributed import refuse_shards
+
+FORMAT = 1
+HEADER = "leanbayes"
+FILES = ("posterior.safetensors", "model.safetensors")
+"""What a folder may call its checkpoint."""
+
+_STEP = {"method": str, "fields": dict[str, Any], "paths": list[str], "root": str}
+_STEP_NEEDS = ("method", "fields", "paths")
+_FIELDS = {
+    "format": int,
+    "chain": list[dict[str, Any]],
+    "likelihood": dict[str, Any] | None,
+    "only": Literal["all", "posterior"],
+    "tied": dict[str, str],
+    "versions": dict[str, Any],
+}
+_LIKELIHOOD = {"name": str, "options": dict[str, Any]}
+
+
+def save(
+    model: nn.Module,
+    path: PathLike,
+    *,
+    only: Literal["all", "posterior"] = "all",
+    extra: Mapping[str, str] | None = None,
+) -> None:
+    """Write a converted model to `path`, whole or only its posterior (kilobytes, to go with a public checkpoint).
+
+    The file appears at once or not at all: it is written under a temporary name and renamed.
+
+    Args:
+        model: a converted model.
+        path: a `.safetensors` file; its folder is made if needed.
+        only: "posterior" leaves the shared weights out; `load` then takes them from the network it is given, which is
+            the same model where the weights did not change in training: `Recipe(freeze=True)`. It is refused for deep
+            ensembles, whose members have weights of their own.
+        extra: further metadata, strings by name.
+    """
+    place = local(path)
+    model = unwrap(model)
+    chain = _conversions(model)
+    if not chain:
+        raise ValueError("expected a converted model, got a plain one; save its state_dict() with safetensors instead")
+    if only not in ("all", "posterior"):
+        raise ValueError(f"expected only to be one of all, posterior, got {only!r}")
+    refuse_shards(model.parameters(), chain[0]["paths"][0] if chain[0]["paths"] else "")
+    tensors, others = untied(_state(model, only))
+    if only == "posterior" and _own_weights(chain, tensors):
+        raise ValueError(
+            "a deep ensemble has no posterior next to its weights, which every member has for itself; save all of it: "
+            "only='all'"
+        )
+    header = {
+        "format": FORMAT,
+        **chain[0],
+        "chain": chain[1:],
+        "likelihood": _describe(own_likelihood(model)),
+        "only": only,
+        "tied": others,
+        "versions": {"leanbayes": _version("leanbayes"), "torch": str(torch.__version__)},
+    }
+    write_tensors(tensors, place, {**(extra or {}), HEADER: json.dumps(header)})
+
+
+def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.Module:
+    """Read a converted model: `net` is converted as the file says, then its tensors are filled in.
+
+    Args:
+        path: a file that `save` wrote, or a local folder with it: `posterior.safetensors`, which may lie beside a
+            public checkpoint, or else `model.safetensors`. Nothing is fetched from anywhere.
+        net: a network of the architecture that was converted; it stays as it is.
+        method: the method, where the file names one that is not part of leanbayes.
+
+    Raises:
+        ValueError: in one sentence, if the file is damaged, of another kind, or does not fit the network.
+    """
+    if not isinstance(net, nn.Module):
+        raise ValueError(
+            f"expected a torch.nn.Module of the architecture that was converted, which load fills from '{path}', got "
+            f"{type(net).__name__}"
+        )
+    path = _file(local(path))
+    header, tensors = _read(path)
+    if isinstance(net, Ensemble) or any(True for _ in stochastic_layers(net)):
+        raise ValueError(
+            f"expected a plain network, which load converts as '{path}' says, got one that is converted already; "
+            "pass the network as it is before lb.convert"
+        )
+    chain = [header, *header.get("chain", [])]
+    if header.get("only") == "posterior" and _own_weights(chain, tensors):
+        raise ValueError(
+            f"'{path}' holds the posterior of a deep ensemble without the weights of its members; save all of it: "
+            "lb.save(ensemble, path)"
+        )
+    methods = [_method(step, method, path) for step in chain]
+    _check_sizes(chain, methods, tensors, path)
+    model = net
+    for step, recipe in zip(chain, methods, strict=True):
+        try:
+            model = _convert_again(model, recipe, step, path)
+        except RuntimeError as error:  # torch's own, of numbers that no float holds
+            raise ValueError(f"the network cannot be converted by {recipe}, as '{path}' says ({error})") from error
+    likelihood = _likelihood(header, path)
+    if likelihood is not None:
+        attach_likelihood(model, likelihood)
+    _fill(model, tensors, header, path)
+    return model
+
+
+def header_of(path: PathLike) -> dict[str, Any]:
+    """Return what a checkpoint, or that of a folder, says of itself."""
+    return _read(_file(local(path)), tensors=False)[0]
+
+
+def _file(path: Path) -> Path:
+    """Return the file itself, or that of a folder: the small one first, since it lies beside other people's weights."""
+    if not path.is_dir():
+        return path
+    found = [path / name for name in FILES if (path / name).is_file()]
+    if not found:
+        raise FileNotFoundError(f"expected {' or '.join(FILES)} in the folder '{path}', found neither")
+    return found[0]
+
+
+def _conversions(model: nn.Module) -> list[dict[str, Any]]:
+    """Return method, fields, paths and root of every conversion, in the order of the layers, parts before the whole.
+
+    A part that was converted first gave the whole its `Draws`. An ensemble comes last.
+    """
+    if isinstance(model, Ensemble):
+        return [*_conversions(model.members[0]), _step(model.method, "", [])]
+    found: dict[tuple[Method, str], list[str]] = {}
+    for path, layer in stochastic_layers(model):
+        found.setdefault((layer.method, _root(path, layer.path)), []).append(path)
+    ordered = sorted(found.items(), key=lambda item: item[0][1] == "")
+    return [_step(method, root, paths) for (method, root), paths in ordered]
+
+
+def _step(method: Method, root: str, paths: list[str]) -> dict[str, Any]:
+    return {"method": method.name, "fields": method.fields(), "paths": paths, "root": root}
+
+
+def _root(path: str, converted_as: str) -> str:
+    """Return the part of a model within which a layer had another path when it was converted; "" for none."""
+    if not converted_as:
+        return path
+    return path.removesuffix(f".{converted_as}") if path.endswith(f".{converted_as}") else ""
+
+
+def _state(model: nn.Module, only: str) -> dict[str, Tensor]:
+    state = model.state_dict()
+    if only == "all":
+        return state
+    roots = [f"{path}." if path else "" for path, _ in stochastic_layers(model)]
+    prefixes = tuple(root + kind for root in roots for kind in ("posterior.", "likelihood."))
+    return {name: tensor for name, tensor in state.items() if name.startswith(prefixes)}
+
+
+def _read(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"no checkpoint at '{path}'; expected a local file or folder, since nothing is fetched")
+    metadata, state = read_tensors(path, tensors=tensors)
+    if HEADER not in metadata:
+        raise ValueError(
+            f"'{path}' was not written by leanbayes.save (no '{HEADER}' header); load a plain checkpoint into the "
+            "network with load_state_dict, then convert it"
+        )
+    header = parse_json(metadata[HEADER], f"the header of '{path}'")
+    version = header.get("format") if isinstance(header, dict) else None
+    if isinstance(version, int) and version > FORMAT:  # its fields may have other types
+        raise ValueError(f"'{path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
+    try:
+        _check_header(header)
+    except ValueError as error:
+        raise ValueError(f"the header of '{path}' is damaged ({error})") from error
+    return header, state
+
+
+def _check_header(header: Any) -> None:
+    """Raise unless all fields have their types."""
+    check_fields(header, _FIELDS, required=("format",))
+    check_fields(header, _STEP, required=_STEP_NEEDS)
+    for number, step in enumerate(header.get("chain", [])):
+        check_fields(step, _STEP, required=_STEP_NEEDS, within=f"chain.{number}")
+    if header.get("likelihood") is not None:
+        check_fields(header["likelihood"], _LIKELIHOOD, required=("name",), within="likelihood")
+
+
+def _method(step: Mapping[str, Any], given: Method | None, path: PathLike) -> Method:
+    name = step.get("method")
+    if given is not None and given.name == name:
+        return given
+    kind = all_methods().get(str(name))
+    if kind is None:
+        raise ValueError(
+            f"'{path}' was made by the method {name!r}, which is not part of leanbayes "
+            f"({', '.join(all_methods())}); pass it as method="
+        )
+    try:
+        check_fields(step["fields"], get_type_hints(kind), within="fields")
+        return kind(**step["fields"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"'{path}' has fields that {kind.__name__} does not take ({error})") from error
+
+
+def _own_weights(chain: list[dict[str, Any]], posterior: Mapping[str, Tensor]) -> bool:
+    """Tell whether a model has weights that are neither in its posterior nor in the network it was made of."""
+    whole = [step["fields"] for step in chain if step["method"] == DeepEnsemble.name]
+    return any(fields.get("init") != "copy" for fields in whole) or (bool(whole) and not posterior)
+
+
+def _check_sizes(
+    chain: list[dict[str, Any]], methods: list[Method], tensors: Mapping[str, Tensor], path: PathLike
+) -> None:
+    """Compare the numbers of components that the header claims with the tensors, before a network of them is made."""
+    own = set(all_methods().values())
+    claims = [method.fields().get("components", 1) if type(method) in own else 1 for method in methods]
+    members = [claim for claim, method in zip(claims, methods, strict=True) if isinstance(method, DeepEnsemble)]
+    _check_members(members, tensors, path)
+    held: Counter[str] = Counter()  # numbers of the posterior of each layer
+    for name, tensor in tensors.items():
+        held[f".{name}".rpartition(".posterior.")[0]] += tensor.numel()
+    first = ".members.0" * len(members)
+    for step, claim in zip(chain, claims, strict=True):
+        for layer in step["paths"]:
+            numbers = held[f"{first}.{layer}" if layer else first]
+            if claim - 1 > numbers:  # one component may be the layer itself; each other one is a number at least
+                raise ValueError(
+                    f"the header of '{path}' is damaged: fields.components is {claim}, but the posterior of the layer "
+                    f"'{layer}' has {numbers} numbers in the file"
+                )
+
+
+def _check_members(members: list[int], tensors: Mapping[str, Tensor], path: PathLike) -> None:
+    """Refuse ensembles (of ensembles) whose numbers of members, the innermost first, are not those of the tensors."""
+    for depth in range(1, len(members) + 1):
+        start = re.compile(rf"(members\.\d+\.){{{depth}}}")
+        there = {found[0] for name in tensors if (found := start.match(name))}
+        if math.prod(members[-depth:]) != len(there):
+            raise ValueError(
+                f"the header of '{path}' is damaged: fields.components is {members[-depth]}, but the file has tensors "
+                f"of {len(there)} members"
+            )
+
+
+def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], path: PathLike) -> nn.Module:
+    paths, root = step["paths"], step.get("root", "")
+    modules = dict(model.named_modules())
+    part = modules.get(root, nn.Module())
+    known = {_joined(root, name) for name, layer in places(part) if isinstance(layer, method.targets)}
+    missing = set(paths) - known
+    if missing or root not in modules or (method.targets and not paths):
+        name = min(missing, default=root)
+        raise ValueError(f"'{path}' has a layer '{name}' that this network does not have; is it another one?")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what convert says of a fresh start does not concern a finished one
+        where = (lambda name, layer: _joined(root, name) in paths) if method.targets else None
+        if not root:
+            return convert(model, method, where=where)
+        whole = copy.deepcopy(model)
+        holder, _, name = root.rpartition(".")
+        part = convert(whole.get_submodule(root), method, where=where, copy=False)  # what is tied to the rest stays so
+        setattr(whole.get_submodule(holder), name, part)
+        return whole
+
+
+def _joined(root: str, name: str) -> str:
+    return f"{root}.{name}" if root and name else root or name
+
+
+def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:
+    described = header.get("likelihood")
+    if described is None:
+        return None
+    kind, options = LIKELIHOODS.get(described["name"]), described.get("options", {})
+    if kind is None:
+        raise ValueError(f"'{path}' names the likelihood {described['name']!r}, which is not part of leanbayes")
+    try:
+        check_fields(options, get_type_hints(kind.__init__), within="likelihood.options")
+        return kind(**options)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"'{path}' has options that {kind.__name__} does not take ({error})") from error
+
+
+def _describe(likelihood: Likelihood | None) -> dict[str, Any] | None:
+    """Name a likelihood of the package with its options; one of the user's own is the user's to attach again."""
+    if likelihood is None or type(likelihood).__name__ not in LIKELIHOODS:
+        return None
+    return {"name": type(likelihood).__name__, "options": likelihood.options}
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], header: Mapping[str, Any], path: PathLike) -> None:
+    tensors = tied(tensors, header.get("tied", {}))
+    expected = _state(model, header.get("only", "all"))
+    for name in (*expected, *tensors):
+        there, wanted = tensors.get(name), expected.get(name)
+        if there is None or wanted is None or there.shape != wanted.shape:
+            raise ValueError(
+                f"'{path}' does not fit this network: '{name}' is {_shape(there)} in the file and {_shape(wanted)} in "
+                "the network"
+            )
+    model.load_state_dict(tensors, strict=False)
+
+
+def _shape(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"of shape {tuple(tensor.shape)}"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

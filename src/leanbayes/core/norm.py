@@ -1,0 +1,57 @@
+"""Re-collect the running statistics of batch norms, after weights, factors or widths have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.runtime.batches import call, to_device
+from leanbayes.runtime.twins import in_eval_mode
+
+BatchNorm = nn.modules.batchnorm._BatchNorm
+
+
+def update_norm(
+    model: nn.Module, data: Tensor | tuple[Any, Any] | Mapping[str, Any] | Iterable[Any], *, batches: int | None = None
+) -> None:
+    """Replace the running statistics of every batch norm by averages over `data`.
+
+    Worth doing after converting a trained network with a wide spread, before any training.
+
+    Args:
+        model: changed in place; its modes are restored.
+        data: inputs (a tensor, or a mapping, called as model(**inputs)), a pair `(inputs, target)`, or an iterable of
+            such batches (a DataLoader).
+        batches: use only so many batches.
+    """
+    norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
+    if not norms:
+        return
+    device = next(model.parameters()).device
+    source: Iterable[Any] = [data] if isinstance(data, (Tensor, tuple, Mapping)) else data
+    with torch.no_grad(), _collecting(model, norms):
+        for batch in islice(source, batches):
+            inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+            inputs = tuple(inputs) if isinstance(inputs, list) else inputs  # a loader collects several in a list
+            call(model, to_device(inputs, device), output=lambda result: torch.empty(0))
+
+
+@contextmanager
+def _collecting(model: nn.Module, norms: list[Any]) -> Iterator[None]:
+    """Let norms alone collect statistics, as plain averages over batches; restore modes and momenta."""
+    momenta = [norm.momentum for norm in norms]
+    with in_eval_mode(model):
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None
+            norm.train()
+        try:
+            yield
+        finally:
+            for norm, momentum in zip(norms, momenta, strict=True):
+                norm.momentum = momentum

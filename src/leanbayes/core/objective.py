@@ -1,0 +1,248 @@
+"""The evidence lower bound:   loss = nll + beta * KL / N,   per data point, so that batch size does not matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn, Tensor
+
+from leanbayes.core.conversion import own_likelihood, stochastic_layers, unwrap
+from leanbayes.distributions.assignment import Assignment
+from leanbayes.distributions.likelihoods import Categorical, Likelihood
+from leanbayes.layers.select import choose, Where
+from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods.ensemble import Ensemble
+from leanbayes.runtime.batches import call, divisible, Inputs, leading_rows, Output, repeat_rows
+from leanbayes.runtime.display import average
+from leanbayes.runtime.distributed import gathered
+from leanbayes.runtime.passes import assigned, components_of, deal
+from leanbayes.runtime.probe import learn_rows_from
+
+Aggregate = Literal["average", "mixture"]
+Loss = Likelihood | Callable[[Tensor, Tensor], Tensor]
+
+
+class ElboTerms(NamedTuple):
+    """The terms of the bound; `loss = nll + beta * kl / num_data` is what to minimise.
+
+    Attributes:
+        nll: mean negative log-likelihood of a target.
+        kl: divergence of the posterior from the prior, in nats, for the whole data set.
+        loss: the negative bound per data point.
+        outputs: what the network gave, repeats on the first axis.
+    """
+
+    nll: Tensor
+    kl: Tensor
+    loss: Tensor
+    outputs: Tensor
+
+    def __repr__(self) -> str:
+        """Return the terms as numbers, in one line."""
+        nll, kl, loss = (average(term, digits=4) for term in (self.nll, self.kl, self.loss))
+        return f"ElboTerms(nll {nll}, kl {kl}, loss {loss}; outputs of shape {tuple(self.outputs.shape)})"
+
+
+def kl(model: nn.Module) -> Tensor:
+    """Return the divergence of all posteriors from their priors in nats: a float32 scalar, 0 for a plain model.
+
+    For an explicit ensemble, a mixture with equal shares, it is the mean over the members.
+    """
+    inner = unwrap(model)
+    if isinstance(inner, Ensemble):
+        return torch.stack([kl(member) for member in inner.members]).mean()
+    groups: dict[tuple[type, Method], list[StochasticLayer]] = {}
+    for _, layer in stochastic_layers(model):
+        groups.setdefault((type(layer), layer.method), []).append(layer)
+    if groups:
+        posteriors = [layer.posterior for layers in groups.values() for layer in layers]
+        with nullcontext() if torch.compiler.is_compiling() else gathered(posteriors):
+            return torch.stack([layers[0].kl_of(layers).float() for layers in groups.values()]).sum()
+    parameter = next(model.parameters(), None)
+    return torch.zeros((), device=None if parameter is None else parameter.device)
+
+
+def elbo(
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    likelihood: Loss | None = None,
+    *,
+    num_data: int,
+    beta: float = 1.0,
+    samples: int = 1,
+    tile: bool = False,
+    aggregate: Aggregate = "average",
+    output: Output | None = None,
+) -> ElboTerms:
+    """Run the model on a batch and return the terms of the evidence lower bound.
+
+    Args:
+        model: a converted model; with a plain one the loss is its negative log-likelihood.
+        x: inputs, called as model(x), model(*x) or model(**x).
+        y: targets.
+        likelihood: default the model's own, else `Categorical`; any callable `(outputs, y) -> loss` works too.
+        num_data: how many targets like those that nll averages over the whole training set has (of all processes);
+            the KL is spread over them. Rows for one class or one vector of numbers each; rows times labels for
+            `Bernoulli`, rows times pixels for a dense `Categorical` (`likelihood.targets_per_row(y)`).
+        beta: weight of the KL; see `linear_beta` for annealing.
+        samples: draws for each row, which share its component; as many passes where a draw serves a whole batch.
+        tile: give every row to every component (K times the work) instead of dealing the rows out.
+        aggregate: "average" the log-likelihoods of the draws of a row, or take the log of their mean, a tighter
+            bound that trains worse (section 3.4 of the rank-1 paper).
+        output: picks the tensor out of what the model returns; default itself, `.logits`, or item 0.
+
+    Example:
+        >>> terms = lb.elbo(bnn, x, y, lb.Categorical(), num_data=50_000)
+        >>> terms.loss.backward()
+    """
+    _check(num_data, beta, samples, aggregate)
+    likelihood = likelihood or own_likelihood(model) or Categorical()
+    _check_tensors(x, y, likelihood)
+    check_mixture(likelihood, aggregate)
+    learn_rows_from(unwrap(model), x)
+    rows = leading_rows(x)
+    components = components_of(model) if tile or samples > 1 else 1
+    passes = samples if samples > 1 and _draws_by_batch(model) else 1
+    inside = samples // passes * (components if tile else 1)  # times that a row stands in the batch of a pass
+    context: Any = nullcontext()
+    if rows is not None and inside * passes > 1:
+        if not divisible(unwrap(model), x):
+            raise ValueError("expected rows on the first axis, to repeat them (samples, tile), got them elsewhere")
+        every = Assignment(torch.arange(components, device=y.device), each=rows)
+        dealt = every if tile else deal(rows, components, y.device)
+        context = assigned(model, dealt.repeat(samples // passes))
+        y = repeat_rows(y, rows, inside * passes)
+    with context:
+        each = [call(model, some, output) for some in _inputs(x, rows, inside, passes)]
+    outputs = each[0] if passes == 1 else torch.cat(each)
+    repeats = inside * passes
+    nll = _nll(likelihood, outputs, y, repeats, aggregate)
+    divergence = kl(model)
+    return ElboTerms(nll, divergence, nll + beta * divergence / num_data, outputs)
+
+
+def targets_per_row(likelihood: Loss, y: Tensor) -> int:
+    """Return how many targets of a row the loss averages over; a plain loss is taken for one a row."""
+    return likelihood.targets_per_row(y) if isinstance(likelihood, Likelihood) else 1
+
+
+def linear_beta(progress: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:
+    """Return the weight of the KL at `progress`, rising linearly from `start` to `end` over `over`.
+
+    Count in steps or in epochs, as you like: `linear_beta(step, 10_000)`, `linear_beta(epoch, 200)`.
+    """
+    if over <= 0:
+        return end
+    return start + (end - start) * min(1.0, max(0.0, progress / over))
+
+
+def check_mixture(likelihood: Loss, aggregate: str) -> None:
+    """Refuse the log of a mean likelihood where there is none, or where the loss has more to it than likelihoods."""
+    if aggregate != "mixture":
+        return
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError("aggregate='mixture' needs a Likelihood, which knows log-probabilities, not a plain loss")
+    if isinstance(likelihood, Categorical) and (likelihood.class_weight is not None or likelihood.label_smoothing):
+        raise ValueError(
+            "aggregate='mixture' expected a Categorical without class_weight and label_smoothing, which belong to the "
+            "loss of one draw, got one with them; leave them out, or take aggregate='average'"
+        )
+
+
+def _draws_by_batch(model: nn.Module) -> bool:
+    """Say whether some layer draws once for a whole batch: repeated rows would all see the same draw."""
+    return any(not layer.row_noise for _, layer in stochastic_layers(model))
+
+
+def _inputs(x: Inputs, rows: int | None, inside: int, passes: int) -> list[Inputs]:
+    """Return the inputs of every pass, repeated; each has its own copy, which a network may change in place."""
+    if rows is None or inside * passes == 1:
+        return [x] * passes
+    return [repeat_rows(x, rows, inside) for _ in range(passes)]
+
+
+def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: Aggregate) -> Tensor:
+    if aggregate == "average" or repeats == 1:
+        if not isinstance(likelihood, Likelihood):
+            return likelihood(outputs, y).mean()
+        return likelihood.nll(outputs, y)
+    assert isinstance(likelihood, Likelihood)
+    each = likelihood.log_prob(outputs, y)
+    each = each.view(repeats, -1, *each.shape[1:])
+    mixed = each.logsumexp(0) - math.log(repeats)
+    return -likelihood.average(mixed, y[: len(mixed)])
+
+
+def _check(num_data: int, beta: float | Tensor, samples: int, aggregate: str) -> None:
+    if not num_data > 0:
+        raise ValueError(f"expected num_data to be the size of the training set, got {num_data!r}")
+    if not (isinstance(beta, Tensor) or 0 <= beta < math.inf):  # a tensor may be on a GPU, which one would wait for
+        raise ValueError(f"expected beta to be a finite number of at least 0, got {beta!r}")
+    if not (isinstance(samples, int) and samples >= 1):
+        raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
+    if aggregate not in ("average", "mixture"):
+        raise ValueError(f"expected aggregate to be one of average, mixture, got {aggregate!r}")
+
+
+def _check_tensors(x: object, y: object, likelihood: Loss) -> None:
+    """Refuse arrays, lists and empty batches, of which torch would say only what they lack, or nothing."""
+    rows = leading_rows(x)
+    if isinstance(x, np.ndarray) or (isinstance(x, list) and rows is None):
+        kind = "a list without one" if isinstance(x, list) else "a NumPy array"
+        raise TypeError(f"expected x as tensors, got {kind}; torch.as_tensor(x) makes one of it")
+    if rows == 0:
+        raise ValueError("expected a batch of at least one example, got an empty one; leave it out")
+    if isinstance(likelihood, Likelihood) and not isinstance(y, Tensor):
+        raise TypeError(
+            f"expected y as a tensor of targets, got {type(y).__name__}; torch.as_tensor(y) makes one of it"
+        )
+
+
+# -------------------- parameters
+# Parameter groups for an optimiser: shared weights decay, posterior parameters do not and have a rate of their own.
+
+
+def parameter_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    posterior_lr: float | None = None,
+    weight_decay: float = 0.0,
+    no_decay: Where = (),
+) -> list[dict[str, Any]]:
+    """Return groups "weights", "posterior" (no decay) and "no_decay" with every trainable parameter exactly once.
+
+    Args:
+        model: a converted or plain model.
+        lr: learning rate of the shared weights.
+        posterior_lr: learning rate of the posterior; default `lr`.
+        weight_decay: of the shared weights.
+        no_decay: globs on parameter names, or a predicate `(name, owner)`, of weights that do not decay.
+
+    Example:
+        >>> groups = lb.parameter_groups(bnn, lr=0.1, posterior_lr=2.4, weight_decay=5e-4, no_decay="*bias")
+        >>> opt = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+    """
+    model = unwrap(model)
+    posterior = {id(p) for _, layer in stochastic_layers(model) for p in layer.extra_parameters()}
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    weights = [(name, p) for name, p in named if id(p) not in posterior]
+    owners = [(name, model.get_submodule(name.rpartition(".")[0])) for name, _ in weights]
+    spared = choose(owners, no_decay, argument="no_decay", things="parameter")
+    rate = lr if posterior_lr is None else posterior_lr
+    groups: list[dict[str, Any]] = [
+        _group("weights", [p for name, p in weights if name not in spared], lr, weight_decay),
+        _group("posterior", [p for _, p in named if id(p) in posterior], rate, 0.0),
+        _group("no_decay", [p for name, p in weights if name in spared], lr, 0.0),
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _group(name: str, params: list[nn.Parameter], lr: float, weight_decay: float) -> dict[str, Any]:
+    return {"name": name, "params": params, "lr": lr, "weight_decay": weight_decay}

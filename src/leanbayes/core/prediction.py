@@ -1,0 +1,288 @@
+"""`Prediction`: one record for every method and every task."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed, Tensor
+
+from leanbayes.distributions.likelihoods import (
+    Bernoulli,
+    binary_entropy,
+    Categorical,
+    entropy,
+    Gaussian,
+    Likelihood,
+    Measure,
+)
+from leanbayes.runtime import display
+from leanbayes.runtime.batches import Inputs, map_rows
+from leanbayes.runtime.display import counted
+from leanbayes.runtime.distributed import rank_and_world
+
+# S draws, B rows, C classes, D targets
+
+SHOWN = 8
+"""Examples that a notebook shows."""
+KINDS = ("total", "aleatoric", "epistemic")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model predicts, how unsure it is, and of what kind the uncertainty is.
+
+    Attributes:
+        mean: class probabilities (B, C, ...), probabilities of yes, or means of targets (B, D).
+        total: predictive entropy in nats (B, ...), or variance (B, D); aleatoric + epistemic.
+        aleatoric: what the data leave open: mean entropy (variance) of the draws.
+        epistemic: what the model does not know: mutual information, or variance between the draws.
+        samples: predictions of the draws (S, B, ...), None if they were not kept.
+        noise: variances of the draws (S, B, D), for Gaussian likelihoods.
+        likelihood: how outputs were read.
+        weights: shares of the draws (S,), at least zero and with sum one; None where all count alike.
+    """
+
+    mean: Tensor
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    samples: Tensor | None
+    noise: Tensor | None
+    likelihood: Likelihood
+    weights: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is a draw for every weight."""
+        draws = 0 if self.samples is None else len(self.samples)
+        if self.weights is not None and self.weights.shape != (draws,):
+            raise ValueError(
+                f"expected one weight for each of the {draws} draws, got weights of shape {tuple(self.weights.shape)}"
+            )
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the prediction: of the target (regression), of each probability between draws."""
+        if isinstance(self.likelihood, Gaussian):
+            return self.total.sqrt()
+        draws = self._draws("the spread of probabilities")
+        if self.weights is None:
+            return draws.std(0, correction=0)
+        return average((draws - self.mean).square(), self.weights).sqrt()
+
+    def log_prob(self, y: Tensor) -> Tensor:
+        """Return log p(y) = log sum_s w_s p(y | draw s) for every target; w_s = 1 / S where draws count alike."""
+        if self.weights is None:
+            return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.noise, y)
+        draws = self._draws("a likelihood under weights")
+        noise = [None] * len(draws) if self.noise is None else self.noise.unsqueeze(1)
+        of_one = self.likelihood.log_prob_of_mixture
+        each = zip(draws, noise, self.weights.log(), strict=True)
+        return torch.stack([share + of_one(m, m[None], v, y) for m, v, share in each]).logsumexp(0)
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return the central interval that holds a real target with probability `level`.
+
+        With samples: quantiles of the mixture of the draws' Gaussians. Without: of the Gaussian with the same mean
+        and variance.
+        """
+        if not isinstance(self.likelihood, Gaussian):
+            raise TypeError("an interval needs real targets (lb.Gaussian); this prediction is over classes")
+        if not 0 < level < 1:
+            raise ValueError(f"expected a level between 0 and 1, got {level!r}")
+        tails = ((1 - level) / 2, (1 + level) / 2)
+        low, high = (self._quantile(tail) for tail in tails)
+        return low, high
+
+    def reject(self, coverage: float) -> Tensor:
+        """Return which rows to hand to somebody else (B,): all but the `coverage` share that is least uncertain."""
+        if not 0 <= coverage <= 1:
+            raise ValueError(f"expected a coverage between 0 and 1, got {coverage!r}")
+        per_row = self.total.flatten(1).mean(1) if self.total.dim() > 1 else self.total
+        rejected = torch.ones_like(per_row, dtype=torch.bool)
+        rejected[per_row.argsort(stable=True)[: round(coverage * len(per_row))]] = False
+        return rejected
+
+    def to(self, device: torch.device | str) -> Prediction:
+        """Return the same prediction on another device."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return replace(self, **moved)
+
+    def __repr__(self) -> str:
+        """Return one line: how many examples, of what, from how many draws, and the mean uncertainties."""
+        means = ", ".join(f"{kind} {display.average(getattr(self, kind))}" for kind in KINDS)
+        unit = "nats on average" if self.likelihood.measure == "entropy" else "on average, variances"
+        return f"Prediction({_contents(self)}; {means} {unit})"
+
+    def _repr_html_(self) -> str:
+        """Return the line and, for one class or one real target each, a table of the first examples."""
+        flat = self.mean.dim() == 2 and self.total.numel() == len(self.mean) and not self.mean.is_meta
+        if not flat or isinstance(self.likelihood, Bernoulli):
+            return display.html_table(repr(self), (), ())
+        some = [getattr(self, kind)[:SHOWN].detach().float().flatten().tolist() for kind in KINDS]
+        first = self.mean[:SHOWN].detach().float()
+        if self.likelihood.measure == "variance":
+            heads, said = ("mean", "std"), (first.flatten().tolist(), [math.sqrt(max(t, 0.0)) for t in some[0]])
+        else:
+            heads, said = ("class", "probability"), (first.argmax(1).tolist(), first.amax(1).tolist())
+        rows = [[str(i), *(f"{each:.3g}" for each in row)] for i, row in enumerate(zip(*said, *some, strict=True))]
+        left = f"and {len(self.mean) - len(rows):,} more" if len(self.mean) > len(rows) else ""
+        return display.html_table(repr(self), ("example", *heads, *KINDS), rows, left)
+
+    def _draws(self, what: str) -> Tensor:
+        if self.samples is None:
+            raise ValueError(f"{what} needs the draws; call predict with keep_samples=True")
+        return self.samples
+
+    def _quantile(self, level: float) -> Tensor:
+        """Find where the predictive distribution function is `level`, by bisection between the draws' quantiles."""
+        means = self.mean[None] if self.samples is None else self.samples
+        stds = self.total[None].sqrt() if self.noise is None else self.noise.sqrt()
+        z = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64)).item()
+        each = means + z * stds
+        low, high = each.amin(0), each.amax(0)
+        for _ in range(60):
+            middle = (low + high) / 2
+            below = average(torch.special.ndtr((middle - means) / stds), self.weights) < level
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (low + high) / 2
+
+
+def _contents(p: Prediction) -> str:
+    """Return what a prediction holds, in words: examples, classes or targets, draws."""
+    examples, *inner = p.mean.shape
+    what = f"{counted(math.prod(inner), 'target')}"
+    if isinstance(p.likelihood, Categorical):
+        classes, *inner = inner
+        what = counted(classes, "class")
+    elif isinstance(p.likelihood, Bernoulli):
+        what = "yes or no" if math.prod(inner) == 1 else f"{math.prod(inner):,} times yes or no"
+    space = f" of {' x '.join(map(str, inner))}" if inner and isinstance(p.likelihood, Categorical) else ""
+    draws = "draws not kept"
+    if p.samples is not None:
+        draws = counted(len(p.samples), "draw" if p.weights is None else "weighted draw")
+    return f"{counted(examples, 'example')}{space}, {what}, {draws}"
+
+
+def average(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Average what the draws say (S, ...) over them, by their weights (S,) if they have some."""
+    if weights is None:
+        return values.mean(0)
+    # A product and a sum: a matrix product would be rounded to ten bits where the user allows it for networks.
+    return (weights.view(-1, *[1] * (values.dim() - 1)) * values).sum(0)
+
+
+def concatenate(parts: list[Prediction]) -> Prediction:
+    """Join predictions of consecutive rows into one."""
+    first = parts[0]
+    return Prediction(
+        mean=torch.cat([part.mean for part in parts]),
+        total=torch.cat([part.total for part in parts]),
+        aleatoric=torch.cat([part.aleatoric for part in parts]),
+        epistemic=torch.cat([part.epistemic for part in parts]),
+        samples=None if first.samples is None else torch.cat([part._draws("joining") for part in parts], 1),
+        noise=None if first.noise is None else torch.cat([p.noise for p in parts if p.noise is not None], 1),
+        likelihood=first.likelihood,
+        weights=first.weights,
+    )
+
+
+# -------------------- gather
+# Several processes predict as one: each takes its share of the rows, and all get the whole.
+
+
+ROW_AXES = {"mean": 0, "total": 0, "aleatoric": 0, "epistemic": 0, "samples": 1, "noise": 1}
+"""Which axis of each tensor of a prediction counts rows."""
+
+
+def my_share(x: Inputs, rows: int) -> Inputs:
+    """Return every `world`-th row, beginning with this process's rank; all rows where there is one process."""
+    rank, world = rank_and_world()
+    if world == 1:
+        return x
+    share: Inputs = map_rows(x, rows, lambda tensor: tensor[rank::world])
+    return share
+
+
+def of_all_processes(mine: Prediction, rows: int) -> Prediction:
+    """Put the shares of all processes together, in the order of the rows; each row counts once."""
+    world = rank_and_world()[1]
+    if world == 1:
+        return mine
+    tensors = {name: getattr(mine, name) for name in ROW_AXES if getattr(mine, name) is not None}
+    shares: list[Any] = [None] * world
+    distributed.all_gather_object(shares, tensors)
+    order = torch.cat([torch.arange(rank, rows, world) for rank in range(world)]).argsort()
+    whole: dict[str, Any] = {
+        name: _joined([share[name] for share in shares], order, ROW_AXES[name]) for name in tensors
+    }
+    return replace(mine, **whole)
+
+
+def _joined(parts: list[Tensor], order: Tensor, axis: int) -> Tensor:
+    return torch.cat(parts, axis).index_select(axis, order)
+
+
+# -------------------- uncertainty
+# Splitting uncertainty: what the data leave open (aleatoric), and what the model does not know (epistemic).
+#
+# Entropies (classification; Depeweg et al., 2018, eq. 26-27 of the implicit paper):
+#     total = H(mean_s p_s),     aleatoric = mean_s H(p_s),     epistemic = total - aleatoric, a mutual information.
+# Variances (regression; law of total variance):
+#     aleatoric = mean_s var_s,  epistemic = var_s(mean_s),     total = aleatoric + epistemic.
+
+
+class Decomposition(NamedTuple):
+    """The mean prediction and its uncertainties; total = aleatoric + epistemic, all at least zero."""
+
+    mean: Tensor
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+
+
+class RunningUncertainty:
+    """Decompose uncertainty draw by draw, in memory that does not grow with their number."""
+
+    def __init__(self, measure: Measure) -> None:
+        """Start with no draws."""
+        self.measure = measure
+        self.count = 0
+
+    def add(self, mean: Tensor, own: Tensor) -> None:
+        """Add one draw: its prediction, and its own uncertainty (entropy or variance).
+
+        Welford's update: no difference of large sums, so small epistemic variances survive.
+        """
+        self.count += 1
+        if self.count == 1:
+            self.mean, self.own, self.squares = mean.clone(), own.clone(), torch.zeros_like(mean)
+            return
+        gap = mean - self.mean
+        self.mean += gap / self.count
+        self.own += (own - self.own) / self.count
+        if self.measure == "variance":
+            self.squares += gap * (mean - self.mean)
+
+    def result(self) -> Decomposition:
+        """Return the decomposition of what was added so far."""
+        if self.count == 0:
+            raise ValueError("expected at least one draw, got none")
+        if self.measure == "variance":
+            epistemic = self.squares / self.count
+        else:
+            # A class axis was summed away in the entropy of a distribution; a single probability has none.
+            of_mean = binary_entropy(self.mean) if self.own.shape == self.mean.shape else entropy(self.mean)
+            epistemic = (of_mean - self.own).clamp(min=0)  # rounding may leave -1e-8
+        return Decomposition(self.mean, self.own + epistemic, self.own, epistemic)
+
+
+def decompose(means: Tensor, own: Tensor, measure: Measure) -> Decomposition:
+    """Decompose the uncertainty of S draws at once: predictions (S, B, ...) and their own uncertainties."""
+    running = RunningUncertainty(measure)
+    for mean, uncertainty in zip(means, own, strict=True):
+        running.add(mean, uncertainty)
+    return running.result()

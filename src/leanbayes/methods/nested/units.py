@@ -1,0 +1,263 @@
+"""Ordering units (Cui et al., Variational Nested Dropout): channels in an order, of which the first few are kept.
+
+    z = 1 - exclusive cumsum(c),   c ~ Gumbel-softmax(log q, tau),   q_j = (1 - mu_{j+1}) prod_{k<=j} mu_k
+
+over groups of channels, mu learned. A unit belongs to a stream of channels (`leanbayes.layers.channels`): all layers
+that make or normalise these channels share it, and with it a mask for each pass.
+
+Units that are `coupled` read the same Gumbel noise: where their q are alike, all keep the same share of their channels.
+That changes no unit's own law. A unit with fewer groups reads the largest number of each block of groups: the maximum
+of n standard Gumbel numbers, less log n, is one again, and belongs to the share of the channels that the block has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn, Tensor
+
+from leanbayes.distributions.ordered import (
+    downhill,
+    geometric_tails,
+    gumbel,
+    keep_of,
+    log_tails_of,
+    tail_kl,
+    uniform_tails,
+)
+from leanbayes.layers.channels import positions, Stream
+from leanbayes.runtime.passes import Draws
+
+Tail = Literal["learned", "geometric", "categorical"]
+
+HALF = 0.5
+"""Share of the passes that keep all channels under the usual prior: the full width, too, has to be trained."""
+
+LIMIT = 5.0
+"""Logits of keep probabilities are used between minus and plus this, as the paper clamps them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """How the channels of a stream are ordered.
+
+    Attributes:
+        groups: how many groups of neighbours are dropped together; fewer where a stream has fewer positions.
+        always_on: how many of the `groups` are never dropped.
+        tail: the law of the last group kept; "geometric" stops with probability 1 - `prior_keep` at each group.
+        coupled: read the noise of all other coupled units.
+        prior_keep: conditional keep probability of the prior chain; None keeps all groups in half of the draws.
+        init_keep: where learned keep probabilities start, within their limits; None starts with the prior.
+        temperature: of the relaxation.
+        hard: masks of zeros and ones, with the gradient of soft ones.
+        rescale: at a fixed width, multiply what is kept by its keep probability (appendix B.2).
+    """
+
+    groups: int
+    always_on: int
+    tail: Tail
+    coupled: bool
+    prior_keep: float | None
+    init_keep: float | None
+    temperature: float
+    hard: bool
+    rescale: bool
+
+
+class OrderingUnit(nn.Module):
+    """The order of a stream's channels, and how many of them a pass keeps.
+
+    Groups that are always on are kept as the last of them is: `free` tensors begin with that one, where no tail is
+    impossible, and `free_of` says where a channel finds itself in them.
+
+    Channels are ordered by their position in a lane, so that all lanes stay equal. The temperature is a buffer, so that
+    it can be lowered during training.
+    """
+
+    components = 1
+    row_noise = False
+    noise_ahead = True
+    ordered = True
+
+    group_of: Tensor
+    free_of: Tensor
+    block_of: Tensor
+    block_size: Tensor
+    temperature: Tensor
+    prior_log_tails: Tensor
+    fixed_log_tails: Tensor
+    fixed_keep: Tensor
+
+    def __init__(self, stream: Stream, order: Order) -> None:
+        """Put the channels into groups."""
+        super().__init__()
+        length = stream.size // stream.lanes // stream.block
+        self.order, self.groups = order, min(order.groups, length)
+        self.always_on = min(self.groups, max(1, math.ceil(order.always_on * self.groups / order.groups)))
+        self.draws, self.path = Draws(), ""
+        index = torch.tensor([position * self.groups // length for position in positions(stream)])
+        self.register_buffer("group_of", index, persistent=False)
+        self.register_buffer("free_of", (index - self.always_on + 1).clamp_min(0), persistent=False)
+        block = torch.arange(order.groups) * self.groups // order.groups
+        self.register_buffer("block_of", block[None], persistent=False)
+        self.register_buffer("block_size", block.bincount().float(), persistent=False)
+        self.register_buffer("temperature", torch.tensor(float(order.temperature)))
+        free = self.groups - self.always_on
+        keep = HALF ** (1 / max(1, free)) if order.prior_keep is None else order.prior_keep
+        self.register_buffer("prior_log_tails", log_tails_of(torch.full((free,), keep).logit()), persistent=False)
+        if order.tail == "learned":
+            start = keep if order.init_keep is None else order.init_keep
+            logits = torch.full((free,), start).logit().clamp(-LIMIT, LIMIT)  # beyond, nothing would be learned
+            self.keep_logits = nn.Parameter(logits)
+        else:
+            fixed = geometric_tails(free + 1, 1 - keep) if order.tail == "geometric" else uniform_tails(free + 1)
+            beyond = fixed.flip(0).cumsum(0).flip(0)  # from the end, so that small ones are exact
+            self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
+            self.register_buffer("fixed_keep", beyond / beyond[0], persistent=False)
+
+    def attach(self, draws: Draws, path: str) -> None:
+        """Take part in a model's draws: under a name of its own, or under one that all coupled units share."""
+        self.draws, self.path = draws, f"*.order.{self.order.groups}" if self.order.coupled else f"{path}.order"
+
+    @property
+    def learned(self) -> bool:
+        """Whether the keep probabilities are learned."""
+        return "keep_logits" in self._parameters
+
+    @property
+    def device(self) -> torch.device:
+        """Where the unit is."""
+        return self.group_of.device
+
+    @property
+    def used_logits(self) -> Tensor:
+        """The learned logits between their limits, in float32."""
+        return _limited(self.keep_logits)
+
+    @property
+    def free_log_tails(self) -> Tensor:
+        """The logarithms of q_j from the last group on that is always kept."""
+        return log_tails_of(self.used_logits) if self.learned else self.fixed_log_tails
+
+    @property
+    def log_tails(self) -> Tensor:
+        """The logarithms of q_j, the probability that j is the last group kept."""
+        return F.pad(self.free_log_tails, (self.always_on - 1, 0), value=-math.inf)
+
+    @property
+    def keep(self) -> Tensor:
+        """P(group j is kept) = sum_{k>=j} q_k, which falls from one: the learned importance of the groups."""
+        free = keep_of(self.used_logits) if self.learned else self.fixed_keep
+        return F.pad(free, (self.always_on - 1, 0), value=1.0)
+
+    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
+        """Draw uniform numbers, one for each of the order's groups: a pass has one mask for all of its rows."""
+        if generator is None:  # compiled code must not name a generator, not even as None
+            return (torch.rand(1, self.order.groups, device=self.device),)
+        return (torch.rand(1, self.order.groups, generator=generator, device=generator.device),)
+
+    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
+        """Draw the numbers of one function."""
+        return self.draw_noise(1, generator)
+
+    def factors(self, *, again: bool = False) -> Tensor:
+        """Return what the current pass multiplies the channels by: (R, channels).
+
+        A stream that was masked is masked `again` behind a norm; a fixed width is rescaled only the first time.
+        """
+        reading = self.draws.read(self, 1)
+        if reading.width is not None:
+            return self.at_width(reading.width, again=again)[None]
+        if reading.noise is None:
+            return torch.ones(1, len(self.group_of), device=self.device)
+        noise = gumbel(self._pooled(reading.noise[0])[:, self.always_on - 1 :])
+        z = downhill(self.free_log_tails, self.temperature, noise, self.order.hard)
+        return z.index_select(1, self.free_of)
+
+    def _pooled(self, uniform: Tensor) -> Tensor:
+        """Return uniform numbers for this unit's groups (R, groups), those of the maxima of blocks."""
+        if self.groups == self.order.groups:
+            return uniform
+        rows = uniform.new_zeros(len(uniform), self.groups)
+        return rows.scatter_reduce(1, self.block_of.expand_as(uniform), uniform, "amax").pow(self.block_size)
+
+    def at_width(self, width: float | int, *, again: bool = False) -> Tensor:
+        """Return the factors of a fixed width: zero beyond it, one or the keep probability up to it."""
+        kept = self.kept(width).float()
+        return kept * self.keep[self.group_of] if self.order.rescale and not again else kept
+
+    def kept(self, width: float | int) -> Tensor:
+        """Say which channels a width keeps."""
+        return self.group_of < self.count(width)
+
+    def count(self, width: float | int) -> int:
+        """Return how many groups a width keeps: a share of them, or their number where all `groups` are there.
+
+        Raises:
+            ValueError: if it is no share in (0, 1] and no number from 1 to the number of groups.
+        """
+        share = width / self.order.groups if isinstance(width, int) else width
+        if not 0 < share <= 1:
+            raise ValueError(
+                f"expected a width in (0, 1], or a whole number of groups from 1 to {self.order.groups}, got {width}"
+            )
+        return max(self.always_on, math.floor(share * self.groups + 0.5))
+
+    def kl(self) -> Tensor:
+        """Return Phi_1 of eq. (18), the divergence of the tails to those of the prior chain; zero for fixed tails."""
+        return Chains([self], leaders=[self]).kl() if self.learned else torch.zeros((), device=self.device)
+
+
+class Chains:
+    """The chains of units with one order, those of equal length at once: a step has as few operations as can be."""
+
+    def __init__(self, units: Sequence[OrderingUnit], *, leaders: Sequence[OrderingUnit]) -> None:
+        """Take units, of which one may come several times, and those whose own divergence counts."""
+        self.units, self.leaders = units, set(leaders)
+        batches: dict[int, list[OrderingUnit]] = {}
+        for unit in dict.fromkeys([*leaders, *units]):
+            batches.setdefault(unit.groups - unit.always_on, []).append(unit)
+        self.batches = list(batches.values())
+        self.learned = any(unit.learned for unit in units)
+        logits = [torch.stack([unit.keep_logits for unit in batch]) for batch in self.batches if self.learned]
+        self.logits = [_limited(each) for each in logits]
+
+    def kl(self) -> Tensor:
+        """Return the sum of the divergences of the leaders, whose tails are learned."""
+        total: list[Tensor] = []
+        for batch, logits in zip(self.batches, self.logits, strict=True):
+            count = sum(unit in self.leaders for unit in batch)  # they come first
+            total.append(tail_kl(log_tails_of(logits[:count]), batch[0].prior_log_tails).sum())
+        return torch.stack(total).sum()
+
+    def keep_of_channels(self) -> Tensor:
+        """Return the probabilities that the channels of the units are kept, one unit behind the other."""
+        starts: dict[OrderingUnit, int] = {}
+        end = 0
+        for batch in self.batches:
+            length = batch[0].groups - batch[0].always_on + 1
+            starts |= {unit: end + row * length for row, unit in enumerate(batch)}
+            end += len(batch) * length
+        places = torch.cat([unit.free_of + starts[unit] for unit in self.units])
+        return self._keep().index_select(0, places)
+
+    def _keep(self) -> Tensor:
+        """Return the keep probabilities of all batches in one row."""
+        if self.learned:
+            return torch.cat([keep_of(logits).flatten() for logits in self.logits])
+        return torch.cat([unit.fixed_keep for batch in self.batches for unit in batch])
+
+
+def _limited(logits: Tensor) -> Tensor:
+    """Return logits between their limits, in float32, with no gradient beyond.
+
+    The gradient of `hardtanh` is one operation, of `clamp` five; it would be zero at the limit itself, where students
+    begin: hence a limit by two roundings larger.
+    """
+    limit = LIMIT * (1 + 2e-7)
+    return F.hardtanh(logits.float(), -limit, limit)

@@ -1,0 +1,313 @@
+"""Batches on the training device: from tensors in memory, from a Dataset, or from somebody's DataLoader.
+
+The rows of an epoch are a permutation that depends on the seed and the epoch alone. A batch is global: process r of W
+takes its rows r, r + W, r + 2 W, ... (docs/design/0006). Every row is in one batch of an epoch, except that the last,
+incomplete batch is cut to a multiple of W rows, and left out if fewer than two remain for a process, which batch norms
+could not train on: at most 2 W - 1 rows, other ones in every epoch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sized
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from operator import itemgetter
+from typing import Any, cast, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from leanbayes.runtime.batches import Inputs, leading_rows, map_rows, slice_rows, to_device
+from leanbayes.training.recipe import Recipe
+
+Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
+Batch = tuple[Inputs, Tensor]
+
+SHARE_OF_FREE_MEMORY = 0.25
+"""Tensors up to this share of a GPU's free memory are put there whole; larger ones send batches."""
+
+BYTES_AT_ONCE = {"cuda": 2**25}
+"""Bytes of batches that are gathered and augmented together on a GPU, which is slow to start small work."""
+
+ROWS_AT_ONCE = 1024
+"""Rows of a block outside of training, where no gradient needs memory."""
+
+FEWEST_ROWS = 2
+"""Rows that a process must have of a batch: one row has no batch statistics."""
+
+
+class Batches(Protocol):
+    """Where batches come from.
+
+    Attributes:
+        rows: number of rows of the whole set, in all processes.
+        steps: batches of an epoch.
+    """
+
+    rows: int
+    steps: int
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield this process's part of the batches of an epoch, augmented; the same ones whenever it is asked."""
+
+    def in_order(self) -> Iterator[Batch]:
+        """Yield every row of this process once, as it is; all processes together have each row once."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a batch goes, and what is done to it there.
+
+    Attributes:
+        device: of the training.
+        rank: of this process.
+        world: number of processes.
+        recipe: whose batch size, seed, augmentation and memory order are used.
+    """
+
+    device: torch.device
+    rank: int
+    world: int
+    recipe: Recipe
+
+    def put(self, x: Any, y: Tensor, generator: torch.Generator | None = None) -> Batch:
+        """Move a batch to the device; with a generator, augment it."""
+        x, y = to_device(tuple(x) if isinstance(x, list) else x, self.device), y.to(self.device)
+        if isinstance(x, Tensor) and x.dim() == 4 and self.recipe.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if generator is not None and self.recipe.augment != "none":
+            x = _augmented(x, self.recipe.augment, generator)
+        return x, y
+
+    def generator(self, epoch: int) -> torch.Generator:
+        """Return what augments an epoch: other images in each process, whatever noise the network draws."""
+        return seeded(self.device, self.recipe.seed, "augment", epoch, self.rank)
+
+    def order(self, rows: int, epoch: int) -> Tensor:
+        """Return the permutation of an epoch, the same in every process."""
+        cpu = torch.device("cpu")
+        return torch.randperm(rows, generator=seeded(cpu, self.recipe.seed, "order", epoch), device=cpu)
+
+    def spans(self, rows: int) -> list[tuple[int, int]]:
+        """Return where the global batches of an epoch begin and end in its permutation."""
+        size, last = self.recipe.batch_size, rows % self.recipe.batch_size
+        spans = [(start, start + size) for start in range(0, rows - last, size)]
+        if last // self.world >= FEWEST_ROWS:
+            spans.append((rows - last, rows - last % self.world))
+        return spans
+
+
+class TensorBatches:
+    """Rows of tensors that lie on the device, or stay where they are if they are too large for it."""
+
+    def __init__(self, x: Inputs, y: Tensor, placement: Placement) -> None:
+        """Move the tensors once."""
+        self.rows = _common_rows(x, y)
+        self.placement = placement
+        self.spans = placement.spans(self.rows)
+        self.steps = len(self.spans)
+        size = _bytes(x) + y.nbytes
+        fits = size <= SHARE_OF_FREE_MEMORY * _free_memory(placement.device)
+        batch = size * placement.recipe.batch_size // max(1, self.rows)
+        self.at_once = max(1, BYTES_AT_ONCE.get(placement.device.type, 0) // max(1, batch))
+        self.x: Inputs = to_device(x, placement.device) if fits else x
+        self.y = y.to(placement.device) if fits else y
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch, gathered where the tensors lie, several at once."""
+        here, generator = self.placement, self.placement.generator(number)
+        order = here.order(self.rows, number).to(self.y.device)
+        for first in range(0, self.steps, self.at_once):
+            spans = self.spans[first : first + self.at_once]
+            chosen = order[spans[0][0] + here.rank : spans[-1][1] : here.world]
+            x = map_rows(self.x, self.rows, partial(torch.index_select, dim=0, index=chosen))
+            x, y = here.put(x, self.y.index_select(0, chosen), generator)
+            rows, start = len(y), 0
+            for span in spans:
+                stop = start + (span[1] - span[0]) // here.world
+                yield slice_rows(x, rows, start, stop), y[start:stop]
+                start = stop
+
+    def in_order(self) -> Iterator[Batch]:
+        """Yield large blocks of this process's rows."""
+        rank, world = self.placement.rank, self.placement.world
+        for start in range(rank, self.rows, ROWS_AT_ONCE * world):
+            rows = slice(start, start + ROWS_AT_ONCE * world, world)
+            yield self.placement.put(map_rows(self.x, self.rows, itemgetter(rows)), self.y[rows])
+
+
+class DatasetBatches:
+    """Items of a map-style Dataset, of which each process reads its own.
+
+    A Dataset with a method `set_epoch` is told the epoch first, as torch's samplers are: one that draws at random
+    (`lb.data.OneAnnotator`) then draws the same when training is resumed.
+    """
+
+    def __init__(self, dataset: Dataset[Any], placement: Placement) -> None:
+        """Count the rows."""
+        self.dataset, self.placement = dataset, placement
+        self.rows = _length(dataset)
+        self.spans = placement.spans(self.rows)
+        self.steps = len(self.spans)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch."""
+        here = self.placement
+        tell = getattr(self.dataset, "set_epoch", None)
+        if tell is not None:
+            tell(number)
+        order = here.order(self.rows, number).tolist()
+        chosen = [order[start + here.rank : stop : here.world] for start, stop in self.spans]
+        return self._load(chosen, here.generator(number))
+
+    def in_order(self) -> Iterator[Batch]:
+        """Yield blocks of this process's rows."""
+        mine = range(self.placement.rank, self.rows, self.placement.world)
+        size = self.placement.recipe.batch_size
+        return self._load([list(mine[start : start + size]) for start in range(0, len(mine), size)], None)
+
+    def _load(self, chosen: list[list[int]], generator: torch.Generator | None) -> Iterator[Batch]:
+        # A generator of its own: a loader without one takes a seed from torch's, out of which the noise comes.
+        loader = DataLoader(self.dataset, batch_sampler=chosen, generator=torch.Generator())
+        for item in loader:
+            yield self.placement.put(*_pair(item), generator)
+
+
+class LoaderBatches:
+    """The batches of somebody's DataLoader, in its own order; each process reads all and takes its rows of each.
+
+    A loader with a generator has it seeded anew in every epoch, so that a resumed training sees the same batches.
+    """
+
+    def __init__(self, loader: DataLoader[Any], placement: Placement) -> None:
+        """Count the rows and the batches."""
+        self.loader, self.placement = loader, placement
+        self.steps = _length(loader)
+        drawn = loader.sampler if isinstance(loader.sampler, Sized) else loader.dataset
+        self.rows = min(_length(loader.dataset), len(cast(Sized, drawn)))
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Yield the batches of an epoch, each cut to a multiple of the processes."""
+        generator, own = self.placement.generator(number), self.loader.generator
+        if isinstance(own, torch.Generator):
+            own.set_state(seeded(torch.device("cpu"), self.placement.recipe.seed, "loader", number).get_state())
+        world = self.placement.world
+        for item in self.loader:
+            x, y = _pair(item)
+            if len(y) >= world:
+                yield self._mine(x, y, len(y) - len(y) % world, generator)
+
+    def in_order(self) -> Iterator[Batch]:
+        """Yield this process's rows of every batch."""
+        for item in self.loader:
+            x, y = _pair(item)
+            if len(y) > self.placement.rank:
+                yield self._mine(x, y, len(y), None)
+
+    def _mine(self, x: Inputs, y: Tensor, stop: int, generator: torch.Generator | None) -> Batch:
+        rows = slice(self.placement.rank, stop, self.placement.world)
+        return self.placement.put(map_rows(x, len(y), itemgetter(rows)), y[rows], generator)
+
+
+def training_batches(data: Data, placement: Placement) -> Batches:
+    """Return batches to train on, at least one."""
+    batches = batches_of(data, placement)
+    if not batches.steps:
+        raise ValueError(
+            f"expected at least {FEWEST_ROWS * placement.world} rows to train on, {FEWEST_ROWS} for each process, got "
+            f"{batches.rows}"
+        )
+    return batches
+
+
+def batches_of(data: Data, placement: Placement) -> Batches:
+    """Return the batches of whatever was given as data."""
+    if isinstance(data, DataLoader):
+        return LoaderBatches(data, placement)
+    if isinstance(data, Dataset):
+        return DatasetBatches(data, placement)
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return TensorBatches(*_tensors(*data), placement)
+    raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {_described(data)}")
+
+
+def groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
+    """Yield so many batches at a time, and in the end what is left."""
+    while group := list(islice(batches, size)):
+        yield group
+
+
+def seeded(device: torch.device, *name: object) -> torch.Generator:
+    """Return a generator that is seeded by a name; a hash keeps neighbouring names independent."""
+    digest = hashlib.blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def _augmented(x: Inputs, name: str, generator: torch.Generator) -> Tensor:
+    from leanbayes.data.augment import augment
+
+    if not isinstance(x, Tensor):
+        raise TypeError(f"augment={name!r} needs images as one tensor (B, C, H, W), got {type(x).__name__}; use 'none'")
+    return augment(x, name, generator)
+
+
+def _pair(item: Any) -> Batch:
+    if not (isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Tensor)):
+        raise TypeError(f"expected batches (inputs, target) with a tensor of targets, got {_described(item)}")
+    x, y = item
+    return (tuple(x) if isinstance(x, list) else x), y
+
+
+def _described(data: object) -> str:
+    """Say what came; of several items, what to do with them."""
+    kind = type(data).__name__
+    if not isinstance(data, (tuple, list)):
+        return kind
+    items = f"a {kind} of {len(data)}: {', '.join(type(item).__name__ for item in data[:4])}"
+    return f"{items}; nest several inputs, as in ((a, b), y)" if len(data) > 2 else items
+
+
+def _tensors(x: Any, y: Any) -> Batch:
+    if not isinstance(y, Tensor) or leading_rows(x) is None:
+        raise TypeError(
+            f"expected a pair (inputs, targets) of tensors, got {type(x).__name__} and {type(y).__name__}; "
+            "torch.as_tensor makes tensors of arrays"
+        )
+    return x, y
+
+
+def _common_rows(x: Inputs, y: Tensor) -> int:
+    rows = leading_rows(x)
+    if rows is None or rows != len(y):
+        raise ValueError(
+            f"expected as many inputs as targets, got {rows} and {len(y)}, counted on the first axis; give rows there"
+        )
+    return rows
+
+
+def _length(data: object) -> int:
+    try:
+        return len(cast(Sized, data))
+    except TypeError as error:
+        raise TypeError(
+            f"expected data whose number of rows is known, {type(data).__name__} has no len(); the KL is spread over it"
+        ) from error
+
+
+def _bytes(x: Any) -> int:
+    total = 0
+
+    def count(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.nbytes
+        return tensor
+
+    map_rows(x, leading_rows(x) or 0, count)
+    return total
+
+
+def _free_memory(device: torch.device) -> float:
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float("inf")
