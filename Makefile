@@ -6,7 +6,7 @@ SHOWN := plain,rank1,batch_ensemble,implicit,patch,mc_dropout,mean_field,deep_en
 SITE := import sysconfig; print(sysconfig.get_path('purelib'))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test check fix slow bench sweep setup clean
+.PHONY: demo test golden check fix slow bench sweep setup clean
 
 setup: .venv/ready
 
@@ -21,6 +21,9 @@ demo: .venv/ready          ## eight methods on the embedded digits: a table, and
 
 test: check                ## the checks and the fast tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
+
+golden: .venv/ready        ## recorded numbers of every method, to the bit (half a minute)
+	$(BIN)/python -m tests.golden.record
 
 check: .venv/ready         ## style, types, import order, budgets
 	$(BIN)/ruff format --check .

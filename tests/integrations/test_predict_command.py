@@ -264,7 +264,8 @@ def test_an_interrupt_keeps_parts_and_the_same_command_goes_on(digits, tmp_path)
     run, out = digits / "rank1" / "seed0", tmp_path / "out"
     command = ["predict", str(run), "--data", str(tmp_path / "rows.npy"), "--out", str(out), "--part-rows", "1000"]
     code = (
-        "import signal, sys; from leanbayes.cli.main import main; signal.signal(signal.SIGINT, signal.default_int_handler); "
+        "import signal, sys; from leanbayes.cli.main import main; "
+        "signal.signal(signal.SIGINT, signal.default_int_handler); "
         f"sys.exit(main({command!r}))"
     )
     process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)

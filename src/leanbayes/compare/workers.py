@@ -92,7 +92,7 @@ def _found(job: Job, out: Path) -> dict[str, Any]:
 # Work on Ray: each item is a task of its own, results are those of local processes.
 #
 # Ray only carries the work. Jobs and parts are written by the same functions as on local processes, into the same
-# files; on a cluster, the working folder, the data and the output folder must lie on a disk that all its machines share.
+# files; on a cluster, the working folder, the data and the output folder must be on a disk that all machines share.
 
 
 Backend = Literal["auto", "local", "ray"]

@@ -15,7 +15,7 @@ def all_methods() -> dict[str, type[Method]]:
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         for _, kind in inspect.getmembers(importlib.import_module(module.name), inspect.isclass):
-            if issubclass(kind, Method) and not inspect.isabstract(kind) and kind.__module__ == module.name:
+            if issubclass(kind, Method) and not inspect.isabstract(kind) and kind.__module__.startswith(module.name):
                 found[kind.name] = kind
     return dict(sorted(found.items()))
 
