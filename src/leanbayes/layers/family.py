@@ -451,7 +451,7 @@ _STANDARDISED = {
 # Keep the compiler from computing factors again in every kernel that reads them.
 #
 # Inductor fuses cheap element-wise producers into their consumers. A factor is cheap, but its consumers are kernels
-# over whole activations, and there its softplus and exponential are computed once per pixel instead of once per channel.
+# over whole activations, and there its softplus and exponential are computed per pixel instead of per channel.
 # An opaque copy of the few thousand numbers of a factor ends that. Eager code has no need of it.
 
 
