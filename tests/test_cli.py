@@ -18,7 +18,7 @@ from leanbayes.cli import commands
 from leanbayes.cli.main import main
 from leanbayes.cli.options import comparison_options, parse, plan_of
 from leanbayes.compare.experiment import load
-from leanbayes.compare.job import Source
+from leanbayes.compare.job import DataSpec
 from tests.report import make
 
 FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--test-images", "40", "--train-rows", "100"]
@@ -310,7 +310,7 @@ def test_two_processes_train_and_evaluate_as_one(tmp_path):
     found = json.loads(path.read_text())
     assert sum(b["count"] for b in found["figures"]["reliability"]["bins"]) == found["data"]["test"]
     loaded = lb.load(path.parent / "model.safetensors", lb.models.SmallConvNet(input_shape=(1, 8, 8)))
-    digits = load(Source(name="digits", train_rows=200))  # its training rows set the scale of the inputs
+    digits = load(DataSpec(name="digits", train_rows=200))  # its training rows set the scale of the inputs
     alone = lb.evaluate(loaded, (digits.inputs(digits.test.x), digits.test.y))
     assert alone.metrics["test"]["nll"] == pytest.approx(found["metrics"]["test"]["nll"], rel=1e-5)
 

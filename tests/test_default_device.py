@@ -99,7 +99,7 @@ def test_data_are_on_the_cpu(elsewhere):
     digits = lb.data.load("digits")
     x, y = digits.prepared(digits.test)
     made = lb.data.ambiguous_images(train=2, val=1, test=1)
-    foreign = [lb.data.foreign(name, digits) for name in ("noise", "shuffled")]
+    foreign = [lb.data.ood(name, digits) for name in ("noise", "shuffled")]
     for tensor in (x, y, made.images, made.annotations, made.annotators, *foreign):
         assert tensor.device.type == "cpu"
         assert bool(torch.isfinite(tensor.float()).all())

@@ -11,7 +11,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.cli.main import main
 from leanbayes.compare.batch_predict import read_scores, score
-from leanbayes.compare.load_run import open_run
+from leanbayes.compare.load_run import load_run
 from leanbayes.compare.run_all import run_all
 from leanbayes.data.annotated.bsds import prepare_bsds500
 from leanbayes.data.cache import data_root
@@ -80,7 +80,7 @@ def calls():
     yield "data.load root", lambda: lb.data.load("mnist", S3)
     yield "data.load_annotated", lambda: lb.data.load_annotated("bsds500", S3)
     yield "data.load_lidc", lambda: lb.data.load_lidc(S3)
-    yield "data.foreign", lambda: lb.data.foreign(S3, digits)
+    yield "data.foreign", lambda: lb.data.ood(S3, digits)
     yield "data.describe", lambda: lb.data.describe(S3)
     yield "data.prepare", lambda: lb.data.prepare("mnist", S3)
     yield "prepare_bsds500", lambda: prepare_bsds500(S3)
@@ -92,7 +92,7 @@ def calls():
     yield "score a saved model", lambda: score(S3, x, "out", net=nn.Linear(4, 2))
     yield "read_scores", lambda: read_scores(S3)
     yield "onnx.export", lambda: export(bnn, x, S3)
-    yield "open_run", lambda: open_run(Path(S3))
+    yield "load_run", lambda: load_run(Path(S3))
     yield "run_all", lambda: run_all([], Path(S3))
     yield "write_text", lambda: write_text("", Path(S3) / "report.html")
 
@@ -102,7 +102,7 @@ def test_every_function_that_takes_a_path_refuses_a_scheme(name):
     call = dict(calls())[name]
     with pytest.raises(ValueError, match="expected a path on this machine, got 's3:/") as refused:
         call()
-    given_as_text = name not in ("data.load a file", "open_run", "run_all", "write_text")
+    given_as_text = name not in ("data.load a file", "load_run", "run_all", "write_text")
     assert (f"'{S3}'" in str(refused.value)) is given_as_text
 
 

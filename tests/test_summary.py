@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.compare.job import Job, Source
+from leanbayes.compare.job import DataSpec, Job
 from leanbayes.methods import all_methods
 from tests.networks import Tokens
 
@@ -127,6 +127,6 @@ def test_a_younger_field_at_its_default_changes_no_identity_of_a_run():
         assert kind(**kind(embeddings=True).fields()) == kind(embeddings=True)
         assert dataclasses.replace(kind(), embeddings=True).targets != kind.targets
     methods = (lb.Rank1(), lb.Rank1(embeddings=True))
-    jobs = [Job(source=Source(name="digits"), net="small", method=m, recipe=lb.Recipe()) for m in methods]
+    jobs = [Job(source=DataSpec(name="digits"), net="small", method=m, recipe=lb.Recipe()) for m in methods]
     assert "embeddings" not in jobs[0].settings()["method"]["fields"]
     assert jobs[0].id != jobs[1].id

@@ -15,7 +15,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes import metrics
-from leanbayes.compare.experiment import Workshop
+from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
 from leanbayes.core.predictor import predict
 from leanbayes.runtime._files import write_text
@@ -34,10 +34,10 @@ class Checkpoints:
     A training that was killed and goes on keeps the epochs that were looked at before.
     """
 
-    def __init__(self, job: Job, workshop: Workshop, out: Path) -> None:
+    def __init__(self, job: Job, experiment: Experiment, out: Path) -> None:
         """Say where the run lies; its rows are prepared when the first epoch is done."""
         self.path = job.folder(out) / FILE
-        self.workshop = workshop
+        self.experiment = experiment
         self.rows: dict[str, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, state: EpochState) -> None:
@@ -50,10 +50,10 @@ class Checkpoints:
         write_text(json.dumps([*before, {"epoch": state.epoch} | looked], allow_nan=False), self.path)
 
     def _prepare(self) -> dict[str, tuple[Tensor, Tensor]]:
-        _, x, y = self.workshop.test
-        train = self.workshop.data.train
+        _, x, y = self.experiment.test
+        train = self.experiment.data.train
         some, every = _evenly(len(x)), _evenly(len(train))
-        return {"test": (x[some], y[some]), "train": (self.workshop.data.inputs(train.x[every]), train.y[every])}
+        return {"test": (x[some], y[some]), "train": (self.experiment.data.inputs(train.x[every]), train.y[every])}
 
 
 def look(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import nn, Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from leanbayes import metrics
-from leanbayes.compare.experiment import Workshop
+from leanbayes.compare.experiment import Experiment
 from leanbayes.core.conversion import mean, strip
 from leanbayes.core.predictor import predict
 from leanbayes.runtime.passes import components_of
@@ -60,13 +60,13 @@ def plane_of(points: Tensor) -> Plane:
 
 def map_components(case: Case) -> Numbers:
     """Map the components of the first seed."""
-    model, workshop = case.trained(case.jobs[0])
+    model, experiment = case.trained(case.jobs[0])
     shared = strip(model)
     weights = torch.stack([_flat(mean(model, component=k)) for k in range(components_of(model))])
     plane = plane_of(weights)
     dots, star = plane.coordinates(weights), plane.coordinates(_flat(shared))
     ticks = [_ticks(torch.cat([dots[:, axis], star[axis, None]]), GRID[case.budget]) for axis in (0, 1)]
-    rows = _rows(workshop)
+    rows = _rows(experiment)
     maps: dict[str, dict[str, list[list[float]]]] = {part: {"nll": [], "error": []} for part in rows}
     for second in ticks[1]:
         line = [_judge(shared, plane.point(torch.stack([first, second])), rows) for first in ticks[0]]
@@ -111,11 +111,11 @@ def draw_map(numbers: Numbers, path: Path) -> None:
     save_figure(figure, path)
 
 
-def _rows(workshop: Workshop) -> dict[str, tuple[Tensor, Tensor]]:
-    _, x, y = workshop.test
-    train = workshop.data.train
+def _rows(experiment: Experiment) -> dict[str, tuple[Tensor, Tensor]]:
+    _, x, y = experiment.test
+    train = experiment.data.train
     some = torch.arange(0, len(train), max(1, len(train) // LOOKED_AT))[:LOOKED_AT]
-    known = workshop.data.inputs(train.x[some]), train.y[some]
+    known = experiment.data.inputs(train.x[some]), train.y[some]
     return {"train": known, "test": (x[:LOOKED_AT], y[:LOOKED_AT])}
 
 

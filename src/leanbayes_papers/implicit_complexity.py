@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leanbayes.compare.job import Job, Judging
+from leanbayes.compare.job import EvaluationSpec, Job
 from leanbayes.methods._base import Method
 from leanbayes.methods.implicit import ImplicitNodes
 from leanbayes.training import Recipe
@@ -110,7 +110,7 @@ def _lenet(setting: Setting, net: str, label: str, method: Method) -> Job:
         method=method,
         label=label,
         recipe=setting.recipe(recipe),
-        judging=Judging(
+        judging=EvaluationSpec(
             samples=setting.pick(quick=16, short=40, full=40),
             shift=False,
             test_images=setting.pick(quick=1000, short=0, full=0),

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from leanbayes.compare.job import Source
+from leanbayes.compare.job import DataSpec
 from leanbayes.compare.run import device_of
 from leanbayes.data import Split
 from leanbayes.generative import (
@@ -70,7 +70,7 @@ class Coder:
         recipe: how it is trained; seeds come from the case.
     """
 
-    source: Source
+    source: DataSpec
     model: str
     dimensions: int
     options: tuple[tuple[str, float], ...]

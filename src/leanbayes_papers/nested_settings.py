@@ -101,7 +101,7 @@ class Judge:
         """Prepare test data, foreign inputs, and the rows on which norms collect their statistics."""
         self.device = next(trained.model.parameters()).device
         self.test = trained.test()
-        raw = sets.foreign(FOREIGN[data], trained.data, root)
+        raw = sets.ood(FOREIGN[data], trained.data, root)
         self.foreign: dict[str, Any] = {FOREIGN[data]: (trained.data.inputs(raw), None)}
         self.norm_rows = trained.train(NORM_ROWS)[0].to(self.device)
 

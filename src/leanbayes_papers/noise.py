@@ -40,11 +40,11 @@ def noise_curves(case: Case) -> Numbers:
     """Return mean total, aleatoric and epistemic entropy by data set, noise, label and strength, over all seeds."""
     found: Numbers = {}
     for job in case.jobs:
-        model, workshop = case.trained(job)
-        x = workshop.test[0][: LOOKED_AT[case.budget]]
+        model, experiment = case.trained(job)
+        x = experiment.test[0][: LOOKED_AT[case.budget]]
         for kind in KINDS:
-            curve = entropies(model, workshop.data, x, kind, STRENGTHS[case.budget], job.judging.samples)
-            place = found.setdefault(workshop.data.name, {}).setdefault(kind, {}).setdefault(job.label, {})
+            curve = entropies(model, experiment.data, x, kind, STRENGTHS[case.budget], job.judging.samples)
+            place = found.setdefault(experiment.data.name, {}).setdefault(kind, {}).setdefault(job.label, {})
             place[str(job.seed)] = curve
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leanbayes.compare.job import Job, Judging, Source
+from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.job import recipe as recipe_of
 from leanbayes.methods._base import Method
 from leanbayes.methods.mc_dropout import MCDropout
@@ -70,7 +70,7 @@ def job(setting: Setting, name: str) -> Job:
         method=ROWS[name],
         label=LABELS[name],
         recipe=recipe(setting, source),
-        judging=Judging(
+        judging=EvaluationSpec(
             samples=setting.pick(quick=20, short=200, full=200),
             shift=False,
             test_images=setting.pick(quick=300, short=0, full=0),
@@ -78,7 +78,7 @@ def job(setting: Setting, name: str) -> Job:
     )
 
 
-def place(setting: Setting) -> tuple[Source, str]:
+def place(setting: Setting) -> tuple[DataSpec, str]:
     """Return data and network: the paper's in full; in short CIFAR-10 with a WRN-16-4; in quick the digits."""
     if setting.budget == "quick":
         return setting.source("digits", quick_rows=1000), "small"
@@ -86,7 +86,7 @@ def place(setting: Setting) -> tuple[Source, str]:
     return setting.source(name, quick_rows=0), setting.pick(quick="", short="wrn-16-4", full="pyramidnet-110-270")
 
 
-def recipe(setting: Setting, source: Source) -> Recipe:
+def recipe(setting: Setting, source: DataSpec) -> Recipe:
     """Return the recipe of all rows: the main job's, and in full the paper's Adam, 400 epochs in batches of 256.
 
     The paper adds 0.001 / 256 times the squared norm of all parameters to the loss, a weight decay of twice that.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from leanbayes.compare.job import Job, Judging, recipe_for, stretched
+from leanbayes.compare.job import EvaluationSpec, Job, recipe_for, stretched
 from leanbayes.compare.job import recipe as recipe_of
 from leanbayes.methods._base import Method
 from leanbayes.methods.ensemble import DeepEnsemble
@@ -88,9 +88,9 @@ def recipe(setting: Setting) -> Recipe:
     return setting.recipe(chosen)
 
 
-def judging(setting: Setting, samples: int) -> Judging:
+def judging(setting: Setting, samples: int) -> EvaluationSpec:
     """Return how to evaluate: in full with so many draws, else all alike, so that they share what is loaded."""
-    return Judging(
+    return EvaluationSpec(
         samples=setting.pick(quick=16, short=16, full=samples),
         ood=("svhn",) if setting.has("svhn", foreign=True) else (),
         shift_images=setting.pick(quick=50, short=1000, full=10_000),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from leanbayes.compare.experiment import Workshop
+from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
 from leanbayes.compare.run import Callback
 from leanbayes.compare.run_all import run_all
@@ -65,8 +65,8 @@ def run(name: str, suite: Suite, setting: Setting, out: Path, *, fresh: bool = F
     suite, remarks = present(suite, setting)
     jobs = _jobs(suite, setting)
 
-    def watch(job: Job, workshop: Workshop) -> tuple[Callback, ...]:
-        return (Checkpoints(job, workshop, out),) if job.label in suite.watched else ()
+    def watch(job: Job, experiment: Experiment) -> tuple[Callback, ...]:
+        return (Checkpoints(job, experiment, out),) if job.label in suite.watched else ()
 
     found = dict(zip(jobs, run_all(jobs, out, fresh=fresh, watch=watch), strict=True))
     done = {job: result for job, result in found.items() if result["status"] == "done"}

@@ -23,8 +23,8 @@ def by_sample_size(case: Case) -> Numbers:
     """Return accuracy and calibration by label, seed and number of draws; the draws are those of one prediction."""
     found: Numbers = {}
     for job in case.jobs:
-        model, workshop = case.trained(job)
-        _, x, y = workshop.test
+        model, experiment = case.trained(job)
+        _, x, y = experiment.test
         sizes = (1,) if distinct_draws(model) == 1 else SIZES[case.budget]
         means = averages(model, x, sizes)
         place = found.setdefault(job.label, {})

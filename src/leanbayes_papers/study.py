@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from leanbayes.compare.experiment import Workshop
-from leanbayes.compare.job import Job, Judging, Source
+from leanbayes.compare.experiment import Experiment
+from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.run import device_of, MODEL
 from leanbayes.core.checkpoint import load
 from leanbayes.runtime._files import read_tensors, write_text, write_whole
@@ -46,15 +46,15 @@ class Case:
     device: str
     fresh: bool = False
 
-    def trained(self, job: Job) -> tuple[nn.Module, Workshop]:
-        """Return the trained model of a run, on its device and in eval mode, and the workshop of its data."""
-        workshop = _workshop(job.source, job.net, job.judging)
-        path, net = job.folder(self.out) / MODEL, workshop.plain(job.seed)
+    def trained(self, job: Job) -> tuple[nn.Module, Experiment]:
+        """Return the trained model of a run, on its device and in eval mode, and the experiment of its data."""
+        experiment = _workshop(job.source, job.net, job.judging)
+        path, net = job.folder(self.out) / MODEL, experiment.plain(job.seed)
         if job.method is not None:
             net = load(path, net)
         else:
             net.load_state_dict(read_tensors(path)[1])
-        return net.to(device_of(self.device)).eval(), workshop
+        return net.to(device_of(self.device)).eval(), experiment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +123,9 @@ def save_figure(figure: Any, path: Path) -> None:
 
 
 @lru_cache(maxsize=1)
-def _workshop(source: Source, net: str, judging: Judging) -> Workshop:
-    """Return a workshop; the last one is kept, since the runs of a study mostly share theirs."""
-    return Workshop(source, net, judging)
+def _workshop(source: DataSpec, net: str, judging: EvaluationSpec) -> Experiment:
+    """Return a experiment; the last one is kept, since the runs of a study mostly share theirs."""
+    return Experiment(source, net, judging)
 
 
 def _digest(words: Iterable[str]) -> str:

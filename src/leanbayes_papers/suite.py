@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from leanbayes import data
-from leanbayes.compare.job import Budget, Job, Source
+from leanbayes.compare.job import Budget, DataSpec, Job
 from leanbayes.compare.run import device_of
 from leanbayes.training import Recipe
 from leanbayes.training.recipe import Precision
@@ -114,9 +114,9 @@ class Setting:
         """Return what belongs to the budget."""
         return {"quick": quick, "short": short, "full": full}[self.budget]
 
-    def source(self, name: str, *, quick_rows: int) -> Source:
+    def source(self, name: str, *, quick_rows: int) -> DataSpec:
         """Return a data set; the quick budget takes few of its training rows."""
-        return Source(name=name, root=self.root, train_rows=self.pick(quick=quick_rows, short=0, full=0))
+        return DataSpec(name=name, root=self.root, train_rows=self.pick(quick=quick_rows, short=0, full=0))
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Put a recipe on the device and in the precision that were asked for; half precision likes channels last."""

@@ -17,7 +17,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.compare.experiment import load
-from leanbayes.compare.job import Source
+from leanbayes.compare.job import DataSpec
 from leanbayes.compare.run import Callback, device_of
 from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet
@@ -67,7 +67,7 @@ class Trainee:
     """
 
     name: str
-    source: Source
+    source: DataSpec
     net: str
     recipe: Recipe
     method: Method | None = None
@@ -114,7 +114,7 @@ def train(
 
 
 @lru_cache(maxsize=1)
-def loaded(source: Source) -> DataSet:
+def loaded(source: DataSpec) -> DataSet:
     """Return data; the last set is kept, since the networks of a study share theirs."""
     return load(source)
 

@@ -34,7 +34,7 @@ STUDENT = 0.5 * (math.log(2) + EULER)
 
 
 @dataclass(frozen=True)
-class Version:
+class MethodSpec:
     """A version of the layer, with what the paper prints: the bound, and both accuracies in percent."""
 
     method: VarianceLayers
@@ -50,13 +50,13 @@ class Version:
 
 
 VERSIONS = {
-    "Layer": Version(VarianceLayers(), -5.9e2, 11.3, 99.2),
-    "Neuron": Version(VarianceLayers(parameterization="neuron"), -7.7e2, 11.3, 99.2),
-    "Weight": Version(VarianceLayers(parameterization="weight"), -6.4e4, 81.3, 99.2),
-    "Additive": Version(VarianceLayers(parameterization="additive"), -2.3e4, 96.3, 99.2),
-    "Zero mean": Version(VarianceLayers(parameterization="zero_mean"), None, None, 99.2, activation="abs"),
-    "Student prior": Version(VarianceLayers(prior="student"), None, None, 99.2),
-    "ARD prior": Version(VarianceLayers(prior="ard")),
+    "Layer": MethodSpec(VarianceLayers(), -5.9e2, 11.3, 99.2),
+    "Neuron": MethodSpec(VarianceLayers(parameterization="neuron"), -7.7e2, 11.3, 99.2),
+    "Weight": MethodSpec(VarianceLayers(parameterization="weight"), -6.4e4, 81.3, 99.2),
+    "Additive": MethodSpec(VarianceLayers(parameterization="additive"), -2.3e4, 96.3, 99.2),
+    "Zero mean": MethodSpec(VarianceLayers(parameterization="zero_mean"), None, None, 99.2, activation="abs"),
+    "Student prior": MethodSpec(VarianceLayers(prior="student"), None, None, 99.2),
+    "ARD prior": MethodSpec(VarianceLayers(prior="ard")),
 }
 
 

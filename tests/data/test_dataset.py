@@ -135,7 +135,7 @@ def test_a_test_part_alone_serves_as_a_foreign_set(tmp_path):
     x = np.random.default_rng(0).integers(0, 256, (12, 3, 32, 32), np.uint8)
     np.savez(tmp_path / "svhn_test_6k.npz", x_test=x, y_test=np.zeros(12, np.uint8))
     like = image_set()
-    assert data.foreign("svhn", like, tmp_path).shape == (12, 3, 10, 6)
+    assert data.ood("svhn", like, tmp_path).shape == (12, 3, 10, 6)
     with pytest.raises(FileNotFoundError, match=r"svhn\.npz missing.*svhn_test_6k\.npz, serves as a foreign set only"):
         data.load("svhn", tmp_path)
     rows = {row.name: row for row in data.describe(tmp_path)}

@@ -30,14 +30,14 @@ def save(tmp_path, *shape):
 
 def test_the_same_shape_comes_through_unchanged(tmp_path):
     name, x = save(tmp_path, 3, 16, 12)
-    assert torch.equal(data.foreign(name, like(3, 16, 12)), torch.from_numpy(x))
+    assert torch.equal(data.ood(name, like(3, 16, 12)), torch.from_numpy(x))
 
 
 def test_grey_is_repeated_and_colour_weighed(tmp_path):
     name, grey = save(tmp_path, 16, 12)
-    assert torch.equal(data.foreign(name, like(3, 16, 12)), torch.from_numpy(grey)[:, None].expand(-1, 3, -1, -1))
+    assert torch.equal(data.ood(name, like(3, 16, 12)), torch.from_numpy(grey)[:, None].expand(-1, 3, -1, -1))
     name, colour = save(tmp_path, 16, 12, 3)
-    seen = data.foreign(name, like(1, 16, 12))
+    seen = data.ood(name, like(1, 16, 12))
     luma = np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in colour])
     assert np.abs(seen[:, 0].numpy().astype(int) - luma).max() <= 1
 
@@ -45,7 +45,7 @@ def test_grey_is_repeated_and_colour_weighed(tmp_path):
 @pytest.mark.parametrize("size", [(8, 6), (32, 30), (16, 24)])
 def test_sizes_change_as_in_pillow(tmp_path, size):
     name, x = save(tmp_path, 3, 16, 12)
-    seen = data.foreign(name, like(3, *size))
+    seen = data.ood(name, like(3, *size))
     assert (seen.shape, seen.dtype) == ((9, 3, *size), torch.uint8)
     for image, resized in zip(x, seen, strict=True):
         picture = Image.fromarray(image.transpose(1, 2, 0))
@@ -56,18 +56,18 @@ def test_sizes_change_as_in_pillow(tmp_path, size):
 def test_float_images_become_bytes(tmp_path):
     x = np.random.default_rng(1).integers(0, 256, (9, 8, 8), np.uint8)
     np.savez(tmp_path / "other.npz", x_test=x / 255)
-    assert torch.equal(data.foreign(str(tmp_path / "other.npz"), like(1, 8, 8))[:, 0], torch.from_numpy(x))
+    assert torch.equal(data.ood(str(tmp_path / "other.npz"), like(1, 8, 8))[:, 0], torch.from_numpy(x))
 
 
 def test_digits_are_a_foreign_set(tmp_path):
-    assert data.foreign("digits", like(3, 16, 16), tmp_path).shape == (797, 3, 16, 16)
+    assert data.ood("digits", like(3, 16, 16), tmp_path).shape == (797, 3, 16, 16)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_made_up_images(dtype):
     base = like(3, 16, 12, dtype=dtype)
     own = base.test.x if dtype == torch.uint8 else (base.test.x * 255).round().byte()
-    noise, shuffled, inverted = (data.foreign(name, base) for name in ("noise", "shuffled", "inverted"))
+    noise, shuffled, inverted = (data.ood(name, base) for name in ("noise", "shuffled", "inverted"))
     assert all(x.shape == own.shape and x.dtype == torch.uint8 for x in (noise, shuffled, inverted))
     n = noise.numel()
     assert abs(noise.double().mean() - 127.5) < 5 * np.sqrt((256**2 - 1) / 12 / n)
@@ -79,14 +79,14 @@ def test_made_up_images(dtype):
         return codes.flatten(1).sort(1).values
 
     assert torch.equal(pixels(shuffled), pixels(own))  # colours move as a whole, within their image
-    assert torch.equal(data.foreign("shuffled", base), shuffled)
-    assert torch.equal(data.foreign("noise", base), noise)
+    assert torch.equal(data.ood("shuffled", base), shuffled)
+    assert torch.equal(data.ood("noise", base), noise)
 
 
 def test_made_up_features():
     base = like(4)
     low, high = base.train.x.amin(0), base.train.x.amax(0)
-    noise, shuffled, inverted = (data.foreign(name, base) for name in ("noise", "shuffled", "inverted"))
+    noise, shuffled, inverted = (data.ood(name, base) for name in ("noise", "shuffled", "inverted"))
     assert ((noise >= low) & (noise <= high)).all()
     assert torch.equal(shuffled.sort(0).values, base.test.x.sort(0).values)
     assert not torch.equal(shuffled, base.test.x)
@@ -96,15 +96,15 @@ def test_made_up_features():
 def test_what_does_not_fit_is_refused(tmp_path):
     name, _ = save(tmp_path, 3, 16, 12)
     with pytest.raises(ValueError, match=r"rows of shape \(3, 16, 12\), like of \(4,\)\. Pick a table"):
-        data.foreign(name, like(4))
+        data.ood(name, like(4))
     with pytest.raises(ValueError, match="images of 3 channels, like of 4; only grey and colour"):
-        data.foreign(name, like(4, 16, 12))
+        data.ood(name, like(4, 16, 12))
     name, _ = save(tmp_path, 4)
     with pytest.raises(ValueError, match="has features, like images"):
-        data.foreign(name, like(3, 16, 12))
-    assert data.foreign(name, like(4)).shape == (9, 4)
+        data.ood(name, like(3, 16, 12))
+    assert data.ood(name, like(4)).shape == (9, 4)
     np.savez(tmp_path / "none.npz", x=np.zeros(3))
     with pytest.raises(ValueError, match=r"none\.npz lacks an array: .*x_test"):
-        data.foreign(str(tmp_path / "none.npz"), like(4))
+        data.ood(str(tmp_path / "none.npz"), like(4))
     with pytest.raises(ValueError, match="unknown data set 'noises'"):
-        data.foreign("noises", like(4))
+        data.ood("noises", like(4))

@@ -180,9 +180,9 @@ def test_it_has_one_split_and_no_foreign_inputs(tmp_path):
         data.load("physionet2012", tmp_path, split=1)
     loaded = data.load("physionet2012", tmp_path)
     with pytest.raises(ValueError, match="physionet2012 is a series of tokens; foreign inputs are for images"):
-        data.foreign("noise", loaded, tmp_path)
+        data.ood("noise", loaded, tmp_path)
     with pytest.raises(ValueError, match="physionet2012 has tokens, neither images nor features"):
-        data.foreign("physionet2012", data.load("digits"), tmp_path)
+        data.ood("physionet2012", data.load("digits"), tmp_path)
 
 
 def test_a_comparison_takes_the_lstm(tmp_path):

@@ -9,7 +9,7 @@ import torch
 import leanbayes as lb
 from leanbayes import data
 from leanbayes.cli import main as cli
-from leanbayes.compare.job import Job, Source
+from leanbayes.compare.job import DataSpec, Job
 from leanbayes.compare.load_run import Preparation
 from leanbayes.data.layout import reading_like
 
@@ -87,12 +87,12 @@ def test_new_rows_are_read_as_the_training_data():
 def test_foreign_images_have_their_channels_found(tmp_path):
     save(tmp_path / "mine.npz", (3, 3, 3))
     mine = data.load(tmp_path / "mine.npz", channels="last")
-    assert data.foreign(str(tmp_path / "mine.npz"), mine).shape == (4, 3, 3, 3)
+    assert data.ood(str(tmp_path / "mine.npz"), mine).shape == (4, 3, 3, 3)
     save(tmp_path / "cubes.npz", (16, 16, 16))
     with pytest.raises(
         ValueError, match=r"cubes\.npz: x_test has shape .* Save them as \(rows, channels, height, width\)"
     ):
-        data.foreign(str(tmp_path / "cubes.npz"), mine)
+        data.ood(str(tmp_path / "cubes.npz"), mine)
 
 
 def test_the_command_asks_and_says_how_it_read(tmp_path, monkeypatch, capsys):
@@ -122,10 +122,10 @@ def test_the_command_asks_and_says_how_it_read(tmp_path, monkeypatch, capsys):
 
 def test_the_flag_is_part_of_a_job_only_where_it_is_given():
     def job(**given):
-        source = Source(name="mine.npz", **given)
+        source = DataSpec(name="mine.npz", **given)
         return Job(source=source, net="mlp", method=None, recipe=lb.Recipe(epochs=1))
 
     assert "channels" not in job().settings()["data"]
     assert job(channels="last").settings()["data"]["channels"] == "last"
     assert job().id != job(channels="last").id != job(channels="first").id
-    assert "channels" not in repr(Source(name="mine.npz"))  # folders of suites are named by a digest of it
+    assert "channels" not in repr(DataSpec(name="mine.npz"))  # folders of suites are named by a digest of it

@@ -148,7 +148,7 @@ def test_notmnist_is_checked_by_its_content(tmp_path, monkeypatch):
     monkeypatch.setitem(sources.SOURCES, "notmnist", replace(source, origin=replace(source.origin, content=content)))
     data.prepare("notMNIST", tmp_path, tmp_path / "here", say=quiet)
     like = data.load("digits")
-    assert data.foreign("notmnist", like, tmp_path).shape == (20, 1, 8, 8)
+    assert data.ood("notmnist", like, tmp_path).shape == (20, 1, 8, 8)
     with pytest.raises(ValueError, match=r"test split only.*foreign set"):
         data.load("notmnist", tmp_path)
 

@@ -52,14 +52,14 @@ def test_cifar10(data_root):
     assert loaded.classes[:2] == ("airplane", "automobile")
     again = data.load("cifar10", data_root)  # now from the decoded copies
     assert torch.equal(again.train.x, loaded.train.x)
-    assert data.foreign("mnist", loaded, data_root).shape == (10_000, 3, 32, 32)
+    assert data.ood("mnist", loaded, data_root).shape == (10_000, 3, 32, 32)
 
 
 def test_svhn_and_notmnist_are_foreign_sets(data_root):
     need(data_root, "svhn_test_6k.npz", "notmnist_test.npz")
     digits = data.load("digits")
-    assert data.foreign("svhn", digits, data_root).shape[1:] == (1, 8, 8)
-    assert data.foreign("notmnist", digits, data_root).shape == (10_000, 1, 8, 8)
+    assert data.ood("svhn", digits, data_root).shape[1:] == (1, 8, 8)
+    assert data.ood("notmnist", digits, data_root).shape == (10_000, 1, 8, 8)
 
 
 def test_notmnist_is_the_one_whose_digest_prepare_expects(data_root):

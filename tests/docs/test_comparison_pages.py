@@ -13,7 +13,7 @@ import pytest
 
 from leanbayes.metrics import ensemble_equivalent
 from leanbayes.metrics.diversity import Equivalent
-from leanbayes.shift import corrupted_means, mce, relative_mce
+from leanbayes.shift import corrupted_means, mean_corruption_error, relative_mean_corruption_error
 from tests.docs.pages import file_of, lacking, RESULTS, span, unsaid
 
 LEAN = ("rank1", "implicit", "batch_ensemble")
@@ -107,7 +107,7 @@ def cifar(label: str, key: str) -> float:
 def shifted(label: str) -> tuple[float, float]:
     """Return mCE and relative mCE in percent."""
     rows = [runs("cifar10")[name][0]["metrics"]["shift"] for name in (label, "plain")]
-    return 100 * mce(*rows), 100 * relative_mce(*rows)
+    return 100 * mean_corruption_error(*rows), 100 * relative_mean_corruption_error(*rows)
 
 
 def test_cifar_has_one_seed_and_its_error_is_that_of_a_share():

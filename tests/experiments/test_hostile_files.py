@@ -19,7 +19,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.cli.main import main
 from leanbayes.compare.experiment import maker
-from leanbayes.compare.load_run import open_run
+from leanbayes.compare.load_run import load_run
 
 NAMES = ("evil:make", "os:abort", "os.path:join")
 FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--train-rows", "100", "--samples", "2"]
@@ -130,7 +130,7 @@ def headers_planted(path):
 def open_or_refuse(run, *errors):
     """Open a run as predict does; a sentence is as good."""
     with contextlib.suppress(ValueError, OSError, *errors):
-        open_run(run)
+        load_run(run)
 
 
 def test_job_json(guarded, capsys):

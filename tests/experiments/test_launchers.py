@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from leanbayes.cli.main import main
-from leanbayes.compare.experiment import Workshop
-from leanbayes.compare.job import Job, Judging, Source
+from leanbayes.compare.experiment import Experiment
+from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.run import perform
 from leanbayes.compare.run_all import check_alike
 from leanbayes.report import load_results, markdown
@@ -47,7 +47,7 @@ def say(monkeypatch):
 
 def job(launch=None, **changes):
     recipe = Recipe(epochs=1, batch_size=64, accelerator="cpu")
-    source, judging = Source(name="digits", train_rows=100), Judging(samples=2, shift=False, test_images=40)
+    source, judging = DataSpec(name="digits", train_rows=100), EvaluationSpec(samples=2, shift=False, test_images=40)
     return Job(
         source=source, net="small", method=None, recipe=replace(recipe, **changes), judging=judging, launch=launch
     )
@@ -112,11 +112,11 @@ def test_ids_of_jobs_of_one_process_are_what_they_were():
 
 def _rebuilt(said):
     return Job(
-        source=Source(**said["data"]),
+        source=DataSpec(**said["data"]),
         net=said["net"],
         method=None,
         recipe=Recipe(**said["recipe"]),
-        judging=Judging(**said["judging"] | {"ood": tuple(said["judging"]["ood"])}),
+        judging=EvaluationSpec(**said["judging"] | {"ood": tuple(said["judging"]["ood"])}),
         launch=None,
     )
 
@@ -132,50 +132,50 @@ def test_the_number_of_processes_is_part_of_the_identity():
 
 def test_a_job_knows_who_started_it(say):
     say(TORCHRUN)
-    made = Job(source=Source(name="digits"), net="small", method=None, recipe=Recipe())
+    made = Job(source=DataSpec(name="digits"), net="small", method=None, recipe=Recipe())
     assert made.processes == 6
 
 
 @pytest.fixture(scope="module")
-def workshop():
-    return Workshop(job().source, "small", job().judging)
+def experiment():
+    return Experiment(job().source, "small", job().judging)
 
 
-def test_processes_are_recorded_and_other_numbers_are_not_kept(workshop, tmp_path):
+def test_processes_are_recorded_and_other_numbers_are_not_kept(experiment, tmp_path):
     two = job(Launch("torchrun", 2, 1))
-    done = perform(two, workshop, tmp_path)
+    done = perform(two, experiment, tmp_path)
     claim = json.loads((two.folder(tmp_path) / "job.json").read_text())
     for said in (done["environment"], claim["environment"]):
         assert (said["processes"], said["launcher"]) == (2, "torchrun")
-    assert perform(two, workshop, tmp_path)["created"] == done["created"]
-    assert perform(job(Launch("slurm", 1, 2)), workshop, tmp_path)["created"] == done["created"]
+    assert perform(two, experiment, tmp_path)["created"] == done["created"]
+    assert perform(job(Launch("slurm", 1, 2)), experiment, tmp_path)["created"] == done["created"]
     for other, number in ((job(), 1), (job(Launch("torchrun", 4, 1)), 4)):
         with pytest.raises(ValueError, match=rf"other settings \(processes: 2 there, {number} now\)"):
-            perform(other, workshop, tmp_path)
+            perform(other, experiment, tmp_path)
     (two.folder(tmp_path) / "job.json").unlink()  # as if lost: the result says it, too
     with pytest.raises(ValueError, match=r"finished run with other settings \(processes: 2 there, 1 now\)"):
-        perform(job(), workshop, tmp_path)
+        perform(job(), experiment, tmp_path)
 
 
-def test_one_process_is_recorded_and_older_runs_are_kept(workshop, tmp_path):
-    done = perform(job(), workshop, tmp_path)
+def test_one_process_is_recorded_and_older_runs_are_kept(experiment, tmp_path):
+    done = perform(job(), experiment, tmp_path)
     path = job().folder(tmp_path) / "job.json"
     claim = json.loads(path.read_text())
     assert claim.pop("environment") == {"processes": 1, "launcher": "local"}
     assert "processes" not in claim
     assert "processes" not in done["settings"]
     path.write_text(json.dumps(claim))  # as an older version wrote it
-    assert perform(job(), workshop, tmp_path)["created"] == done["created"]
+    assert perform(job(), experiment, tmp_path)["created"] == done["created"]
     with pytest.raises(ValueError, match=r"other settings \(processes: 1 there, 2 now\)"):
-        perform(job(Launch("torchrun", 2, 1)), workshop, tmp_path)
+        perform(job(Launch("torchrun", 2, 1)), experiment, tmp_path)
 
 
-def test_seeds_of_other_numbers_of_processes_are_not_seeds_of_one_another(workshop, tmp_path):
-    perform(job(), workshop, tmp_path)
+def test_seeds_of_other_numbers_of_processes_are_not_seeds_of_one_another(experiment, tmp_path):
+    perform(job(), experiment, tmp_path)
     two = job(Launch("torchrun", 2, 1), seed=1)
     with pytest.raises(ValueError, match="processes: 1 there, 2 now"):
         check_alike([two], tmp_path)
-    perform(two, workshop, tmp_path)
+    perform(two, experiment, tmp_path)
     text = markdown(load_results(tmp_path))
     assert "plain (processes=1)" in text
     assert "plain (processes=2)" in text

@@ -14,8 +14,8 @@ import torch
 
 import leanbayes as lb
 from leanbayes import metrics
-from leanbayes.compare.experiment import Workshop
-from leanbayes.compare.job import Job, Judging, Source
+from leanbayes.compare.experiment import Experiment
+from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.members import read_predictions, save_predictions, Saved
 from leanbayes.compare.ruler import jackknife, paired, Ruler, score
 from leanbayes.compare.run import perform
@@ -133,14 +133,14 @@ def test_one_network_is_no_ruler():
 def files(tmp_path_factory):
     """Runs of plain networks and two methods, and their predictions."""
     out = tmp_path_factory.mktemp("ruler")
-    source, judging = Source(name="digits", train_rows=200), Judging(samples=4, ood=(), shift=False)
+    source, judging = DataSpec(name="digits", train_rows=200), EvaluationSpec(samples=4, ood=(), shift=False)
     recipe = lb.Recipe(epochs=1, batch_size=64, lr=0.05)
-    workshop = Workshop(source, "small", judging)
+    experiment = Experiment(source, "small", judging)
     found = {}
     for method, seeds in ((None, (0, 1)), (lb.Rank1(), (0,)), (lb.BatchEnsemble(), (0,))):
         for seed in seeds:
             job = Job(source=source, net="small", method=method, recipe=replace(recipe, seed=seed), judging=judging)
-            result = perform(job, workshop, out, stage="train" if seed or method == lb.BatchEnsemble() else "compare")
+            result = perform(job, experiment, out, stage="train" if seed or method == lb.BatchEnsemble() else "compare")
             path = out / f"{job.name}-{seed}.npz"
             save_predictions(job.folder(out), path, samples=4)
             found[job.name, seed] = (path, job.folder(out), result)
@@ -158,8 +158,10 @@ def test_saved_predictions_have_the_figures_of_the_run(files):
 def test_parts_are_members_without_noise_and_one_member_with_it(files):
     path, folder, _ = files["rank1", 0]
     saved = read_predictions(path)
-    workshop = Workshop(Source(name="digits", train_rows=200), "small", Judging(samples=4, ood=(), shift=False))
-    model, x = lb.load(folder / "model.safetensors", workshop.plain(0)), workshop.test[1]
+    experiment = Experiment(
+        DataSpec(name="digits", train_rows=200), "small", EvaluationSpec(samples=4, ood=(), shift=False)
+    )
+    model, x = lb.load(folder / "model.safetensors", experiment.plain(0)), experiment.test[1]
     for k in range(4):
         expected = lb.mean(model, component=k).eval()(x).softmax(1)
         torch.testing.assert_close(saved.parts[f"member{k}"], expected, rtol=1e-4, atol=1e-6)

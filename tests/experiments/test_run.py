@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import leanbayes as lb
-from leanbayes.compare.experiment import load, maker, Workshop
-from leanbayes.compare.job import BUDGETS, Job, Judging, method_of, recipe, recipe_for, Source
+from leanbayes.compare.experiment import Experiment, load, maker
+from leanbayes.compare.job import BUDGETS, DataSpec, EvaluationSpec, Job, method_of, recipe, recipe_for
 from leanbayes.compare.run import MODEL, perform
 from leanbayes.compare.run_all import run_all
 from leanbayes.methods import all_methods
 from leanbayes.report import load_results, markdown
 
-JUDGING = Judging(samples=4, ood=("noise",), shift=False, test_images=60)
-SOURCE = Source(name="digits", train_rows=200)
+JUDGING = EvaluationSpec(samples=4, ood=("noise",), shift=False, test_images=60)
+SOURCE = DataSpec(name="digits", train_rows=200)
 RECIPE = lb.Recipe(epochs=2, batch_size=64, lr=0.05)
 
 
@@ -26,13 +26,13 @@ def job(method=None, **changes) -> Job:
 
 
 @pytest.fixture(scope="module")
-def workshop() -> Workshop:
-    return Workshop(SOURCE, "small", JUDGING)
+def experiment() -> Experiment:
+    return Experiment(SOURCE, "small", JUDGING)
 
 
-def test_a_result_has_every_promised_field(workshop, tmp_path):
+def test_a_result_has_every_promised_field(experiment, tmp_path):
     one = job(lb.Rank1(), convert_at_epoch=1)
-    result = perform(one, workshop, tmp_path, progress=False)
+    result = perform(one, experiment, tmp_path, progress=False)
     folder = one.folder(tmp_path)
     assert folder == tmp_path / "digits" / "small" / "rank1" / "seed0"
     written = json.loads((folder / "result.json").read_text())
@@ -52,25 +52,25 @@ def test_a_result_has_every_promised_field(workshop, tmp_path):
     assert {"python", "torch", "leanbayes", "device", "threads"} <= set(written["environment"])
     assert written["method"]["fields"]["components"] == 4
     assert written["data"]["test"] == JUDGING.test_images  # what was judged, not what there is
-    loaded = lb.load(folder / MODEL, workshop.plain(0))
-    _, x, y = workshop.test
+    loaded = lb.load(folder / MODEL, experiment.plain(0))
+    _, x, y = experiment.test
     again = lb.evaluate(loaded, (x, y), samples=4).metrics["test"]
     assert again["nll"] == pytest.approx(written["metrics"]["test"]["nll"], rel=1e-6)
 
 
-def test_a_finished_run_is_kept_and_other_settings_are_refused(workshop, tmp_path):
-    first = perform(job(), workshop, tmp_path, progress=False)
-    assert perform(job(), workshop, tmp_path, progress=False)["created"] == first["created"]
+def test_a_finished_run_is_kept_and_other_settings_are_refused(experiment, tmp_path):
+    first = perform(job(), experiment, tmp_path, progress=False)
+    assert perform(job(), experiment, tmp_path, progress=False)["created"] == first["created"]
     other = job(lr=0.01)
     with pytest.raises(ValueError, match=r"recipe.lr: 0.05 there, 0.01 now.*--fresh"):
-        perform(other, workshop, tmp_path, progress=False)
-    assert perform(other, workshop, tmp_path, fresh=True, progress=False)["recipe"]["lr"] == 0.01
+        perform(other, experiment, tmp_path, progress=False)
+    assert perform(other, experiment, tmp_path, fresh=True, progress=False)["recipe"]["lr"] == 0.01
 
 
 def test_a_single_test_row_is_judged_as_far_as_it_goes(tmp_path):
     judging = replace(JUDGING, test_images=1, ood=())
     one = replace(job(lb.MCDropout(), epochs=1), judging=judging)
-    result = perform(one, Workshop(SOURCE, "small", judging), tmp_path, progress=False)
+    result = perform(one, Experiment(SOURCE, "small", judging), tmp_path, progress=False)
     assert result["status"] == "done", result["error"]
     assert result["metrics"]["test"]["cnll"] is None
     assert result["metrics"]["test"]["nll"] > 0
@@ -78,7 +78,7 @@ def test_a_single_test_row_is_judged_as_far_as_it_goes(tmp_path):
     assert "| mc\\_dropout" in markdown(load_results(tmp_path))
 
 
-def test_a_run_that_fails_is_written_down_and_tried_again(workshop, tmp_path):
+def test_a_run_that_fails_is_written_down_and_tried_again(experiment, tmp_path):
     results = run_all([job(lr=1e6), job(seed=1)], tmp_path, progress=False)
     assert [r["status"] for r in results] == ["failed", "done"]
     assert "not finite" in results[0]["error"] or "finite" in results[0]["error"]
@@ -87,29 +87,29 @@ def test_a_run_that_fails_is_written_down_and_tried_again(workshop, tmp_path):
     assert run_all([job()], tmp_path, fresh=True, progress=False)[0]["status"] == "done"
 
 
-def test_training_and_evaluating_in_two_steps_is_the_same_as_in_one(workshop, tmp_path):
+def test_training_and_evaluating_in_two_steps_is_the_same_as_in_one(experiment, tmp_path):
     method = lb.ImplicitNodes()
-    with_both = perform(job(method), workshop, tmp_path / "a", progress=False)
+    with_both = perform(job(method), experiment, tmp_path / "a", progress=False)
     with pytest.raises(ValueError, match="leanbayes train"):
         run_all([job(method)], tmp_path / "b", stage="evaluate")
     assert not (tmp_path / "b").exists()
-    perform(job(method), workshop, tmp_path / "b", stage="train", progress=False)
-    later = perform(job(method), workshop, tmp_path / "b", stage="evaluate", progress=False)
+    perform(job(method), experiment, tmp_path / "b", stage="train", progress=False)
+    later = perform(job(method), experiment, tmp_path / "b", stage="evaluate", progress=False)
     assert later["metrics"] == with_both["metrics"]
 
 
 @pytest.mark.parametrize("name", [name for name in all_methods() if name not in ("rank1", "implicit")])
-def test_every_method_runs(name, workshop, tmp_path):
+def test_every_method_runs(name, experiment, tmp_path):
     method = method_of(name)
     one = replace(job(method), recipe=recipe_for(method, replace(RECIPE, epochs=3)))
-    result = perform(one, workshop, tmp_path, progress=False)
+    result = perform(one, experiment, tmp_path, progress=False)
     assert result["status"] == "done", result["error"]
 
 
-def test_members_of_an_ensemble_start_apart(workshop):
-    ensemble = workshop.model(lb.DeepEnsemble(components=2), 0)
+def test_members_of_an_ensemble_start_apart(experiment):
+    ensemble = experiment.model(lb.DeepEnsemble(components=2), 0)
     first, second = (member.state_dict() for member in ensemble.members)
-    plain = workshop.plain(0).state_dict()
+    plain = experiment.plain(0).state_dict()
     assert all(torch.equal(first[name], plain[name]) for name in plain)
     assert not torch.equal(first["0.weight"] if "0.weight" in first else next(iter(first.values())),
                            second["0.weight"] if "0.weight" in second else next(iter(second.values())))  # fmt: skip
@@ -161,45 +161,45 @@ def test_own_networks_are_found_and_get_what_they_accept(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=r"network|function"):
             maker(name, num_outputs=3, input_shape=(2,))
     with pytest.raises(ValueError, match=r"mine_for_test:bare cannot take inputs of shape \(2, 1, 8, 8\)"):
-        Workshop(SOURCE, "mine_for_test:bare", JUDGING)
+        Experiment(SOURCE, "mine_for_test:bare", JUDGING)
 
 
 def test_held_out_rows_take_the_place_of_the_test_set():
-    whole, held = load(Source(name="digits")), load(Source(name="digits", hold_out=100))
+    whole, held = load(DataSpec(name="digits")), load(DataSpec(name="digits", hold_out=100))
     assert len(held.test) == 100
     assert len(held.train) == len(whole.train) - 100
     rows = [tuple(x.flatten().tolist()) for x in torch.cat([held.train.x, held.test.x])]
     assert sorted(rows) == sorted(tuple(x.flatten().tolist()) for x in whole.train.x)
-    assert len(load(Source(name="digits", hold_out=100, train_rows=200)).train) == 200
+    assert len(load(DataSpec(name="digits", hold_out=100, train_rows=200)).train) == 200
 
 
 def test_held_out_rows_must_leave_some():
     with pytest.raises(ValueError, match="expected --hold-out to be below the 1,000 training rows, got 9,999"):
-        load(Source(name="digits", hold_out=9999))
+        load(DataSpec(name="digits", hold_out=9999))
 
 
 def test_held_out_runs_are_not_mixed_with_test_runs(tmp_path):
     for name, source in (("test", SOURCE), ("held", replace(SOURCE, hold_out=100))):
         one = replace(job(epochs=1), source=source)
-        perform(one, Workshop(source, "small", JUDGING), tmp_path / name, progress=False)
+        perform(one, Experiment(source, "small", JUDGING), tmp_path / name, progress=False)
     titles = [group.data for group in load_results(tmp_path).groups]
     assert titles == ["digits", "digits (held-out training rows)"]
 
 
-def test_named_layers_alone_are_converted(workshop, tmp_path):
+def test_named_layers_alone_are_converted(experiment, tmp_path):
     one = replace(job(lb.Rank1(), epochs=1), where=("features.3", "head"))
-    result = perform(one, workshop, tmp_path, progress=False)
+    result = perform(one, experiment, tmp_path, progress=False)
     assert result["cost"]["layers"]["converted"] == 2
     assert result["settings"]["where"] == ["features.3", "head"]
     assert one.id != replace(one, where=()).id
     assert "where" not in replace(one, method=None).settings()
 
 
-def test_a_nested_network_is_judged_at_its_full_width(workshop, tmp_path):
+def test_a_nested_network_is_judged_at_its_full_width(experiment, tmp_path):
     one = job(lb.NestedDropout(groups=4), epochs=3)
-    result = perform(one, workshop, tmp_path, progress=False)
-    model = lb.load(one.folder(tmp_path) / MODEL, workshop.plain(0))
-    x, _ = workshop.data.prepared(workshop.data.train)
-    _, test, y = workshop.test
+    result = perform(one, experiment, tmp_path, progress=False)
+    model = lb.load(one.folder(tmp_path) / MODEL, experiment.plain(0))
+    x, _ = experiment.data.prepared(experiment.data.train)
+    _, test, y = experiment.test
     full = lb.evaluate(lb.slim.narrow(model, 1.0, data=x[:1024]), (test, y), samples=4)
     assert result["metrics"]["test"]["nll"] == pytest.approx(full.metrics["test"]["nll"], rel=1e-4)

@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 
 import leanbayes as lb
 from leanbayes import models
-from leanbayes.compare.job import Job, Judging, Source
+from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.data import DataSet, Split
 from leanbayes.training import Recipe
 from leanbayes_papers import checkpoints, components, growth, noise, run_suite, SUITES, x_cubed
@@ -114,9 +114,9 @@ def test_mean_field_misses_the_curve_where_implicit_nodes_do_not():
 def tiny(setting: Setting) -> Suite:
     """Run a suite on digits in seconds: every kind of study, and rows whose data set does not exist."""
     recipe = setting.recipe(Recipe(epochs=2, batch_size=64, lr=0.05))
-    judging = Judging(samples=4, shift=False, test_images=60)
+    judging = EvaluationSpec(samples=4, shift=False, test_images=60)
     plain = Job(
-        source=Source(name="digits", train_rows=200),
+        source=DataSpec(name="digits", train_rows=200),
         net="small",
         method=None,
         label="plain",
@@ -124,7 +124,7 @@ def tiny(setting: Setting) -> Suite:
         judging=judging,
     )
     nodes = replace(plain, method=lb.ImplicitNodes(components=3), label="implicit-k3")
-    elsewhere = replace(plain, source=Source(name="cifar100", root=setting.root))
+    elsewhere = replace(plain, source=DataSpec(name="cifar100", root=setting.root))
     rows = (
         Row(name="SGD", job=plain, paper=printed(("error", "nll"), "3.53±0.11 0.1280")),
         Row(name="iBNN", job=nodes, paper={}),

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from leanbayes.compare.job import Job, Source
+from leanbayes.compare.job import DataSpec, Job
 from leanbayes.training import Recipe
 from leanbayes_papers import SUITES
 from leanbayes_papers.equal import count, equal_parameters
@@ -189,7 +189,7 @@ def made_up(accuracy: float, nll: float, *, shift=(), parameters=(2_000_000, 500
 
 
 def made_up_table() -> Table:
-    job = Job(source=Source(name="digits"), net="small", method=None, label="plain", recipe=Recipe())
+    job = Job(source=DataSpec(name="digits"), net="small", method=None, label="plain", recipe=Recipe())
     measures = ("error", "nll", "ece", "c_accuracy", "parameters")
     rows = (
         Row(name="SGD", job=job, paper=printed(measures, "3.50±0.11 0.128 0.0165 - 36.5")),

@@ -18,7 +18,7 @@ import leanbayes as lb
 from leanbayes.cli.main import main
 from leanbayes.compare import predictions
 from leanbayes.compare.batch_predict import FIELDS, read_scores
-from leanbayes.compare.load_run import open_run, Preparation
+from leanbayes.compare.load_run import load_run, Preparation
 from leanbayes.data.files.csv import read_features
 
 FAST = ["--recipe.epochs", "2", "--no-shift", "--ood", "none", "--train-rows", "300", "--samples", "4"]
@@ -224,19 +224,19 @@ def test_damaged_and_unfinished_runs(digits, tmp_path):
     other.mkdir()
     (other / "job.json").write_bytes((run / "job.json").read_bytes())
     with pytest.raises(FileNotFoundError, match="did not finish its training"):
-        open_run(other)
+        load_run(other)
     model = (run / "model.safetensors").read_bytes()
     (other / "model.safetensors").write_bytes(model[:2000])
     with pytest.raises(ValueError, match="damaged"):
-        open_run(other)
+        load_run(other)
     (other / "model.safetensors").write_bytes(model)
-    assert open_run(other).method == "plain"
+    assert load_run(other).method == "plain"
     (other / "job.json").write_text((run / "job.json").read_text().replace('"small"', '"mlp"'))
     with pytest.raises(ValueError, match="does not fit the network as it is made now"):
-        open_run(other)
+        load_run(other)
     (other / "job.json").write_text("{")
     with pytest.raises(ValueError, match=r"job.json' is damaged"):
-        open_run(other)
+        load_run(other)
 
 
 def test_training_data_that_changed_are_refused(table, tmp_path):
@@ -245,16 +245,16 @@ def test_training_data_that_changed_are_refused(table, tmp_path):
     try:
         (table / "t.csv").write_text(kept + "1,2,3,4\n")
         with pytest.raises(ValueError, match="not what they were"):
-            open_run(run)
+            load_run(run)
         (table / "t.csv").unlink()
         with pytest.raises(ValueError, match="cannot be read: there is no file"):
-            open_run(run)
+            load_run(run)
     finally:
         (table / "t.csv").write_text(kept)
     (run / "checkpoint" / "last.safetensors").rename(tmp_path / "last.safetensors")
     try:
         with pytest.raises(FileNotFoundError, match="the noise that the run learned"):
-            open_run(run)
+            load_run(run)
     finally:
         (tmp_path / "last.safetensors").rename(run / "checkpoint" / "last.safetensors")
 

@@ -14,7 +14,7 @@ import leanbayes as lb
 from leanbayes.cli.main import main
 from leanbayes.compare import workers as on
 from leanbayes.compare.batch_predict import FIELDS, read_scores, score
-from leanbayes.compare.job import Job, Judging, method_of, recipe_for, Source
+from leanbayes.compare.job import DataSpec, EvaluationSpec, Job, method_of, recipe_for
 from leanbayes.compare.workers import run_on_workers
 
 NOT_COMPARED = ("created", "cost")
@@ -30,10 +30,10 @@ def ray():
 
 
 def jobs(*methods: str, seeds: tuple[int, ...] = (0, 1)) -> list[Job]:
-    source = Source(name="digits", train_rows=100)
+    source = DataSpec(name="digits", train_rows=100)
     recipe = lb.Recipe(epochs=1, batch_size=32, accelerator="cpu")
     kinds = [method_of(name) for name in methods]
-    judging = Judging(samples=2, shift=False, test_images=40)
+    judging = EvaluationSpec(samples=2, shift=False, test_images=40)
     made = [(kind, recipe_for(kind, recipe)) for kind in kinds]
 
     return [

@@ -41,28 +41,28 @@ def test_the_curve_goes_up_the_severities_from_clean():
 
 def test_mce_sums_over_severities_before_it_divides():
     # Fog: (0.1 + 0.2) / (0.2 + 0.4); snow: (0.3 + 0.4) / (0.3 + 0.5).
-    assert shift.mce(BETTER, PLAIN) == pytest.approx((0.3 / 0.6 + 0.7 / 0.8) / 2)
+    assert shift.mean_corruption_error(BETTER, PLAIN) == pytest.approx((0.3 / 0.6 + 0.7 / 0.8) / 2)
     # Less the clean error at both severities: 0.05 each here, 0.1 each for the plain network.
-    assert shift.relative_mce(BETTER, PLAIN) == pytest.approx((0.2 / 0.4 + 0.6 / 0.6) / 2)
+    assert shift.relative_mean_corruption_error(BETTER, PLAIN) == pytest.approx((0.2 / 0.4 + 0.6 / 0.6) / 2)
 
 
 def test_the_plain_network_is_the_unit():
-    assert shift.mce(PLAIN, PLAIN[::-1]) == pytest.approx(1)
-    assert shift.relative_mce(PLAIN, PLAIN) == pytest.approx(1)
+    assert shift.mean_corruption_error(PLAIN, PLAIN[::-1]) == pytest.approx(1)
+    assert shift.relative_mean_corruption_error(PLAIN, PLAIN) == pytest.approx(1)
 
 
 def test_ratios_to_nothing_are_nan():
     perfect = [row("clean", 0, 1.0), row("fog", 1, 1.0)]
-    assert math.isnan(shift.mce(perfect, perfect))
-    assert math.isnan(shift.relative_mce(perfect, perfect))
+    assert math.isnan(shift.mean_corruption_error(perfect, perfect))
+    assert math.isnan(shift.relative_mean_corruption_error(perfect, perfect))
 
 
 def test_rows_that_do_not_belong_together_are_refused():
     with pytest.raises(ValueError, match="same corruptions and severities"):
-        shift.mce(BETTER, PLAIN[:-1])
+        shift.mean_corruption_error(BETTER, PLAIN[:-1])
     with pytest.raises(ValueError, match="same corruptions"):
-        shift.mce([], [])
+        shift.mean_corruption_error([], [])
     with pytest.raises(ValueError, match=r"one clean row .* got 0"):
-        shift.relative_mce(BETTER[1:], PLAIN)
+        shift.relative_mean_corruption_error(BETTER[1:], PLAIN)
     with pytest.raises(ValueError, match="severity 1 to 5, got none"):
         shift.corrupted_means(BETTER[:1])

@@ -187,13 +187,13 @@ class Predict:
 
 def predict(arguments: list[str]) -> int:
     """Predict, part by part, and say where the predictions are."""
-    from leanbayes.compare.load_run import open_run
+    from leanbayes.compare.load_run import load_run
     from leanbayes.compare.predictions import find_rows, judged, predict_rows, TABLE
     from leanbayes.compare.run import device_of
 
     options = parse(_positional(Predict), arguments, "predict")
     device = device_of(options.device)
-    run = open_run(options.checkpoint, options.root, options.net)
+    run = load_run(options.checkpoint, options.root, options.net)
     asked = find_rows(options.data, run, options.root)
     out = options.out or Path("predictions") / Path(options.data or run.data.name).stem
     sys.stderr.write(f"{asked.name}; network {run.net}, {run.method}, of '{run.folder}'\n")

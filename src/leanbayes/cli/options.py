@@ -9,7 +9,18 @@ from typing import Annotated, Any, get_type_hints, Literal, NamedTuple, TypeVar
 
 from leanbayes import data
 from leanbayes.compare.experiment import load
-from leanbayes.compare.job import Budget, Job, Judging, method_of, PLAIN, recipe_for, Source, stretched, Version, wanted
+from leanbayes.compare.job import (
+    Budget,
+    DataSpec,
+    EvaluationSpec,
+    Job,
+    method_of,
+    MethodSpec,
+    PLAIN,
+    recipe_for,
+    stretched,
+    wanted,
+)
 from leanbayes.compare.job import recipe as recipe_of
 from leanbayes.compare.run import device_of
 from leanbayes.data.load import resolve
@@ -139,7 +150,7 @@ def plan_of(options: Any) -> Plan:
     Raises:
         ValueError: in one sentence, if a flag, the data or the machine do not allow it.
     """
-    source = Source(
+    source = DataSpec(
         name=options.data,
         root=options.root,
         split=options.split,
@@ -158,7 +169,7 @@ def plan_of(options: Any) -> Plan:
     recipe = replace(recipe, **machine, **({"channels_last": on_gpu} | given))
     _check_machine(recipe)
     late = given["convert_at_epoch"] / recipe.epochs if "convert_at_epoch" in given else options.late
-    judging = Judging(
+    judging = EvaluationSpec(
         samples=options.samples,
         ood=_foreign(options.ood, loaded),
         shift=options.shift,
@@ -214,7 +225,7 @@ def out_of(options: Any) -> Path:
     return Path("runs") / Path(options.data).stem
 
 
-def _method(version: Version, options: Any) -> Method | None:
+def _method(version: MethodSpec, options: Any) -> Method | None:
     if version.name == PLAIN:
         return None
     return method_of(version.name, getattr(options, version.name).fields() | version.fields)

@@ -17,7 +17,7 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes import data, models
-from leanbayes.compare.job import Judging, Source
+from leanbayes.compare.job import DataSpec, EvaluationSpec
 from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
@@ -139,10 +139,10 @@ class KeptShift(Shift):
         return self.kept[key]
 
 
-class Workshop:
+class Experiment:
     """Loads once what every job needs."""
 
-    def __init__(self, source: Source, net: str, judging: Judging) -> None:
+    def __init__(self, source: DataSpec, net: str, judging: EvaluationSpec) -> None:
         """Load the data and make the network once: what is wrong with either should come out before any training."""
         self.judging = judging
         self.data = load(source)
@@ -187,7 +187,7 @@ class Workshop:
     @cached_property
     def ood(self) -> dict[str, Any]:
         """Foreign inputs by name."""
-        found = {name: data.foreign(name, self.data, self.root) for name in self.judging.ood}
+        found = {name: data.ood(name, self.data, self.root) for name in self.judging.ood}
         limit = self.judging.test_images
         return {name: (self.data.inputs(x[_evenly(len(x), limit)]), None) for name, x in found.items()}
 
@@ -223,7 +223,7 @@ def likelihood_for(data: DataSet) -> Likelihood:
     return Categorical() if data.task == "classification" else Gaussian(std=START_STD, learn=True)
 
 
-def load(source: Source) -> DataSet:
+def load(source: DataSpec) -> DataSet:
     """Return the data that a source names: all or some of its training rows, judged on its test or held-out rows."""
     own = {"target": source.target, "task": source.task, "channels": source.channels}
     whole = data.load(source.name, source.root, split=source.split, **own)

@@ -21,7 +21,7 @@ PLAIN = "plain"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judging:
+class EvaluationSpec:
     """How models are evaluated.
 
     Attributes:
@@ -45,7 +45,7 @@ class Judging:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class DataSpec:
     """Where data come from: a known name or a file, with what a file leaves open.
 
     Attributes:
@@ -88,11 +88,11 @@ class Job:
         launch: processes that torchrun or Slurm started; they overrule the recipe's.
     """
 
-    source: Source
+    source: DataSpec
     net: str
     method: Method | None
     recipe: Recipe
-    judging: Judging = field(default_factory=Judging)
+    judging: EvaluationSpec = field(default_factory=EvaluationSpec)
     label: str = ""
     where: tuple[str, ...] = ()
     launch: Launch | None = field(default_factory=launched)
@@ -204,7 +204,7 @@ WORD = re.compile(r"\s*([\w-]+)\s*(?:\[([^\]]*)\])?\s*(?:,|$)")
 
 
 @dataclass(frozen=True)
-class Version:
+class MethodSpec:
     """A method with fields of its own.
 
     Attributes:
@@ -218,7 +218,7 @@ class Version:
     label: str = ""
 
 
-def wanted(text: str) -> list[Version]:
+def wanted(text: str) -> list[MethodSpec]:
     """Return the methods that a text names, each once, in their order.
 
     Raises:
@@ -226,8 +226,8 @@ def wanted(text: str) -> list[Version]:
     """
     known = [PLAIN, *all_methods()]
     if text.strip() == "all":
-        return [Version(name) for name in known]
-    found: dict[str, Version] = {}
+        return [MethodSpec(name) for name in known]
+    found: dict[str, MethodSpec] = {}
     at = 0
     while at < len(text):
         word = WORD.match(text, at)
@@ -241,14 +241,14 @@ def wanted(text: str) -> list[Version]:
     return list(found.values())
 
 
-def _version(name: str, inside: str | None, known: list[str]) -> Version:
+def _version(name: str, inside: str | None, known: list[str]) -> MethodSpec:
     if name not in known:
         raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}")
     given = dict(_pair(name, part) for part in (inside or "").split(",") if part.strip())
     if not given:
-        return Version(name)
+        return MethodSpec(name)
     written = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in given.items())
-    return Version(name, given, f"{name}[{written}]")
+    return MethodSpec(name, given, f"{name}[{written}]")
 
 
 def _pair(name: str, part: str) -> tuple[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn, Tensor
 
 from leanbayes.compare.experiment import agreed, likelihood_for, maker
 from leanbayes.compare.experiment import load as load_data
-from leanbayes.compare.job import PLAIN, Source
+from leanbayes.compare.job import DataSpec, PLAIN
 from leanbayes.compare.run import at_full_width, CLAIM, MODEL
 from leanbayes.core.checkpoint import FILES, header_of, load
 from leanbayes.core.conversion import own_likelihood
@@ -31,7 +31,7 @@ NOISE = "model/likelihood."
 
 
 @dataclass(frozen=True)
-class Reopened:
+class LoadedRun:
     """A trained network with what belongs to it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Reopened:
     method: str
     model: nn.Module
     likelihood: Likelihood
-    source: Source
+    source: DataSpec
     data: DataSet
 
     @property
@@ -107,7 +107,7 @@ class Preparation:
         return normalised(tensor(x.numpy()), mean, std)
 
 
-def open_run(path: Path, root: str | None = None, net: str = "") -> Reopened:
+def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
     """Return the network of a run, from its folder or the model in it.
 
     Args:
@@ -122,7 +122,7 @@ def open_run(path: Path, root: str | None = None, net: str = "") -> Reopened:
     folder = _folder(local(path))
     settings = _settings(folder)
     try:
-        source = _here(Source(**(settings["data"] | ({} if root is None else {"root": root}))))
+        source = _here(DataSpec(**(settings["data"] | ({} if root is None else {"root": root}))))
         recorded, method = _texts(settings["net"], settings["method"]["name"])
     except (KeyError, TypeError) as error:
         raise ValueError(f"'{folder / CLAIM}' is damaged ({type(error).__name__}: {error})") from error
@@ -131,7 +131,7 @@ def open_run(path: Path, root: str | None = None, net: str = "") -> Reopened:
     network = maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape)()
     model = at_full_width(_filled(folder / MODEL, network, method), data)
     likelihood = own_likelihood(model) or _likelihood(folder, data)
-    return Reopened(folder, net, method, model, likelihood, source, data)
+    return LoadedRun(folder, net, method, model, likelihood, source, data)
 
 
 def _folder(path: Path) -> Path:
@@ -169,14 +169,14 @@ def _texts(*values: Any) -> tuple[str, ...]:
     return values
 
 
-def _here(source: Source) -> Source:
+def _here(source: DataSpec) -> DataSpec:
     """Return a source whose file was moved as one of the same name in the current folder, if there is one."""
     path = Path(*_texts(source.name))
     moved = path.is_absolute() and not path.exists() and Path(path.name).exists()
     return replace(source, name=path.name) if moved else source
 
 
-def _data(folder: Path, source: Source) -> DataSet:
+def _data(folder: Path, source: DataSpec) -> DataSet:
     """Return the data of the run: their training split decides how inputs are normalised."""
     try:
         data = load_data(source)

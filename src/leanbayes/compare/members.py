@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn, Tensor
 
-from leanbayes.compare.load_run import open_run
+from leanbayes.compare.load_run import load_run
 from leanbayes.compare.run import CLAIM
 from leanbayes.core.conversion import mean, stochastic_layers
 from leanbayes.core.predictor import distinct_draws, predict
@@ -64,7 +64,7 @@ def save_predictions(
         device: where to predict.
         root: folder of the known data sets; default what the run had.
     """
-    run = open_run(folder, root)
+    run = load_run(folder, root)
     settings = json.loads((folder / CLAIM).read_text(encoding="utf-8"))
     recipe = settings["recipe"]
     if run.data.task != "classification":

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from leanbayes import data, metrics
 from leanbayes.compare.batch_predict import FIELDS, opened, read_scores, Rows, score
-from leanbayes.compare.load_run import Preparation, Reopened
+from leanbayes.compare.load_run import LoadedRun, Preparation
 from leanbayes.data.files.csv import read_features
 from leanbayes.runtime._files import local, remove_leftovers, write_whole
 
@@ -49,7 +49,7 @@ class Asked:
     y: Tensor | None = None
 
 
-def find_rows(given: str, run: Reopened, root: str | None = None) -> Asked:
+def find_rows(given: str, run: LoadedRun, root: str | None = None) -> Asked:
     """Return the rows that a name means.
 
     Args:
@@ -68,7 +68,7 @@ def find_rows(given: str, run: Reopened, root: str | None = None) -> Asked:
     return asked
 
 
-def predict_rows(run: Reopened, asked: Asked, out: Path, *, part_rows: int, fresh: bool, **how: Any) -> list[Path]:
+def predict_rows(run: LoadedRun, asked: Asked, out: Path, *, part_rows: int, fresh: bool, **how: Any) -> list[Path]:
     """Score rows into `out`, show the progress, and write the table.
 
     Args:
@@ -113,7 +113,7 @@ def write_table(parts: Sequence[Path], path: Path, classes: Sequence[str]) -> No
     write_whole(path, write)
 
 
-def _find(given: str, run: Reopened, root: str | None) -> Asked:
+def _find(given: str, run: LoadedRun, root: str | None) -> Asked:
     path = local(given).expanduser()
     if not given or _same(given, run.source.name):
         return Asked(f"the test rows of {run.data.name}", run.data.test.x, run.data.test.y)

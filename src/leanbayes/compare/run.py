@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from leanbayes.compare.examples import examples
-from leanbayes.compare.experiment import Workshop
+from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job, located
 from leanbayes.core.checkpoint import save
 from leanbayes.core.conversion import own_likelihood, stochastic_layers
@@ -40,7 +40,7 @@ Callback = Callable[[Any], object]
 
 def perform(
     job: Job,
-    workshop: Workshop,
+    experiment: Experiment,
     out: Path,
     *,
     stage: Stage = "compare",
@@ -52,7 +52,7 @@ def perform(
 
     Args:
         job: what to run.
-        workshop: data and networks.
+        experiment: data and networks.
         out: the comparison's folder; the run lies in `job.folder(out)`.
         stage: "train" stops after training, "evaluate" insists on a finished training.
         fresh: begin anew, whatever is there; with "evaluate", only judge anew.
@@ -70,9 +70,9 @@ def perform(
         return found
     claim(job, folder)
     try:
-        result = _perform(job, workshop, folder, stage, callbacks, progress)
+        result = _perform(job, experiment, folder, stage, callbacks, progress)
     except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
-        result = _header(job, workshop) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+        result = _header(job, experiment) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         result["trace"] = traceback.format_exc().splitlines()[-12:]
     if is_first() and (stage != "train" or result["status"] == "failed"):
         results.write_result(folder, result)
@@ -152,34 +152,34 @@ def _in_place(said: Any, job: Job) -> dict[str, Any]:
 
 
 def _perform(
-    job: Job, workshop: Workshop, folder: Path, stage: Stage, callbacks: tuple[Callback, ...], progress: bool
+    job: Job, experiment: Experiment, folder: Path, stage: Stage, callbacks: tuple[Callback, ...], progress: bool
 ) -> dict[str, Any]:
     device = device_of(job.recipe.accelerator)
-    model = workshop.model(job.method, job.seed, job.where).to(device)
-    likelihood = own_likelihood(model) or workshop.likelihood().to(device)
+    model = experiment.model(job.method, job.seed, job.where).to(device)
+    likelihood = own_likelihood(model) or experiment.likelihood().to(device)
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
-    history = _train(job, workshop, model, likelihood, folder, callbacks, progress)
+    history = _train(job, experiment, model, likelihood, folder, callbacks, progress)
     if is_first():
         write_model(model, folder / MODEL)
-    header = _header(job, workshop)
+    header = _header(job, experiment)
     if stage == "train":
         return header | {"status": "done", "history": list(history)}
     with _precision(job, device):
-        result = _evaluate(job, workshop, at_full_width(model, workshop.data), likelihood)
-    return header | _outcome(workshop, model, result, history) | {"status": "done"}
+        result = _evaluate(job, experiment, at_full_width(model, experiment.data), likelihood)
+    return header | _outcome(experiment, model, result, history) | {"status": "done"}
 
 
 def _train(
     job: Job,
-    workshop: Workshop,
+    experiment: Experiment,
     model: nn.Module,
     likelihood: Likelihood,
     folder: Path,
     callbacks: tuple[Callback, ...],
     progress: bool,
 ) -> History:
-    train = workshop.data.prepared(workshop.data.train)
+    train = experiment.data.prepared(experiment.data.train)
     return fit(
         model,
         train,
@@ -192,21 +192,21 @@ def _train(
     )
 
 
-def _evaluate(job: Job, workshop: Workshop, model: nn.Module, likelihood: Likelihood) -> Result:
-    _, x, y = workshop.test
-    plain = workshop.plain(job.seed).to(next(model.parameters()).device)
+def _evaluate(job: Job, experiment: Experiment, model: nn.Module, likelihood: Likelihood) -> Result:
+    _, x, y = experiment.test
+    plain = experiment.plain(job.seed).to(next(model.parameters()).device)
     if job.recipe.channels_last:
         model, plain = (network.to(memory_format=torch.channels_last) for network in (model, plain))  # type: ignore[call-overload]
     return evaluate(
         model,
         (x, y),
         likelihood=likelihood,
-        ood=workshop.ood,
-        shift=workshop.shift if workshop.data.task == "classification" else None,
+        ood=experiment.ood,
+        shift=experiment.shift if experiment.data.task == "classification" else None,
         samples=job.judging.samples,
         batch_size=job.recipe.batch_size,
         plain=plain,
-        units=workshop.units,
+        units=experiment.units,
         compile=job.recipe.compile,
     )
 
@@ -236,10 +236,10 @@ def _layers(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _outcome(workshop: Workshop, model: nn.Module, result: Result, history: History) -> dict[str, Any]:
-    raw = workshop.test[0]
+def _outcome(experiment: Experiment, model: nn.Module, result: Result, history: History) -> dict[str, Any]:
+    raw = experiment.test[0]
     figures = dict(result.figures)
-    if workshop.data.task == "classification":
+    if experiment.data.task == "classification":
         figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
     assert result.cost is not None
     timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
@@ -251,9 +251,9 @@ def _outcome(workshop: Workshop, model: nn.Module, result: Result, history: Hist
     }
 
 
-def _header(job: Job, workshop: Workshop) -> dict[str, Any]:
+def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
     """Return what is known before the run."""
-    data = workshop.data
+    data = experiment.data
     settings = job.settings()
     return {
         "schema": results.SCHEMA,
@@ -266,12 +266,12 @@ def _header(job: Job, workshop: Workshop) -> dict[str, Any]:
         **({} if results.project_commit() is None else {"project_commit": results.project_commit()}),
         "seed": job.seed,
         "method": settings["method"] | {"label": job.label or job.name},
-        "network": {"name": job.net, "parameters": sum(p.numel() for p in workshop.plain(job.seed).parameters())},
+        "network": {"name": job.net, "parameters": sum(p.numel() for p in experiment.plain(job.seed).parameters())},
         "data": {
             "name": data.name,
             "task": data.task,
             "train": len(data.train),
-            "test": len(workshop.test[0]),  # those that are judged
+            "test": len(experiment.test[0]),  # those that are judged
             "held_out": job.source.hold_out,
             "sha256": data.sha256,
             "classes": list(data.classes),

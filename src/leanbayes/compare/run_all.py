@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from leanbayes.compare.experiment import Workshop
+from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
 from leanbayes.compare.run import Callback, finished, MODEL, perform, Stage
 from leanbayes.evaluation.result import commit, project_commit, read_result, settings_of
@@ -23,7 +23,7 @@ def run_all(
     stage: Stage = "compare",
     fresh: bool = False,
     progress: bool = True,
-    watch: Callable[[Job, Workshop], tuple[Callback, ...]] | None = None,
+    watch: Callable[[Job, Experiment], tuple[Callback, ...]] | None = None,
 ) -> list[dict[str, Any]]:
     """Perform the jobs in order and return their results.
 
@@ -39,7 +39,7 @@ def run_all(
             if result is None or stage == "train":
                 key = (job.source, job.net, job.judging)
                 if key not in workshops:
-                    workshops = {key: Workshop(*key)}  # one at a time: data sets are large
+                    workshops = {key: Experiment(*key)}  # one at a time: data sets are large
                 callbacks = (overview.epoch, *(watch(job, workshops[key]) if watch else ()))
                 result = perform(job, workshops[key], out, stage=stage, fresh=fresh, callbacks=callbacks)
             overview.end(job, result, kept=kept)
@@ -49,11 +49,11 @@ def run_all(
 
 def look_ahead(
     jobs: Sequence[Job], out: Path, *, stage: Stage, fresh: bool
-) -> tuple[list[dict[str, Any] | None], dict[Any, Workshop]]:
+) -> tuple[list[dict[str, Any] | None], dict[Any, Experiment]]:
     """Find what is wrong before hours of work: other settings in a folder, no trained model, data, network, folder.
 
     Returns:
-        The results of the jobs that are done, and a workshop for the first that is not.
+        The results of the jobs that are done, and a experiment for the first that is not.
     """
     commit(), project_commit()  # remembered now: sources may change while we train, what is running does not
     local(out)
@@ -62,7 +62,7 @@ def look_ahead(
         _require_models(jobs, out)
     waiting = [job for job, result in zip(jobs, done, strict=True) if result is None]
     keys = [(job.source, job.net, job.judging) for job in waiting[:1]]
-    workshops = {key: Workshop(*key) for key in keys}
+    workshops = {key: Experiment(*key) for key in keys}
     _make_folder(out)
     return done, workshops
 

@@ -24,7 +24,7 @@ from leanbayes.data.cache import data_root
 from leanbayes.data.catalogue import SOURCES
 from leanbayes.data.dataset import DataSet, Split, Task
 from leanbayes.data.load import load_known, load_own, resolve, where
-from leanbayes.data.ood import foreign
+from leanbayes.data.out_of_distribution import ood
 from leanbayes.data.prepare import prepare
 
 __all__ = [
@@ -39,12 +39,12 @@ __all__ = [
     "ambiguous_images",
     "describe",
     "describe_annotated",
-    "foreign",
     "load",
     "load_annotated",
     "load_lidc",
     "mode_frequencies",
     "names",
+    "ood",
     "optimal_energy_distance",
     "prepare",
     "prepare_bsds500",

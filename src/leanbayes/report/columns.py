@@ -311,9 +311,9 @@ def corrupted_facts(run: Run, plain: Rows) -> dict[str, float | None]:
         return {}
     facts: dict[str, float | None] = dict(shift.corrupted_means(rows))
     if _cells(rows) == _cells(plain):
-        facts["mce"] = number(shift.mce(rows, plain))
+        facts["mce"] = number(shift.mean_corruption_error(rows, plain))
         if any(severity == 0 for _, severity in _cells(rows)):
-            facts["relative_mce"] = number(shift.relative_mce(rows, plain))
+            facts["relative_mce"] = number(shift.relative_mean_corruption_error(rows, plain))
     return facts
 
 

@@ -14,8 +14,8 @@ from leanbayes.shift.corruptions import corrupt as corrupt
 from leanbayes.shift.corruptions import enlarge as enlarge
 from leanbayes.shift.corruptions import names as names
 from leanbayes.shift.scores import corrupted_means as corrupted_means
-from leanbayes.shift.scores import mce as mce
-from leanbayes.shift.scores import relative_mce as relative_mce
+from leanbayes.shift.scores import mean_corruption_error as mean_corruption_error
+from leanbayes.shift.scores import relative_mean_corruption_error as relative_mean_corruption_error
 from leanbayes.shift.scores import severity_curve as severity_curve
 from leanbayes.shift.sweep import Shift as Shift
 
@@ -32,10 +32,10 @@ __all__ = [
     "enlarge",
     "fast_sign",
     "fgsm",
-    "mce",
+    "mean_corruption_error",
     "names",
     "pgd",
     "pixel_units",
-    "relative_mce",
+    "relative_mean_corruption_error",
     "severity_curve",
 ]

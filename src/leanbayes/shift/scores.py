@@ -30,12 +30,12 @@ def severity_curve(rows: Sequence[Row], key: str) -> list[float]:
     return [fmean(row[key] for row in rows if row["severity"] == severity) for severity in severities]
 
 
-def mce(rows: Sequence[Row], plain_rows: Sequence[Row]) -> float:
+def mean_corruption_error(rows: Sequence[Row], plain_rows: Sequence[Row]) -> float:
     """Return the mean corruption error against the plain network; nan where that network makes no error at all."""
     return _mean_ratio(_errors(rows), _errors(plain_rows))
 
 
-def relative_mce(rows: Sequence[Row], plain_rows: Sequence[Row]) -> float:
+def relative_mean_corruption_error(rows: Sequence[Row], plain_rows: Sequence[Row]) -> float:
     """Return the relative mean corruption error: how much corruption adds to the error, against the plain network.
 
     Where a corruption adds nothing to the plain network's error the ratio has no meaning, and the result is nan.

@@ -53,7 +53,7 @@ class EpochState:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class FitArguments:
     """What `fit` was asked for beside the recipe; see there."""
 
     train: Data
@@ -65,7 +65,7 @@ class Wishes:
     output: Output | None
 
 
-def run(model: nn.Module, recipe: Recipe, wishes: Wishes, fabric: Any, shown: Display, done: int) -> History:
+def run(model: nn.Module, recipe: Recipe, wishes: FitArguments, fabric: Any, shown: Display, done: int) -> History:
     """Train one model on the device of `fabric`, and show progress after `done` epochs of others."""
     likelihood = wishes.likelihood or own_likelihood(model) or Categorical()
     phase = Phase(model, likelihood, recipe.precision)
@@ -77,7 +77,7 @@ def run(model: nn.Module, recipe: Recipe, wishes: Wishes, fabric: Any, shown: Di
 class Training:
     """A model, its data and its optimiser on the training device."""
 
-    def __init__(self, phase: Phase, likelihood: Loss, recipe: Recipe, wishes: Wishes, fabric: Any) -> None:
+    def __init__(self, phase: Phase, likelihood: Loss, recipe: Recipe, wishes: FitArguments, fabric: Any) -> None:
         """Set everything up, and look whether states can be written."""
         self.recipe, self.wishes, self.fabric, self.likelihood = recipe, wishes, fabric, likelihood
         check_mixture(likelihood, recipe.aggregate)  # now, not in the last epochs
@@ -285,7 +285,7 @@ def fit(  # noqa: PLR0913
     _check(recipe, folder, resume)
     place = None if folder is None else local(folder)
     fabric = launch(recipe)
-    wishes = Wishes(train, likelihood, validation, place, resume, callbacks, output)
+    wishes = FitArguments(train, likelihood, validation, place, resume, callbacks, output)
     model = unwrap(model)
     with display(recipe.epochs * _count(model), shown=progress and fabric.is_global_zero) as shown:
         return _fit(model, recipe, wishes, fabric, shown, 0)
@@ -298,7 +298,7 @@ def _check(recipe: object, folder: object, resume: bool) -> None:
         raise ValueError("resume=True has nothing to resume from; give the folder of the training, or resume=False")
 
 
-def _fit(model: nn.Module, recipe: Recipe, wishes: Wishes, fabric: Any, shown: Display, done: int) -> History:
+def _fit(model: nn.Module, recipe: Recipe, wishes: FitArguments, fabric: Any, shown: Display, done: int) -> History:
     """Train a model after `done` epochs of others: on its own, or if it is an ensemble each of its members."""
     if not isinstance(model, Ensemble):
         return run(model, recipe, wishes, fabric, shown, done)

@@ -22,7 +22,7 @@ _LUMA = (0.299, 0.587, 0.114)  # weights of red, green and blue in grey, ITU-R B
 _CHUNK = 1024
 
 
-def foreign(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
+def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     """Return raw inputs of another set in the shape of `like`.
 
     Images become uint8 with the channels and size of `like`: grey is repeated, colour averaged to its luma, sizes
