@@ -65,8 +65,8 @@ def is_consistent(p: Prediction) -> None:
     assert (p.epistemic >= 0).all()
     if p.samples is not None:
         torch.testing.assert_close(p.mean, p.samples.mean(0), rtol=1e-5, atol=1e-6)
-    if p.noise is not None:
-        torch.testing.assert_close(p.aleatoric, p.noise.mean(0))
+    if p.variances is not None:
+        torch.testing.assert_close(p.aleatoric, p.variances.mean(0))
         torch.testing.assert_close(p.epistemic, p.samples.var(0, correction=0), rtol=1e-4, atol=1e-5)
     elif not isinstance(p.likelihood, lb.Bernoulli):
         torch.testing.assert_close(p.total, torch.special.entr(p.mean).sum(1), rtol=1e-4, atol=1e-5)
@@ -114,7 +114,7 @@ def test_draws_are_fitted_as_they_are_called(problem):
 
 def test_a_stretch_is_the_one_scipy_finds():
     p, y = over_reals(300, 0, sure=3.0, spread=1.0)
-    m, s, mean = p.samples.double().numpy(), p.noise.double().sqrt().numpy(), p.mean.double().numpy()
+    m, s, mean = p.samples.double().numpy(), p.variances.double().sqrt().numpy(), p.mean.double().numpy()
 
     def loss(log_factor: float) -> float:
         factor = math.exp(log_factor)

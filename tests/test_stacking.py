@@ -20,7 +20,7 @@ def likelihoods(p: Prediction, y: torch.Tensor) -> np.ndarray:
     """Return p(y_i | draw s) (S, N), computed target by target."""
     samples = p.samples.double().numpy()
     if isinstance(p.likelihood, lb.Gaussian):
-        return stats.norm(samples, p.noise.double().sqrt().numpy()).pdf(y.double().numpy()).prod(2)
+        return stats.norm(samples, p.variances.double().sqrt().numpy()).pdf(y.double().numpy()).prod(2)
     if isinstance(p.likelihood, lb.Bernoulli):
         return np.where(y.numpy() == 1, samples, 1 - samples).reshape(len(samples), -1)
     return np.stack([[draw[i, c] for i, c in enumerate(y.tolist())] for draw in samples])
@@ -47,7 +47,9 @@ def value(logs: torch.Tensor, weights: torch.Tensor) -> float:
 @pytest.mark.parametrize("seed", range(3))
 def test_two_draws_get_the_weights_that_scipy_finds(problem, seed):
     whole, y = problem(200, seed, spread=1.0)
-    p = dataclasses.replace(whole, samples=whole.samples[:2], noise=None if whole.noise is None else whole.noise[:2])
+    p = dataclasses.replace(
+        whole, samples=whole.samples[:2], noise=None if whole.variances is None else whole.variances[:2]
+    )
     first, second = likelihoods(p, y)
 
     def slope(w: float) -> float:
@@ -177,8 +179,8 @@ def test_weights_of_tenths_are_draws_repeated(problem):
     p, y = problem(40, 0, spread=0.8)
     q = with_weights(p, [0.1, 0.6, 0.3])
     index = [0] + 6 * [1] + 3 * [2]
-    noise = None if p.noise is None else p.noise[index]
-    uniform = dataclasses.replace(p, samples=p.samples[index], noise=noise)
+    noise = None if p.variances is None else p.variances[index]
+    uniform = dataclasses.replace(p, samples=p.samples[index], variances=noise)
     twin = with_weights(uniform, [0.1] * 10)
     for name in ("mean", "total", "aleatoric", "epistemic", "std"):
         torch.testing.assert_close(getattr(q, name), getattr(twin, name), rtol=1e-4, atol=1e-6)

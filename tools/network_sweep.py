@@ -241,12 +241,12 @@ def passes(bnn: Any, inputs: dict[str, Any], *, other_noise: bool) -> tuple[list
     import torch
 
     from leanbayes.distributions.assignment import Assignment
-    from leanbayes.runtime.passes import draws_of
+    from leanbayes.runtime.passes import states_of
 
     rows: list[int] = []
 
     def change(module: Any, args: Any, kwargs: Any) -> None:
-        for state, _ in draws_of(bnn):
+        for state, _ in states_of(bnn):
             row = (state.stream % ROWS + 1) % ROWS
             rows.append(row)
             if not other_noise or state.component is None:

@@ -37,7 +37,7 @@ def components(rank, world):
     bnn = lb.convert(network(), lb.Rank1(components=3))
     torch.manual_seed(7)
     bnn(batches()[0][0][rank::world])
-    return bnn[0].draws.component.rows()
+    return bnn[0].state.component.rows()
 
 
 def checkpointed(rank, world, reentrant=None):

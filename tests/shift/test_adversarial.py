@@ -55,7 +55,7 @@ def unit_gradient(networks: list[nn.Module], x: Tensor, y: Tensor) -> Tensor:
     return gradient / gradient.norm(dim=1, keepdim=True)
 
 
-def draws_of(model: nn.Module, indices: range, seed: int = 0) -> list[nn.Module]:
+def states_of(model: nn.Module, indices: range, seed: int = 0) -> list[nn.Module]:
     return [lb.draw(model, seed=seed, index=index).eval() for index in indices]
 
 
@@ -97,7 +97,7 @@ def test_a_linear_model_of_two_classes_falls_at_the_known_distance(norm, surenes
 def test_the_expectation_is_differentiated_as_finite_differences_say(method):
     bnn, x, y = converted(method), made(4, 5), classes(4, 3)
     found = shift.attack(bnn, x, y, shift.fgsm(0.01, norm="l2", samples=6, seed=3))
-    networks = draws_of(bnn, range(6), seed=3)
+    networks = states_of(bnn, range(6), seed=3)
     slopes = []
     with torch.no_grad():
         for column in 1e-5 * torch.eye(5).double():
@@ -118,7 +118,7 @@ def test_every_step_goes_through_the_draws_it_names(method, through, fresh, used
     how = shift.fast_sign(2, 0.2, norm="l2", samples=4, seed=8, through=through, fresh=fresh, batch_size=2)
     moved = x
     for indices in used:
-        moved = moved + 0.2 * unit_gradient(draws_of(bnn, indices, seed=8), moved, goal)
+        moved = moved + 0.2 * unit_gradient(states_of(bnn, indices, seed=8), moved, goal)
     torch.testing.assert_close(shift.attack(bnn, x, y, how, target=goal).inputs, moved, atol=1e-5, rtol=0)
 
 
@@ -133,7 +133,7 @@ def test_an_ensemble_is_attacked_through_the_average_of_its_members():
 def test_stochastic_members_take_turns(method):
     members, x, y = [converted(method) for _ in range(3)], made(5, 5), classes(5, 3)
     found = shift.attack(lb.Ensemble(members), x, y, shift.fgsm(1.0, norm="l2", samples=6, seed=4))
-    networks = [network for member in members for network in draws_of(member, range(2), seed=4)]
+    networks = [network for member in members for network in states_of(member, range(2), seed=4)]
     torch.testing.assert_close(found.inputs, x - unit_gradient(networks, x, y), atol=1e-6, rtol=0)
 
 
@@ -333,7 +333,7 @@ def test_work_before_the_first_stochastic_layer_is_not_taken_from_another_step()
     bnn, x, y = lb.convert(net, lb.Rank1(components=2), where="2"), made(5, 5), classes(5, 3)
     moved = x
     for indices in (range(0, 3), range(3, 6)):
-        moved = moved - 0.3 * unit_gradient(draws_of(bnn, indices), moved, y)
+        moved = moved - 0.3 * unit_gradient(states_of(bnn, indices), moved, y)
     found = shift.attack(bnn, x, y, shift.fast_sign(2, 0.3, norm="l2", samples=3))
     torch.testing.assert_close(found.inputs, moved, atol=1e-6, rtol=0)
 

@@ -11,7 +11,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.cli.options import comparison_options, parse
 from leanbayes.compare.job import recipe_for
-from leanbayes.core.conversion import strip
+from leanbayes.core.plain import strip
 from leanbayes.training import fit, Recipe
 from leanbayes.training.optimizer import to_train_mode
 from tests.distributed.together import together

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core.conversion import plain_view, strip
+from leanbayes.core.plain import plain_view, strip
 from leanbayes.methods._base import StochasticLayer
 from leanbayes.training import fit
 

@@ -15,7 +15,8 @@ from torch import nn, Tensor
 
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.run import CLAIM
-from leanbayes.core.conversion import mean, stochastic_layers
+from leanbayes.core.conversion import stochastic_layers
+from leanbayes.core.plain import mean
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.data.cache import written
 from leanbayes.distributions.likelihoods import Likelihood

@@ -38,11 +38,11 @@ class Factor(nn.Module):
             softplus(self.rho) if self.law.has_scale else nothing,
         )
 
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> Tensor:
-        """Draw the standard noise of `rows` rows (rows, n); nothing (rows, 0) for a point."""
-        known = getattr(self, self.names[0])
-        size = known.shape[1] if self.law.has_scale else 0
-        return self.law.noise((rows, size), known.device, generator)
+    @property
+    def count(self) -> int:
+        """n, the number of factors."""
+        known: Tensor = getattr(self, self.names[0])
+        return known.shape[1]
 
     def forward(self, component: Assignment | None, noise: Tensor | None) -> Tensor:
         """Return factors (R, n): samples of the rows' components under the noise (R, n), or centres without noise.

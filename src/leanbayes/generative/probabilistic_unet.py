@@ -189,6 +189,6 @@ def opinions(probabilities: Tensor) -> Prediction:
         aleatoric=aleatoric,
         epistemic=epistemic,
         samples=probabilities,
-        noise=None,
+        variances=None,
         likelihood=Categorical(),
     )

@@ -330,7 +330,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
             aleatoric=variance * p.aleatoric,
             epistemic=variance * p.epistemic,
             samples=None if p.samples is None else shift + scale * p.samples,
-            noise=None if p.noise is None else variance * p.noise,
+            variances=None if p.variances is None else variance * p.variances,
         )
 
     def __sklearn_tags__(self) -> Any:

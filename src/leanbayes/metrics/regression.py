@@ -1,7 +1,7 @@
 """Regression: distance, density and coverage of real targets.
 
-A prediction with S draws is the mixture of their Gaussians, 1 / S sum_s Normal(m_s, v_s): `p.samples` and `p.noise`,
-both (S, B, D). Targets are (B, D); a last axis of one may be missing.
+A prediction with S draws is the mixture of their Gaussians, 1 / S sum_s Normal(m_s, v_s): `p.samples` and
+`p.variances`, both (S, B, D). Targets are (B, D); a last axis of one may be missing.
 """
 
 from __future__ import annotations

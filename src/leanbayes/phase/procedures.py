@@ -14,9 +14,10 @@ from typing import Literal
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import mean, own_likelihood
+from leanbayes.core.conversion import own_likelihood
+from leanbayes.core.plain import mean
 from leanbayes.core.prediction import Prediction
-from leanbayes.core.predictor import Noise, predict
+from leanbayes.core.predictor import NoiseOf, predict
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.metrics import accuracy
 from leanbayes.runtime.batches import Inputs
@@ -33,7 +34,7 @@ def infer(
     *,
     samples: int = 16,
     seed: int = 0,
-    noise: Noise = "function",
+    noise: NoiseOf = "function",
 ) -> Prediction:
     """Predict by one of the three procedures.
 
@@ -59,7 +60,7 @@ def infer(
 
 
 def accuracies(
-    model: nn.Module, data: tuple[Inputs, Tensor], *, samples: int = 16, noise: Noise = "function"
+    model: nn.Module, data: tuple[Inputs, Tensor], *, samples: int = 16, noise: NoiseOf = "function"
 ) -> dict[str, float]:
     """Return the accuracy by each of the three procedures, as Table 1 of the paper has them."""
     x, y = data

@@ -96,7 +96,7 @@ def additive(layer: VarianceLayer) -> VarianceLayer:
     base.weight.copy_(torch.zeros_like(base.weight) if layer.means is None else layer.means)
     twin = VarianceLayer(base, replace(layer.method, parameterization="additive"))
     twin.posterior.log_sigma.copy_(layer.scales.abs().log())
-    twin.draws, twin.path, twin.likelihood = layer.draws, layer.path, layer.likelihood
+    twin.state, twin.path, twin.likelihood = layer.state, layer.path, layer.likelihood
     return twin.train(layer.training)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.core.conversion import stochastic_layers
-from leanbayes.core.predictor import Noise
+from leanbayes.core.predictor import NoiseOf
 from leanbayes.methods.variance import VarianceLayer
 from leanbayes.phase.criterion import kappa
 from leanbayes.phase.procedures import accuracies
@@ -59,7 +59,7 @@ class Transition:
         samples: int = 10,
         threshold: float = 10**1.5,
         every: int = 1,
-        noise: Noise = "function",
+        noise: NoiseOf = "function",
     ) -> None:
         """Take the data; nothing is looked at before the first epoch ends."""
         self.test, self.curvature = test, curvature

@@ -117,8 +117,8 @@ def _draws(prediction: Prediction) -> Tensor:
 
 def _log_densities(samples: Tensor, prediction: Prediction, y: Tensor) -> Tensor:
     """Return log p(y | draw s) of real targets, jointly over the targets of a row (S, B)."""
-    assert prediction.noise is not None, "draws of real targets are kept with their variances"
-    means, variances = finite(samples, "predictions"), finite(prediction.noise, "variances")
+    assert prediction.variances is not None, "draws of real targets are kept with their variances"
+    means, variances = finite(samples, "predictions"), finite(prediction.variances, "variances")
     each: Tensor = Normal(means, variances.sqrt()).log_prob(matched(y, prediction.mean))  # type: ignore[no-untyped-call]
     return each.flatten(2).sum(2)
 
@@ -126,8 +126,8 @@ def _log_densities(samples: Tensor, prediction: Prediction, y: Tensor) -> Tensor
 def _decompose(samples: Tensor, prediction: Prediction, weights: Tensor) -> Decomposition:
     """Split the uncertainty of weighted draws; see `uncertainty` for draws that count alike."""
     mean = average(samples, weights)
-    if prediction.noise is not None:
-        aleatoric = average(prediction.noise, weights)
+    if prediction.variances is not None:
+        aleatoric = average(prediction.variances, weights)
         epistemic = average((samples - mean).square(), weights)
     else:
         aleatoric = average(entropies(samples, prediction), weights)

@@ -119,7 +119,7 @@ def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale) -> float:
     With b = 1 / T, residuals r = y - mean and draws at d_s around the mean, the density of a row is proportional to
     b^D sum_s exp(-1/2 sum_d (b r - d_s)^2 / v_s) / sqrt(prod_d v_s).
     """
-    noise = prediction.noise if scale == "draws" else None
+    noise = prediction.variances if scale == "draws" else None
     offsets = finite(_draws(prediction, scale) - prediction.mean, "predictions").flatten(2)
     variances = finite(prediction.total[None] if noise is None else noise, "variances").flatten(2)
     residuals = (matched(y, prediction.mean) - prediction.mean.double()).flatten(1)
@@ -135,12 +135,12 @@ def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale) -> float:
 
 def _stretched(prediction: Prediction, factor: float) -> Prediction:
     """Stretch the predictive density around its mean."""
-    samples, noise = prediction.samples, prediction.noise
+    samples, noise = prediction.samples, prediction.variances
     return replace(
         prediction,
         total=factor**2 * prediction.total,
         aleatoric=factor**2 * prediction.aleatoric,
         epistemic=factor**2 * prediction.epistemic,
         samples=None if samples is None else prediction.mean + factor * (samples - prediction.mean),
-        noise=None if noise is None else factor**2 * noise,
+        variances=None if noise is None else factor**2 * noise,
     )

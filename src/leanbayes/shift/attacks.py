@@ -22,7 +22,7 @@ from torch import nn, Tensor
 
 from leanbayes.core.conversion import own_likelihood, unwrap
 from leanbayes.core.prediction import Prediction
-from leanbayes.core.predictor import distinct_draws, Noise, predict, Source, source_of
+from leanbayes.core.predictor import distinct_draws, FrozenDraws, NoiseOf, predict, Predictor, RowDraws
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._checks import check_choice, check_positive
 from leanbayes.runtime.batches import Output
@@ -115,7 +115,7 @@ class Attack:
     through: Through = "expectation"
     fresh: bool = True
     samples: int = 10
-    noise: Noise = "function"
+    noise: NoiseOf = "function"
     seed: int = 0
     batch_size: int = 128
 
@@ -331,9 +331,7 @@ def attack(
     y = _classes(y, at_first, "y")
     goal = _goal(target, y, at_first, how.seed)
     scores = _Scores(how, clean, y, goal, at_first)
-    with torch.no_grad():
-        source = source_of(model, how.noise)
-    ascent = _Ascent(source, how, output)
+    ascent = _Ascent(Predictor(model, likelihood, seed=how.seed, noise=how.noise, output=output), how)
     moved, prediction, history = how.begin(clean), at_first, [scores(0, clean, at_first)]
     for step in range(how.steps):
         draws = how.indices(step, samples)
@@ -348,8 +346,8 @@ def attack(
 class _Ascent:
     """Directions in which log mean_s p_s(class) rises most, over named draws."""
 
-    def __init__(self, source: Source, how: Attack, output: Output | None) -> None:
-        self.source, self.how, self.output = source, how, output
+    def __init__(self, predictor: Predictor, how: Attack) -> None:
+        self.predictor, self.how = predictor, how
 
     def gradient(self, x: Tensor, classes: Tensor, indices: range) -> Tensor:
         """Return the gradient, but for a positive factor per row: draws are folded once, rows go through in batches."""
@@ -357,22 +355,22 @@ class _Ascent:
         log_sum = torch.full((len(x),), -math.inf, dtype=_at_least_float32(x), device=x.device)
         for index in indices:
             with torch.no_grad():
-                self.source.select(self.how.seed, index, None, None)
+                draws = self.predictor.select(index).draws
             for start in range(0, len(x), self.how.batch_size):
                 rows = slice(start, start + self.how.batch_size)
-                margin, gradient = self._of_draw(x[rows], classes[rows], start)
+                margin, gradient = self._of_draw(draws, x[rows], classes[rows], start)
                 log_factor = F.logsigmoid(margin) + F.logsigmoid(-margin)  # of p (1 - p)
                 log_sum[rows] = torch.logaddexp(log_sum[rows], log_factor)
                 share = per_row((log_factor - log_sum[rows]).exp(), gradient).to(gradient)
                 total[rows] = total[rows].lerp(gradient, share)
         return total
 
-    def _of_draw(self, x: Tensor, classes: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    def _of_draw(self, draws: FrozenDraws | RowDraws, x: Tensor, classes: Tensor, start: int) -> tuple[Tensor, Tensor]:
         """Return the margin of the class in each row (n,) under the selected draw, and its gradient."""
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            outputs = self.source.run(leaf, (start, start + len(x)), self.output)
-            self.source.forget()  # what was kept belongs to a graph that is used once
+            outputs = draws.run(leaf, (start, start + len(x)), self.predictor.output)
+            draws.forget_outputs()  # they belong to a graph that is used once
             logits, at = outputs.to(_at_least_float32(outputs)), classes[:, None]
             margin = logits.gather(1, at)[:, 0] - logits.scatter(1, at, -math.inf).logsumexp(1)
             (gradient,) = torch.autograd.grad(margin.sum(), leaf)

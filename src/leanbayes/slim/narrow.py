@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import attach_likelihood, mean, own_likelihood, unwrap
+from leanbayes.core.conversion import attach_likelihood, own_likelihood, unwrap
 from leanbayes.core.norm import update_norm
+from leanbayes.core.plain import mean
 from leanbayes.layers.channels import Channels, Layout
 from leanbayes.layers.family import CHANNEL_NORMS, Conv1D, LINEAR_MAPS, LinearLike, TRANSPOSED
 from leanbayes.methods._base import plain_copy, StochasticLayer

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from leanbayes.core.conversion import convert, mean, own_likelihood, unwrap
+from leanbayes.core.conversion import convert, own_likelihood, unwrap
+from leanbayes.core.plain import mean
 from leanbayes.methods.nested.config import channels_of, NestedDropout, NestedLayer, NestedNorm
 from leanbayes.methods.nested.units import LIMIT, OrderingUnit
 from leanbayes.slim.narrow import narrow

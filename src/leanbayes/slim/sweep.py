@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanbayes.core.conversion import mean
+from leanbayes.core.plain import mean
 from leanbayes.evaluation.evaluate import Data, evaluate, Result
 from leanbayes.layers.channels import Layout
 from leanbayes.layers.family import LINEAR_MAPS

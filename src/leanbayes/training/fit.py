@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import own_likelihood, plain_view, stochastic_layers, unwrap
+from leanbayes.core.conversion import own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.objective import check_mixture, Loss
+from leanbayes.core.plain import plain_view
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.runtime._files import local, PathLike
