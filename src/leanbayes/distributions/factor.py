@@ -75,6 +75,19 @@ def joint_distribution(factors: Sequence[Factor]) -> Distribution:
     return kind.distribution(values.get("loc", nothing), softplus(values["rho"]) if "rho" in values else nothing)
 
 
+def joint_sample(factors: Sequence[Factor], component: Assignment, noise: Sequence[Tensor]) -> list[Tensor]:
+    """Return samples (R, n_1), (R, n_2), ... of several factors of one law, by a few large operations."""
+    kind = factors[0].law
+    parts = {name: torch.cat([getattr(factor, name) for factor in factors], 1) for name in factors[0].names}
+    nothing = torch.zeros_like(next(iter(parts.values())))
+    scale = softplus(parts["rho"]) if "rho" in parts else nothing
+    loc, scale = component.by_block(parts.get("loc", nothing)), component.by_block(scale)
+    joined = torch.cat(list(noise), 1)
+    by_block = joined.view(len(loc), len(joined) // len(loc), joined.shape[1])
+    z = kind.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
+    return list(torch.split(z, [factor.count for factor in factors], 1))
+
+
 def require_positive(centres: Tensor) -> None:
     """Raise unless every component centre is positive."""
     if not centres.is_meta and bool((centres <= 0).any()):

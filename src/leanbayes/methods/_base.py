@@ -47,6 +47,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         layout: where the layer sees the rows of the batch; None until that is known.
         used: whether a pass calls the layer or reads its weight; None until that is known.
         sequential: whether it is called for the steps of a sequence, (B, T, ...) or one by one: a draw serves them all.
+        sampled_together: whether the layers of a method are sampled at once when a pass begins (`sample_of`).
         log_choices: log of the number of different draws that the layer makes by itself; infinite for noise.
         likelihood: the model's own likelihood, kept by one of its layers so that it is saved and trained with it.
     """
@@ -58,6 +59,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     row_noise: bool = True
     ordered: bool = False
     sequential: bool = False
+    sampled_together: bool = False
     layout: Layout | None = None
     used: bool | None = None
     log_choices: float = math.inf
@@ -112,7 +114,7 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     @classmethod
     def sample_of(
-        cls, layers: Sequence[Self], component: Assignment | None, noise: Sequence[Noise], width: Width
+        cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
     ) -> list[Variables]:
         """Return the variables of several layers of one method; override it to compute them at once."""
         return [layer.sample(component, own, width) for layer, own in zip(layers, noise, strict=True)]

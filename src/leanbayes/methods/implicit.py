@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.divergence import kl
-from leanbayes.distributions.factor import Factor, joint_distribution, spread_around
+from leanbayes.distributions.factor import Factor, joint_distribution, joint_sample, spread_around
 from leanbayes.distributions.positive import SMALLEST_STD
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
 from leanbayes.methods._base import factor_noise, Method, StochasticLayer
@@ -44,6 +44,7 @@ class ImplicitLayer(StochasticLayer):
     method: ImplicitNodes
     posterior: Factor
     family: LinearFamily
+    sampled_together = True
 
     def __init__(self, base: Any, method: ImplicitNodes) -> None:
         """Draw the component means around one; their average is one exactly."""
@@ -89,6 +90,14 @@ class ImplicitLayer(StochasticLayer):
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
         """Return the "nodes" (R, inputs), with the bias node after them."""
         return {"nodes": self.posterior(component, None if noise is None else noise[0])}
+
+    @override
+    @classmethod
+    def sample_of(
+        cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
+    ) -> list[Variables]:
+        nodes = joint_sample([layer.posterior for layer in layers], component, [own for (own,) in noise])
+        return [{"nodes": z} for z in nodes]
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -25,7 +25,14 @@ from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.divergence import kl, on
-from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, require_positive, spread_around
+from leanbayes.distributions.factor import (
+    Factor,
+    joint_distribution,
+    joint_sample,
+    random_signs,
+    require_positive,
+    spread_around,
+)
 from leanbayes.distributions.law import law, LawName
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
 from leanbayes.methods._base import factor_noise, Method, StochasticLayer
@@ -50,6 +57,7 @@ class Rank1Layer(StochasticLayer):
     """A linear map with random factors on its input and output channels."""
 
     family: LinearFamily
+    sampled_together = True
 
     def __init__(self, base: Any, method: Method, config: Rank1) -> None:
         """Draw the component centres; on average they leave a trained function unchanged.
@@ -109,6 +117,27 @@ class Rank1Layer(StochasticLayer):
         elif self.bias_now is not None:
             variables["bias"] = self.base.bias[None]
         return variables
+
+    @override
+    @classmethod
+    def sample_of(
+        cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
+    ) -> list[Variables]:
+        factors = [factor for layer in layers for factor in layer.posterior.children()]
+        drawn = iter(joint_sample(factors, component, [part for own in noise for part in own]))
+        found = [{side: next(drawn) for side, _ in layer.posterior.named_children()} for layer in layers]
+        own = [layer for layer in layers if "bias" in layer.posterior._parameters]
+        if own:
+            offsets = [layer.posterior.bias for layer in own]
+            biases = torch.cat([layer.base.bias for layer in own]) + component.take(torch.cat(offsets, 1))
+            members = torch.split(biases, [offset.shape[1] for offset in offsets], 1)
+            biases_of = dict(zip(map(id, own), members, strict=True))
+        for layer, variables in zip(layers, found, strict=True):
+            if "bias" in layer.posterior._parameters:
+                variables["bias"] = biases_of[id(layer)]
+            elif layer.bias_now is not None:
+                variables["bias"] = layer.base.bias[None]
+        return found
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -27,7 +27,7 @@ from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
 from leanbayes.runtime.batches import rows_of, tensors_in
-from leanbayes.runtime.distributed import rank_and_world, refuse_shards
+from leanbayes.runtime.distributed import is_shard, rank_and_world, refuse_shards
 from leanbayes.runtime.history import History, in_backward
 from leanbayes.runtime.noise import (
     activation_noise,
@@ -108,6 +108,7 @@ class PassState:
         component: components of the rows of the current pass.
         noise: noise of the current pass by layer path.
         variables: variables that were sampled when the pass began, by identity of the layer.
+        region: grad mode and saved-tensor hooks when the variables were sampled.
         key: random key of the current pass, for noise of the size of an activation; None where noise is named, and in
             compiled or captured passes, which draw such noise from torch's generator.
         live: whether a pass is running.
@@ -123,6 +124,7 @@ class PassState:
     component: Assignment | None = None
     noise: dict[str, Noise] = field(default_factory=dict)
     variables: dict[int, Variables] = field(default_factory=dict, repr=False, compare=False)
+    region: Any = field(default=None, repr=False, compare=False)
     key: int | None = None
     live: bool = False
     part: int | None = None
@@ -158,20 +160,29 @@ class PassState:
         part.register_forward_hook(self.end_part, always_call=True)
 
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin a pass. In a fresh one, draw components and noise for all layers of `module`."""
-        self.live, self.part = True, None
+        """Begin a pass. In a fresh one, draw components and noise for all layers of `module`, and sample variables."""
+        self.live, self.part, self.variables = True, None, {}
         if isinstance(self.mode, Fresh):
             self.rows, self.component, self.noise = rows_of(module, (args, kwargs)), self.mode.plan, {}
             if self.mode.name is None:
                 self.key = None if is_captured() else self.history.new_key()
                 self._draw_ahead(module)
-        if not torch.compiler.is_compiling():
-            self.history.begin(replace(self, variables={}))
+        if torch.compiler.is_compiling():
+            return
+        self.history.begin(replace(self))
+        if self.noise and not self.fixed and self.component is not None:
+            self.region = _region()
+            for layers in self._plan(module).whole_groups():
+                component = self.component.modulo(layers[0].components)
+                noise = [self.noise[layer.path] for layer in layers]
+                sampled = layers[0].sample_of(layers, component, noise, self.mode.width)
+                self.variables.update(zip(map(id, layers), sampled, strict=True))
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a pass. Its graph keeps the noise: activation checkpointing needs it again during backward."""
         self.live = False
         if not torch.compiler.is_compiling():
+            self.variables = {}
             self.history.end(tensors_in(output))
 
     def begin_part(self, part: nn.Module, args: Any, kwargs: Any) -> None:
@@ -194,7 +205,12 @@ class PassState:
         return self
 
     def variables_of(self, layer: Layer, rows: int) -> Variables:
-        """Return the random variables of a layer in the current pass; `rows` is the number of rows that it sees."""
+        """Return the random variables of a layer in the current pass; `rows` is the number of rows that it sees.
+
+        A layer inside a checkpointed region samples its own: in the region, as it will in the recomputation.
+        """
+        if id(layer) in self.variables and self.live and not torch.compiler.is_compiling() and self.region == _region():
+            return self.variables[id(layer)]
         return layer.sample(*self.inputs_of(layer, rows))
 
     def inputs_of(self, layer: Drawing, rows: int) -> tuple[Assignment | None, Noise | None, Width]:
@@ -265,6 +281,11 @@ class PassState:
         return function_noise(layer, [(self.key,)])
 
 
+def _region() -> tuple[bool, Any]:
+    """Return what differs inside a checkpointed region: grad mode (reentrant) or saved-tensor hooks."""
+    return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)
+
+
 class _Plan:
     """The layers below a module that share a state: where each is registered, and their pooled noise."""
 
@@ -272,6 +293,11 @@ class _Plan:
         self.root = weakref.ref(root)
         self.layers = [layer for found, layers in states_of(root) if found is state for layer in layers]
         self.pool = NoisePool(self.layers)
+        groups: dict[Hashable, list[Any]] = {}
+        for layer in self.layers:
+            if getattr(layer, "sampled_together", False):
+                groups.setdefault((type(layer), layer.method, layer.device, layer.base.weight.dtype), []).append(layer)
+        self.groups = list(groups.values())
         wanted = {id(layer) for layer in self.layers}
         self.registered = [
             (module._modules, name, child)
@@ -279,6 +305,13 @@ class _Plan:
             for name, child in module._modules.items()
             if id(child) in wanted
         ]
+
+    def whole_groups(self) -> Iterator[list[Any]]:
+        """Yield the layers of one class and method that are used; shards of `fully_shard` are whole only in a layer."""
+        for layers in self.groups:
+            used = [layer for layer in layers if layer.used is not False]
+            if used and not any(is_shard(next(layer.posterior.parameters())) for layer in used):
+                yield used
 
     def holds(self) -> bool:
         """Return whether every layer is still where it was; a new layer draws when it is called."""
