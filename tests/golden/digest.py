@@ -20,6 +20,10 @@ Records = dict[str, str]
 
 TOLERANCE = 1e-3
 """Difference of sums on another machine, in units of the sum of absolute values."""
+DRIFT = 50
+"""How many times more is allowed after training, where every step enlarges the differences of the one before."""
+UNTRAINED = ("/structure/", "/file/", "/posterior/", "/predict/", "/pass/", "/objective/")
+"""Parts of keys whose numbers come before any training."""
 
 
 def machine() -> dict[str, str]:
@@ -76,14 +80,21 @@ def refused(record: Callable[[], str]) -> str:
         return f"refused: {type(error).__name__}"
 
 
-def differences(old: Mapping[str, str], new: Mapping[str, str], tolerance: float | None = None) -> list[str]:
-    """List the keys whose records differ, old and new; to the bit, or up to a tolerance on the sums."""
+def differences(
+    old: Mapping[str, str], new: Mapping[str, str], tolerance: Callable[[str], float] | None = None
+) -> list[str]:
+    """List the keys whose records differ, old and new; to the bit, or up to the tolerance of a key on the sums."""
     found = []
     for key in sorted({*old, *new}):
         before, after = old.get(key, "missing"), new.get(key, "missing")
-        if before != after and (tolerance is None or not _close(before, after, tolerance)):
+        if before != after and (tolerance is None or not _close(before, after, tolerance(key))):
             found.append(f"{key}: recorded {before}, now {after}")
     return found
+
+
+def elsewhere(key: str) -> float:
+    """Return the tolerance of a key on another machine."""
+    return TOLERANCE if any(part in key for part in UNTRAINED) else TOLERANCE * DRIFT
 
 
 def _close(before: str, after: str, tolerance: float) -> bool:
