@@ -46,8 +46,8 @@ def tensors(values: Tensor | Mapping[str, Tensor] | Iterable[Tensor]) -> str:
         plain = value.detach().cpu().contiguous()
         digest.update(f"{name} {plain.dtype} {tuple(plain.shape)};".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
-        total += plain.double().sum().item()
-        size += plain.double().abs().sum().item()
+        total += plain.sum(dtype=torch.float64).item()
+        size += (plain if plain.dtype in (torch.uint8, torch.bool) else plain.abs()).sum(dtype=torch.float64).item()
     return f"{digest.hexdigest()[:16]} {total:.9g} {size:.9g}"
 
 

@@ -17,7 +17,7 @@ import torch
 
 from tests.golden import digest
 
-PARTS = ("fast", "fit", "compare")
+PARTS = ("fast", "fit", "data", "compare")
 HERE = Path(__file__).parent
 
 
