@@ -19,7 +19,7 @@ import torch
 
 from tests.golden import digest
 
-PARTS = ("fast", "fit", "data", "compare", "suites")
+PARTS = ("fast", "fit", "data", "topics", "compare", "suites")
 HERE = Path(__file__).parent
 Record = Callable[[], digest.Records]
 
