@@ -82,9 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if chosen.write:
                 write(file, records, prefix)
             found = compare(file, records, chosen.tolerance, prefix=prefix)
-            _say(
-                f"{part} {prefix}: {len(found)} of {len(records)} differ ({spent:.0f} CPU seconds, {clock:.0f} in all)"
-            )
+            seconds = f"{spent:.0f} CPU seconds, {clock:.0f} in all"
+            _say(f"{part} {prefix}".rstrip(" /") + f": {len(found)} of {len(records)} differ ({seconds})")
             _say(*found)
             failed = failed or bool(found)
     return int(failed)
