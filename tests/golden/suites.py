@@ -23,6 +23,9 @@ NAMES = (
 )  # fmt: skip
 """The suites, those that are done in seconds first."""
 
+TIMED = "times"
+"""How the studies begin that measure times alone."""
+
 
 def record(name: str) -> digest.Records:
     """Return the records of one suite, run from nothing."""
@@ -37,10 +40,7 @@ def read(out: Path) -> digest.Records:
     if not page.is_file():
         return {"page": "missing"}
     suite = without_machine(_json(page))
-    records = {"overview": digest.data(suite.pop("overview"))}
-    for number, table in enumerate(suite.pop("tables")):
-        records[f"table {number}"] = digest.data(table.pop("rows"))
-        suite[f"table {number}"] = table
+    records = _page(suite)
     for path in sorted(out.rglob("*.json")):
         name = str(path.relative_to(out).with_suffix(""))
         if path.parent.name == "studies":
@@ -53,6 +53,19 @@ def read(out: Path) -> digest.Records:
         elif path.name not in ("reproduce.json", "job.json"):
             records[name] = digest.data(without_machine(_json(path)))
     return records | {"sentences": digest.data(suite)}
+
+
+def _page(suite: dict[str, Any]) -> digest.Records:
+    """Return the records of a suite's page, and take its numbers out of it."""
+    records = {name: digest.data(suite.pop(name)) for name in ("overview", "seeds")}
+    for number, table in enumerate(suite.pop("tables")):
+        records[f"table {number}"] = digest.data(table.pop("rows"))
+        suite[f"table {number}"] = table
+    for study in suite["studies"]:
+        says, name = study.pop("says"), Path(study["file"]).stem
+        if not name.startswith(TIMED):
+            records[f"says/{name}"] = digest.data(says)
+    return records
 
 
 def _run(path: Path) -> digest.Records:
