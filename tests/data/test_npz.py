@@ -61,7 +61,7 @@ def test_channels_are_for_arrays_that_have_them(tmp_path):
     save(tmp_path / "mine.npz", (16, 16))
     with pytest.raises(ValueError, match=r"mine: channels='last' is for images .*got x_train of shape \(40, 16, 16\)"):
         data.load(tmp_path / "mine.npz", channels="last")
-    with pytest.raises(ValueError, match=r"expected channels to be 'first' or 'last' .*got 'middle'"):
+    with pytest.raises(ValueError, match=r"expected channels 'first' or 'last' .*got 'middle'"):
         data.load(tmp_path / "mine.npz", channels="middle")
     (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{i},{i / 3}\n" for i in range(9)))
     with pytest.raises(ValueError, match=r"channels are for \.npz files, got channels='last' with .*t\.csv"):

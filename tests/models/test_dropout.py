@@ -21,7 +21,7 @@ KINDS = {
     "layer": (nn.LayerNorm(6), (4, 5, 6)),
     "rms": (nn.RMSNorm(6), (4, 6)),
 }
-NETS = ["wrn-10-1", "resnet18", "pyramidnet-8-6", "mlp-3-7", "regression"]
+NETS = ["wrn-10-1", "small", "pyramidnet-8-6", "mlp-3-7", "regression"]
 
 
 def images(*shape: int) -> torch.Tensor:

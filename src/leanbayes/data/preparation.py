@@ -36,18 +36,8 @@ def download(
     """Download a file from the first address that serves it with the right checksum.
 
     Bytes are collected in ``<target>.part``; a later attempt or call resumes there. The file gets its name only after
-    its checksum was verified.
-
-    Args:
-        urls: Addresses of the same file, in order of preference.
-        target: Path of the file.
-        md5: The published checksum, or None.
-        progress: Called after every block.
-        attempts: Number of attempts for each address.
-        pause: Seconds before the second attempt, doubled each time.
-
-    Raises:
-        ConnectionError: No address served the right file; the message has the error of each.
+    its checksum was verified. Between two attempts is a pause (seconds), doubled each time. If no address serves the
+    right file, a ``ConnectionError`` has the error of each.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
@@ -176,13 +166,13 @@ def _collect(
         if file.unpacked and (folder / file.unpacked).is_dir():
             say(f"found {folder / file.unpacked}")
             continue
-        if not path.is_file():
-            if not may_download:
-                raise FileNotFoundError(f"{path} is missing; {_advice(_missing(origin, folder), folder)}")
+        if path.is_file():
+            _verify(file, path)
+        elif may_download:
             say(f"downloading {file.urls[0]}")
             _download(origin, file, path, progress)
         else:
-            _verify(file, path)
+            raise FileNotFoundError(f"{path} is missing; {_advice(_missing(origin, folder), folder)}")
         say(f"verified {path}" if file.md5 else f"found {path}; its content is checked after conversion")
 
 

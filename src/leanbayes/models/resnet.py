@@ -197,11 +197,7 @@ class WideResNet(Chain):
     parts = ("stem", "stages", "activate", "pool", "head")
 
     def __init__(
-        self,
-        depth: int = 28,
-        widen: float = 10,
-        num_outputs: int = 10,
-        input_shape: tuple[int, ...] = (3, 32, 32),
+        self, depth: int = 28, widen: float = 10, num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32)
     ) -> None:
         super().__init__()
         blocks = check_depth("WideResNet", depth, per_block=6, extra=4)
@@ -255,12 +251,7 @@ class PyramidNet(Chain):
     parts = ("stem", "stages", "activate", "pool", "head")
 
     def __init__(
-        self,
-        depth: int = 110,
-        alpha: float = 270,
-        *,
-        num_outputs: int = 10,
-        input_shape: tuple[int, ...] = (3, 32, 32),
+        self, depth: int = 110, alpha: float = 270, *, num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32)
     ) -> None:
         super().__init__()
         per_stage = check_depth("PyramidNet", depth, per_block=6, extra=2)

@@ -48,11 +48,7 @@ class LeNet5(Chain):
         super().__init__()
         channels, height, width = check_image("LeNet5", num_outputs, input_shape, smallest=16)
         self.features = nn.Sequential(
-            nn.Conv2d(channels, 20, 5),
-            nn.MaxPool2d(2),
-            nn.Conv2d(20, 50, 5),
-            nn.MaxPool2d(2),
-            nn.Flatten(-3),
+            nn.Conv2d(channels, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten(-3)
         )
         self.head = _head(50 * _pooled(height) * _pooled(width), 500, num_outputs)
 

@@ -6,7 +6,7 @@ import csv
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -138,13 +138,13 @@ def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
             f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8."
         ) from error
     except csv.Error as error:
-        raise _unreadable(path, line, reader.line_num) from error
+        raise _unreadable(path, line, f"more than {csv.field_size_limit():,} characters") from error
     line, row = rows.pop()
     if row != [_END]:
-        raise _open_quote(path, line)
+        raise _unreadable(path, line, "a quotation mark that stays open")
     for line, row in rows:
-        if max(map(len, row), default=0) > _LONGEST:
-            raise _too_long(path, line, max(map(len, row)))
+        if (longest := max(map(len, row), default=0)) > _LONGEST:
+            raise _unreadable(path, line, f"{longest:,} characters")
     return [(line, row) for line, row in rows if any(row)]
 
 
@@ -153,24 +153,10 @@ def _separator(line: str) -> str:
     return max(",;\t", key=re.sub('"[^"]*"', "", line).count)
 
 
-def _unreadable(path: Path, first: int, last: int) -> ValueError:
-    """Return the error about a row over these lines with a cell that is too long for Python."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        row = "".join(islice(file, first - 1, last))
-    return _open_quote(path, first) if row.count('"') % 2 else _too_long(path, first, csv.field_size_limit())
-
-
-def _too_long(path: Path, line: int, length: int) -> ValueError:
+def _unreadable(path: Path, line: int, got: str) -> ValueError:
     return ValueError(
-        f"{path}, line {line}: expected numbers or labels of at most {_LONGEST:,} characters, got a cell of at least "
-        f"{length:,}. Shorten it, or drop the column."
-    )
-
-
-def _open_quote(path: Path, line: int) -> ValueError:
-    return ValueError(
-        f"{path}, line {line}: expected every quotation mark to be closed, got one that stays open. Look for a single "
-        '" in this line; close or remove it.'
+        f"{path}, line {line}: expected cells of at most {_LONGEST:,} characters with closed quotation marks, got "
+        f'{got}. Look for a single " in this line and close or remove it; or shorten the cell.'
     )
 
 

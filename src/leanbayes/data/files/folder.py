@@ -156,7 +156,7 @@ def read_folder(folder: Path) -> Raw:
     Images of different sizes are scaled to cover the median height and width, at most 224 pixels each, then cut around
     the centre. If one image has colours, all become colour images.
     """
-    files = {split: list(_of_split(path)) for split, path in _splits(folder).items()}
+    files = image_files(folder)
     classes = sorted({path.parent.name for path in files["train"]})
     for path in files["test"]:
         if path.parent.name not in classes:
@@ -178,13 +178,8 @@ def read_folder(folder: Path) -> Raw:
     )
 
 
-def image_files(folder: Path) -> list[Path]:
-    """Return the images of both splits, in the order of reading."""
-    return [path for split in _splits(folder).values() for path in _of_split(split)]
-
-
-def _splits(folder: Path) -> dict[str, Path]:
-    """Return the folders of the two splits; raise ``FileNotFoundError`` if one is missing or has no images."""
+def image_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the images of the splits "train" and "test", sorted by class and name; reject a folder without them."""
     test = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
     if test is None or not (folder / "train").is_dir():
         inside = sorted(path.name for path in folder.iterdir())[:10]
@@ -192,39 +187,24 @@ def _splits(folder: Path) -> dict[str, Path]:
             f"{folder} is no folder of images: expected train/<class>/ and test/<class>/ (or val/<class>/), got "
             f"{', '.join(inside) or 'an empty folder'}. Sort the images so."
         )
-    splits = {"train": folder / "train", "test": test}
-    for path in splits.values():
-        _check_not_empty(path)
-        if next(_of_split(path), None) is None:
-            raise FileNotFoundError(
-                f"{path} has no images in class folders; expected <class>/<image> with one of the endings "
-                f"{', '.join(_ENDINGS)}. Put one folder a class there."
-            )
-    return splits
+    return {"train": _of_split(folder / "train"), "test": _of_split(test)}
 
 
-def _check_not_empty(split: Path) -> None:
-    """Raise ``ValueError`` for a class without images, unless all are empty."""
-    empty = [directory for directory in _class_folders(split) if not _images(directory)]
-    if empty and len(empty) < len(_class_folders(split)):
+def _of_split(split: Path) -> list[Path]:
+    folders = sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = {folder: sorted(p for p in folder.iterdir() if p.suffix.lower() in _ENDINGS) for folder in folders}
+    empty = [folder for folder, images in classes.items() if not images]
+    if len(empty) == len(classes):
+        raise FileNotFoundError(
+            f"{split} has no images in class folders; expected <class>/<image> with one of the endings "
+            f"{', '.join(_ENDINGS)}. Put one folder a class there."
+        )
+    if empty:
         raise ValueError(
             f"{empty[0]} is a class without images; expected files there with one of the endings "
             f"{', '.join(_ENDINGS)}. Add images, or remove the folder."
         )
-
-
-def _of_split(split: Path) -> Iterator[Path]:
-    for directory in _class_folders(split):
-        yield from _images(directory)
-
-
-def _class_folders(split: Path) -> list[Path]:
-    """Return the folders of the classes, without hidden ones."""
-    return sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _images(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.iterdir() if path.suffix.lower() in _ENDINGS)
+    return [image for images in classes.values() for image in images]
 
 
 def _common_form(paths: list[Path]) -> Form:

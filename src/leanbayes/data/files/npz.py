@@ -8,7 +8,7 @@ import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -145,14 +145,14 @@ def tensor(x: Array) -> torch.Tensor:
 
 def check_channels(channels: str | None, x: Array, name: str) -> Channels | None:
     """Return the caller's choice of the channel axis; raise ``ValueError`` if it is unknown or `x` has no images."""
-    if channels is None:
-        return None
-    for known in get_args(Channels):
-        if channels == known and x.ndim == 4:
-            chosen: Channels = known
-            return chosen
-    if channels not in get_args(Channels):
-        raise ValueError(f"expected channels to be 'first' or 'last' (or None, to go by the shape), got {channels!r}")
+    match channels:
+        case None:
+            return None
+        case "first" | "last":
+            if x.ndim == 4:
+                return channels
+        case _:
+            raise ValueError(f"expected channels 'first' or 'last' (or None, to go by the shape), got {channels!r}")
     raise ValueError(
         f"{name}: channels={channels!r} is for images (rows, channels, height, width) or (rows, height, width, "
         f"channels), got x_train of shape {x.shape}. Leave it out."
@@ -162,16 +162,8 @@ def check_channels(channels: str | None, x: Array, name: str) -> Channels | None
 def channel_axis(x: Array, where: str, channels: Channels | None = None, ask: str = ASK) -> Channels | None:
     """Return the position of the channels of an array, None if it has no axis for them.
 
-    A position is possible with one channel, with three, or with fewer channels than pixels on each side.
-
-    Args:
-        x: The array.
-        where: Name of the array, for the message.
-        channels: The position, if known.
-        ask: Advice for the message if the position is not clear.
-
-    Raises:
-        ValueError: Both positions are possible, or neither.
+    A position is possible with one channel, with three, or with fewer channels than pixels on each side. If both or
+    neither are possible, and `channels` does not decide, a ``ValueError`` names the array (`where`) and asks (`ask`).
     """
     if x.ndim != 4 or channels is not None:
         return channels if x.ndim == 4 else None
