@@ -22,6 +22,12 @@ class Chain(nn.Module):
             x = getattr(self, part)(x)
         return x
 
+
+class PooledChain(Chain):
+    """Chain that ends with a global average and a linear layer, for images of any size."""
+
+    parts: ClassVar[tuple[str, ...]] = ("stem", "stages", "pool", "head")
+
     def add_head(self, channels: int, num_outputs: int) -> None:
         """Add the global average ``pool`` and the linear layer ``head``, and initialise all convolutions."""
         self.pool = global_average()

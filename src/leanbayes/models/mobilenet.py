@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import nn, Tensor
 
-from leanbayes.models._blocks import Chain, conv_norm, stage
+from leanbayes.models._blocks import conv_norm, PooledChain, stage
 from leanbayes.models._checks import check_factor, check_image, scaled
 
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -41,7 +41,7 @@ class InvertedResidual(nn.Module):
         return output
 
 
-class MobileNetV2(Chain):
+class MobileNetV2(PooledChain):
     """Seventeen inverted residuals between a 3x3 and a 1x1 convolution, for small images.
 
     Three of the stages halve the image: 32 x 32 pixels become 4 x 4.

@@ -13,7 +13,7 @@ from itertools import pairwise
 from torch import nn, Tensor
 from torch.nn.functional import pad
 
-from leanbayes.models._blocks import Chain, conv, conv_norm, norm_relu, stage
+from leanbayes.models._blocks import conv, conv_norm, norm_relu, PooledChain, stage
 from leanbayes.models._checks import check_depth, check_factor, check_image, check_positive, choose_scale, Scale, scaled
 
 # Of a block: channels of its input, width of its 3x3 convolutions, channels of its outputs, stride of the first of them
@@ -68,7 +68,7 @@ def _bottleneck(channels: int, inner: int, outputs: int, stride: int, groups: in
     )
 
 
-class ResNet(Chain):
+class ResNet(PooledChain):
     """Stem, stages of residual blocks, global average and a linear layer, for images of any size.
 
     Args:
@@ -79,8 +79,6 @@ class ResNet(Chain):
         stem: ``"cifar"`` (3x3 convolution), ``"imagenet"`` (7x7 and pooling, each halving the
             image); ``None`` takes the first for images of at most 64 pixels, else the second.
     """
-
-    parts = ("stem", "stages", "pool", "head")
 
     def __init__(
         self,
@@ -124,7 +122,7 @@ def resnet50(num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), 
     return ResNet(depths, bottleneck=True, num_outputs=num_outputs, input_shape=input_shape, stem=stem)
 
 
-class ResNeXt(Chain):
+class ResNeXt(PooledChain):
     """ResNeXt-depth of grouped bottlenecks for small images: three stages of ``(depth - 2) / 9`` blocks.
 
     Stage ``s = 0, 1, 2`` has ``256 * 2**s`` output channels and ``base_width * 2**s`` inner channels in each group. The
@@ -137,8 +135,6 @@ class ResNeXt(Chain):
         num_outputs: Number of classes or regression outputs.
         input_shape: Channels, height and width of an image.
     """
-
-    parts = ("stem", "stages", "pool", "head")
 
     def __init__(
         self,
@@ -184,7 +180,7 @@ class PreactBlock(nn.Module):
         return output
 
 
-class WideResNet(Chain):
+class WideResNet(PooledChain):
     """WRN-depth-widen: three stages of ``(depth - 4) / 6`` blocks, 16, 32 and 64 times ``widen``.
 
     Args:
@@ -235,7 +231,7 @@ class PyramidBlock(nn.Module):
         return output
 
 
-class PyramidNet(Chain):
+class PyramidNet(PooledChain):
     """PyramidNet-depth(alpha) of basic blocks, whose widths grow in equal steps from 16 to 16 + alpha.
 
     With ``N = (depth - 2) / 2`` blocks in three equal stages, block ``k = 1..N`` has ``16 + alpha k / N`` channels,
@@ -260,9 +256,10 @@ class PyramidNet(Chain):
         blocks = 3 * per_stage
         widths = [round(_PYRAMID_STEM + alpha * k / blocks) for k in range(blocks + 1)]
         self.stem = conv_norm(channels, _PYRAMID_STEM)
-        self.stages = nn.Sequential(*(nn.Sequential() for _ in range(3)))
+        stages = [nn.Sequential() for _ in range(3)]
         for index, (inputs, outputs) in enumerate(pairwise(widths)):
             stride = 2 if index in (per_stage, 2 * per_stage) else 1
-            self.stages[index // per_stage].append(PyramidBlock(inputs, outputs, stride=stride))
+            stages[index // per_stage].append(PyramidBlock(inputs, outputs, stride=stride))
+        self.stages = nn.Sequential(*stages)
         self.activate = norm_relu(widths[-1])
         self.add_head(widths[-1], num_outputs)

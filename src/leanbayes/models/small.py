@@ -195,12 +195,7 @@ class RegressionNet(Chain):
         check_factor("RegressionNet", scale=scale)
         features = prod(shape)
         self.flatten = nn.Flatten(-len(shape))
-        self.layers = nn.Sequential(
-            nn.BatchNorm1d(features),
-            nn.Linear(features, hidden),
-            nn.ReLU(),
-            nn.BatchNorm1d(hidden),
-            nn.Linear(hidden, outputs),
-        )
-        for position in (0, 3):
-            nn.init.constant_(self.layers[position].weight, scale)
+        first, second = nn.BatchNorm1d(features), nn.BatchNorm1d(hidden)
+        self.layers = nn.Sequential(first, nn.Linear(features, hidden), nn.ReLU(), second, nn.Linear(hidden, outputs))
+        for norm in (first, second):
+            nn.init.constant_(norm.weight, scale)

@@ -53,7 +53,8 @@ def read_npz(path: Path) -> Raw:
                 "one target."
             )
     classes = _read_classes(path) if "classes" in there else ()
-    return Raw(*(read_array(path, name) for name in ARRAYS), classes)
+    x_train, y_train, x_test, y_test = (read_array(path, name) for name in ARRAYS)
+    return Raw(x_train, y_train, x_test, y_test, classes)
 
 
 def _read_classes(path: Path) -> tuple[str, ...]:
