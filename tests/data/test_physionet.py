@@ -174,12 +174,14 @@ def test_another_file_of_that_name_is_refused(tmp_path, changes, message):
         data.load("physionet2012", tmp_path)
 
 
-def test_it_has_one_split_and_no_foreign_inputs(tmp_path):
+def test_it_has_one_split_and_no_out_of_distribution_inputs(tmp_path):
     write_cache(tmp_path)
     with pytest.raises(ValueError, match="physionet2012 has one split, its own; got split=1"):
         data.load("physionet2012", tmp_path, split=1)
     loaded = data.load("physionet2012", tmp_path)
-    with pytest.raises(ValueError, match="physionet2012 is a series of tokens; foreign inputs are for images"):
+    with pytest.raises(
+        ValueError, match="physionet2012 is a series of tokens; out-of-distribution inputs are for images"
+    ):
         data.ood("noise", loaded, tmp_path)
     with pytest.raises(ValueError, match="physionet2012 has tokens, neither images nor features"):
         data.ood("physionet2012", data.load("digits"), tmp_path)

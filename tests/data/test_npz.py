@@ -11,7 +11,7 @@ from leanbayes import data
 from leanbayes.cli import main as cli
 from leanbayes.compare.job import DataSpec, Job
 from leanbayes.compare.load_run import Preparation
-from leanbayes.data.layout import reading_like
+from leanbayes.data.files.npz import channel_axis_like
 
 
 def save(path, shape, rows=40):
@@ -61,7 +61,7 @@ def test_channels_are_for_arrays_that_have_them(tmp_path):
     save(tmp_path / "mine.npz", (16, 16))
     with pytest.raises(ValueError, match=r"mine: channels='last' is for images .*got x_train of shape \(40, 16, 16\)"):
         data.load(tmp_path / "mine.npz", channels="last")
-    with pytest.raises(ValueError, match=r"expected channels to be 'first' or 'last' .*got 'middle'"):
+    with pytest.raises(ValueError, match=r"expected channels 'first' or 'last' .*got 'middle'"):
         data.load(tmp_path / "mine.npz", channels="middle")
     (tmp_path / "t.csv").write_text("a,b\n" + "".join(f"{i},{i / 3}\n" for i in range(9)))
     with pytest.raises(ValueError, match=r"channels are for \.npz files, got channels='last' with .*t\.csv"):
@@ -71,11 +71,11 @@ def test_channels_are_for_arrays_that_have_them(tmp_path):
 
 
 def test_new_rows_are_read_as_the_training_data():
-    assert reading_like((4, 5, 6), (4, 5, 6), None) == "first"
-    assert reading_like((5, 6, 4), (4, 5, 6), None) == "last"
-    assert reading_like((3, 3, 3), (3, 3, 3), "last") == "last"
-    assert reading_like((3, 3, 3), (3, 3, 3), None) == "first"
-    assert reading_like((4, 4, 9), (4, 5, 6), "last") is None
+    assert channel_axis_like((4, 5, 6), (4, 5, 6), None) == "first"
+    assert channel_axis_like((5, 6, 4), (4, 5, 6), None) == "last"
+    assert channel_axis_like((3, 3, 3), (3, 3, 3), "last") == "last"
+    assert channel_axis_like((3, 3, 3), (3, 3, 3), None) == "first"
+    assert channel_axis_like((4, 4, 9), (4, 5, 6), "last") is None
     x = torch.arange(54).reshape(2, 3, 3, 3).to(torch.uint8)
     for channels, turned in (("last", x.permute(0, 3, 1, 2)), ("first", x)):
         prepared = Preparation("mine", (3, 3, 3), torch.zeros(3), torch.ones(3), channels)(x)
@@ -84,7 +84,7 @@ def test_new_rows_are_read_as_the_training_data():
         Preparation("mine", (3, 3, 3), torch.zeros(3), torch.ones(3))(torch.zeros(2, 3, 3, 5))
 
 
-def test_foreign_images_have_their_channels_found(tmp_path):
+def test_out_of_distribution_images_have_their_channels_found(tmp_path):
     save(tmp_path / "mine.npz", (3, 3, 3))
     mine = data.load(tmp_path / "mine.npz", channels="last")
     assert data.ood(str(tmp_path / "mine.npz"), mine).shape == (4, 3, 3, 3)

@@ -142,13 +142,13 @@ def test_16_bit_colour_and_further_frames_are_said_to_be_cut(tmp_path):
     path = make(tmp_path / "mine", Image.fromarray(COLOUR))
     rows = b"".join(b"\0" + bytes(range(48)) for _ in range(8))
     (path / "train" / "a" / "0.png").write_bytes(png(8, 8, 16, 2, rows))
-    with pytest.warns(UserWarning, match="1 of 4 images have 16 bits in each of several channels, of which 8 are read"):
+    with pytest.warns(UserWarning, match="1 of 4 images have 16 bits in each of several channels, and only 8 are read"):
         assert data.load(path).train.x[0, :, 0, 0].tolist() == [0, 2, 4]
     path = make(tmp_path / "frames", Image.fromarray(GREY), ending="gif")
     Image.fromarray(GREY).save(
         path / "test" / "b" / "0.gif", save_all=True, append_images=[Image.fromarray(GREY.T)], duration=50
     )
-    with pytest.warns(UserWarning, match="1 of 4 images have several frames or pages, of which the first is read"):
+    with pytest.warns(UserWarning, match="1 of 4 images have several frames or pages, and only the first is read"):
         data.load(path)
 
 

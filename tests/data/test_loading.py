@@ -197,7 +197,7 @@ def test_quotes_blank_lines_and_a_byte_order_mark(tmp_path):
         ("a,b\n1,2\n", r"mine\.csv has 2 rows; expected at least 3: a header or none, then one row an example\. Add"),
         ("a,b\n1,u\n2,v\n3,w\n", r"has one row of each class; expected at least two, .*\(--task regression\)"),
         ("a,b\n1,0.5\n2,0.5\n3,0.5\n", r"mine: all training targets are 0\.5; expected targets that vary"),
-        ("a\n1\n2\n3\n", r"has one column; expected features beside the target"),
+        ("a\n1\n2\n3\n", r"has one column; expected features in addition to the target"),
     ],
 )
 def test_a_wrong_cell_is_named(tmp_path, text, sentence):
