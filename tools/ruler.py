@@ -1,6 +1,6 @@
 """Measure methods by ensembles of plain networks: predictions of finished runs, sub-ensembles, equivalents, prices.
 
-python tools/ruler.py predict RUN FILE.npz [--device cuda]
+python tools/ruler.py predict RUN FILE.npz [--device cuda] [--no-noise]
 python tools/ruler.py score FILE.npz ... --out ruler.json
 python tools/ruler.py late FILE.npz ... --out late.json
 python tools/ruler.py price --out price.json
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one.add_argument("run", type=Path)
     one.add_argument("out", type=Path)
     one.add_argument("--samples", type=int, default=16)
+    one.add_argument("--no-noise", action="store_true", help="leave out each member with noise")
     one.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     one.add_argument("--root")
     many = commands.add_parser("score", help="score sub-ensembles and methods from such files")
@@ -55,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     price.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     if given.command == "predict":
-        save_predictions(given.run, given.out, samples=given.samples, device=given.device, root=given.root)
+        how = {"samples": given.samples, "noise": not given.no_noise, "device": given.device, "root": given.root}
+        save_predictions(given.run, given.out, **how)
     elif given.command == "score":
         _write(scores([read_predictions(path) for path in given.files]), given.out)
     elif given.command == "late":

@@ -166,6 +166,9 @@ def test_parts_are_members_without_noise_and_one_member_with_it(files):
         noisy = lb.predict(model, x, samples=4, component=k).mean
         torch.testing.assert_close(saved.parts[f"noise{k}"], noisy, rtol=1e-4, atol=1e-6)
     assert set(saved.parts) == {"both", "centre", *(f"{part}{k}" for part in ("member", "noise") for k in range(4))}
+    few = save_predictions(folder, path.with_name("few.npz"), samples=4, noise=False).parts
+    assert set(few) == {name for name in saved.parts if not name.startswith("noise")}
+    assert all(torch.equal(few[name], saved.parts[name]) for name in few)
     assert set(read_predictions(files["plain", 0][0]).parts) == {"both"}
     assert len(read_predictions(files["batch_ensemble", 0][0]).noisy) == 0
 
