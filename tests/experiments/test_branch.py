@@ -40,5 +40,5 @@ def test_another_epoch_and_another_recipe_are_refused(tmp_path: Path) -> None:
     state = str(kept(run_of(tmp_path, "plain"), 2))
     with pytest.raises(ValueError, match="after 3 epochs, where implicit is converted, got one after 2"):
         main(["begin", state, *flags("implicit", tmp_path)])
-    with pytest.raises(ValueError, match="got lr 0.1 there and 0.3 here"):
+    with pytest.raises(ValueError, match=r"got lr 0\.1 there and 0\.3 here"):
         main(["begin", state, *flags("implicit", tmp_path, "--late 0.5 --recipe.lr 0.3")])
