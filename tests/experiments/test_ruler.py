@@ -16,7 +16,7 @@ import leanbayes as lb
 from leanbayes import metrics
 from leanbayes.experiments.config import Job, Judging, Source
 from leanbayes.experiments.members import read_predictions, save_predictions, Saved
-from leanbayes.experiments.ruler import jackknife, paired, Ruler, score
+from leanbayes.experiments.ruler import ece_floor, jackknife, paired, Ruler, score
 from leanbayes.experiments.run import perform
 from leanbayes.experiments.workshop import Workshop
 from tests.experiments.pages import lacking, RESULTS
@@ -280,3 +280,34 @@ def test_a_short_result_names_no_folder_and_keeps_the_figures(files):
     assert kept["metrics"] == result["metrics"]
     assert "figures" not in kept
     assert "layers" not in kept["cost"]
+
+
+def test_the_floor_of_the_ece_is_that_of_classes_drawn_from_the_probabilities():
+    generator = torch.Generator().manual_seed(3)
+    p = (2 * torch.randn(2000, 5, generator=generator, dtype=torch.float64)).softmax(1)
+    y = torch.multinomial(p, 1, generator=generator)[:, 0]
+    floor = ece_floor(p)
+    assert floor["low"] < floor["mean"] < floor["high"]
+    assert floor["low"] <= float(metrics.ece(p, y)) <= floor["high"]
+    sharper = p.square() / p.square().sum(1, keepdim=True)
+    assert float(metrics.ece(sharper, y)) > 2 * ece_floor(sharper)["high"]
+    drawn = np.random.default_rng(0)
+    again = [numpy_ece(p.numpy(), np.array([drawn.choice(5, p=row) for row in p.numpy()])) for _ in range(40)]
+    assert floor["mean"] == pytest.approx(np.mean(again), rel=0.1)
+    assert ece_floor(p[:200])["mean"] > 2 * floor["mean"]
+
+
+def test_floors_stand_next_to_the_ece_of_runs_and_of_all_plain_networks(files, tmp_path):
+    paths = [str(files[key][0]) for key in (("plain", 0), ("plain", 1), ("rank1", 0))]
+    main(["floor", *paths, "--out", str(tmp_path / "floor.json")])
+    rows = json.loads((tmp_path / "floor.json").read_text())["rows"]
+    assert [(row["method"], row["seed"], row["networks"]) for row in rows] == [
+        ("plain", 0, 1),
+        ("plain", 1, 1),
+        ("rank1", 0, 1),
+        ("plain", None, 2),
+    ]
+    saved = [read_predictions(files["plain", seed][0]) for seed in (0, 1)]
+    mean = torch.stack([each.parts["both"].double() for each in saved]).mean(0)
+    assert rows[3]["ece"] == pytest.approx(float(metrics.ece(mean, saved[0].y)))
+    assert rows[3]["floor"] == ece_floor(mean)
