@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -136,9 +137,22 @@ def too_little(shares: Shares, least: float, channels: Channels, found: dict[int
 
 
 def _counted(reasons: Counter[str]) -> str:
+    reasons = _alike(reasons)
     named = [f"{count} because {why}" for why, count in reasons.most_common(MOST_NAMED)]
     left = sum(reasons.values()) - sum(count for _, count in reasons.most_common(MOST_NAMED))
     return ", ".join(named) + (f", {left} for other reasons" if left else "")
+
+
+def _alike(reasons: Counter[str]) -> Counter[str]:
+    """Count reasons that differ in the layer that they name as one: the first of them, "(and others)"."""
+    forms: dict[str, list[str]] = {}
+    for why in reasons:
+        forms.setdefault(re.sub(r"'[^']*'", "''", why), []).append(why)
+    said = {
+        form: re.sub(r"('[^']*')", r"\1 (and others)", whys[0], count=1) if len(whys) > 1 else whys[0]
+        for form, whys in forms.items()
+    }
+    return Counter({said[form]: sum(reasons[why] for why in whys) for form, whys in forms.items()})
 
 
 def _untraced(channels: Channels) -> str:
