@@ -27,8 +27,7 @@ from leanbayes.generative import (
     VNDAutoencoder,
 )
 from leanbayes.generative.networks import ConvDecoder, ConvEncoder
-from leanbayes.metrics.features import classifier_features
-from leanbayes.metrics.generation import compare_images
+from leanbayes.metrics import classifier_features, compare_images
 from leanbayes.training import Recipe
 from leanbayes_papers.study import Case, Numbers
 from leanbayes_papers.suite import Setting
