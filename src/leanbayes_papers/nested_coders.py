@@ -26,7 +26,7 @@ from leanbayes.generative import (
     VAE,
     VNDAutoencoder,
 )
-from leanbayes.generative.networks import ConvDecoder, ConvEncoder
+from leanbayes.generative.autoencoder import ConvDecoder, ConvEncoder
 from leanbayes.metrics import classifier_features, compare_images
 from leanbayes.training import Recipe
 from leanbayes_papers.study import Case, Numbers
