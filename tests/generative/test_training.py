@@ -61,6 +61,7 @@ def test_truncated_ordered_codes_beat_truncated_plain_ones(ordered, plain):
     assert ours[-1] < 1.4 * theirs[-1]  # nor does the whole code suffer much
 
 
+@pytest.mark.slow
 def test_every_length_gives_images(ordered):
     x = digits()[:20]
     for length in range(1, 13):

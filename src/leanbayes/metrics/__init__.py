@@ -1,6 +1,6 @@
 """Metrics: pure functions on predictions and targets, grouped by task into submodules.
 
-`__all__` lists the submodules; every name is importable from here as well, such as `lb.metrics.ece`.
+`__all__` lists the submodules, so that the page stays short; each name is also here, such as `lb.metrics.ece`.
 Metrics return float64 scalars (0-dim tensors) on the device of their input; metrics of masks, one number per image.
 Wrong input raises. A value that correct input leaves undefined, such as a ratio to a zero error, is NaN.
 """

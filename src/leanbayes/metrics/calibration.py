@@ -38,12 +38,8 @@ def reliability(probabilities: Tensor, y: Tensor, bins: int = 15) -> list[Bin]:
 def ece(probabilities: Tensor, y: Tensor, bins: int = 15, smallest: int = 0) -> Tensor:
     """Return the expected calibration error: sum_b (n_b / n) |accuracy_b - confidence_b| over equal bins.
 
-    Args:
-        probabilities: (B, C), or dense (B, C, ...).
-        y: classes (B,), or (B, ...).
-        bins: number of equally wide bins of the confidence (max probability), closed on the right.
-        smallest: bins with at most this number of rows are dropped; n still counts all rows. The paper on model
-            patching has bins=20, smallest=5. The result is NaN if no bin is left.
+    Bins of the confidence (max probability) are closed on the right. Those with at most `smallest` rows are dropped,
+    but n counts all rows; NaN if no bin is left. The paper on model patching has bins=20, smallest=5.
     """
     sums = equal_bins(*_answers(probabilities, y), bins)
     kept = _kept(sums, smallest)
@@ -132,11 +128,8 @@ class RiskCoverage(NamedTuple):
 def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
     """Return the risk-coverage curve of selective prediction: the least uncertain rows are answered first.
 
-    Each row counts as the mean of its ties. This is the expected curve if ties are ordered at random.
-
-    Args:
-        uncertainty: one number for each row; higher is answered later.
-        loss: of each row, such as 1 for a wrong class and 0 for a correct one; same shape.
+    Each row counts as the mean of its ties: the expected curve if ties are ordered at random. The loss, in the shape of
+    the uncertainty, is for example 1 for a wrong class and 0 for a correct one.
     """
     if uncertainty.shape != loss.shape:
         raise ValueError(f"expected a loss for every uncertainty, got {tuple(loss.shape)}, {tuple(uncertainty.shape)}")
@@ -150,10 +143,7 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
 def aurc(probabilities: Tensor, y: Tensor, uncertainty: Tensor | None = None) -> Tensor:
     """Return the area under the risk-coverage curve of wrong answers: 1 / n sum_k risk_k (Geifman et al., 2019).
 
-    Args:
-        probabilities: (B, C), or dense (B, C, ...).
-        y: classes (B,), or (B, ...).
-        uncertainty: in the shape of y; default one minus the confidence.
+    The uncertainty is in the shape of y; default one minus the confidence.
     """
     rows, classes = flatten(probabilities, y)
     if uncertainty is None:

@@ -1,4 +1,7 @@
-"""Diversity of the draws: their disagreement, and the deep ensemble that their average equals."""
+"""Diversity of the draws: their disagreement, and the deep ensemble that their average equals.
+
+Samples are class probabilities (S, B, C, ...) of S >= 2 draws, targets are classes (B, ...); -100 is dropped.
+"""
 
 from __future__ import annotations
 
@@ -16,24 +19,15 @@ from leanbayes.metrics._validate import flatten
 
 
 def pairwise_disagreement(samples: Tensor, y: Tensor) -> Tensor:
-    """Return how often two draws predict different classes, averaged over all pairs of draws and all rows.
-
-    Args:
-        samples: probabilities of the draws (S, B, C, ...), S >= 2.
-        y: classes (B, ...), used only to drop targets of -100.
-    """
+    """Return how often two draws predict different classes, averaged over all pairs of draws and all rows."""
     return _disagreement(_votes(samples, y)[0], samples.shape[2])
 
 
 def disagreement(samples: Tensor, y: Tensor, error: Literal["mean", "members"] = "mean") -> Tensor:
     """Return the pairwise disagreement of the draws divided by an error; NaN if the error is zero.
 
-    Networks that err more differ more without being more diverse, hence the ratio (Fort et al., 2019).
-
-    Args:
-        samples: probabilities of the draws (S, B, C, ...), S >= 2.
-        y: classes (B, ...).
-        error: "mean" divides by the error of the averaged prediction, "members" by the average error of the draws.
+    Networks that err more differ more without being more diverse, hence the ratio (Fort et al., 2019). error="mean"
+    divides by the error of the averaged prediction, error="members" by the average error of the draws.
     """
     if error not in ("mean", "members"):
         raise ValueError(f"expected error to be mean or members, got {error!r}")

@@ -196,12 +196,8 @@ class Diversity(NamedTuple):
 def sample_diversity(rows: Tensor, *, most: int = 2000, seed: int = 0) -> Diversity:
     """Return the distances between generated rows (N, ...), features or images; zero if all are the same.
 
-    Distances to the nearest neighbour shrink with the number of rows: compare sets of the same size.
-
-    Args:
-        rows: at least two.
-        most: largest number of rows; of more, this number is drawn without replacement.
-        seed: of that draw.
+    Distances to the nearest neighbour shrink with the number of rows: compare sets of the same size. Of more than
+    `most` rows, `most` are drawn without replacement by the seed.
     """
     check_whole(most, "most", least=2)
     if rows.dim() < 2 or len(rows) < 2:
@@ -233,13 +229,9 @@ class Generation(NamedTuple):
 
 
 def compare_images(real: Tensor, generated: Tensor, network: Features, splits: int = 10) -> Generation:
-    """Return Fréchet distance, inception score and diversity of generated images, and the name of the network.
+    """Return Fréchet distance, inception score and diversity of features, and the name of the network.
 
-    Args:
-        real: images (N, ...).
-        generated: images (M, ...), at best N of them.
-        network: computes features and probabilities; diversity is that of the features.
-        splits: parts of the inception score.
+    Compare the same number of real (N, ...) and generated images. `splits` is that of the inception score.
     """
     seen = network(generated)
     return Generation(

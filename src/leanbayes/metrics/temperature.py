@@ -34,11 +34,7 @@ def best_temperature(probabilities: Tensor, y: Tensor) -> Tensor:
 def best_joint_temperature(samples: Tensor | Sequence[Tensor], y: Tensor) -> Tensor:
     """Return the temperature that minimises the mean of -log mean_s softmax(log p_s / T)_y over S draws.
 
-    Each draw is tempered, then they are averaged; with one draw this is `best_temperature`.
-
-    Args:
-        samples: probabilities of the draws (S, B, C, ...).
-        y: classes (B, ...).
+    Each draw of (S, B, C, ...) is tempered, then they are averaged; with one draw this is `best_temperature`.
     """
     rows = [flatten(sample, y) for sample in samples]
     logs, classes = [log_probabilities(each) for each, _ in rows], rows[0][1]

@@ -35,17 +35,9 @@ def infer(
     seed: int = 0,
     noise: Noise = "function",
 ) -> Prediction:
-    """Predict by one of the three procedures.
+    """Predict by one of the three procedures; arguments as of `lb.predict`.
 
-    Args:
-        model: a converted model.
-        x: inputs.
-        procedure: "deterministic", "stochastic" or "ensemble".
-        likelihood: default the model's own, else `Categorical`.
-        samples: draws of the ensemble.
-        seed: of the draws.
-        noise: "function" samples weights, one network for all rows; "activation" has fresh noise for every row and
-            activation, as in the paper.
+    noise="activation" has fresh noise for every row and activation, as in the paper.
 
     Example:
         >>> lb.phase.infer(bnn, x, "deterministic").mean
