@@ -96,15 +96,16 @@ def removable(layers: Mapping[str, nn.Module], channels: Channels, units: Mappin
 def _gone(layer: Any, path: str, channels: Channels, kept: Mapping[int, float]) -> float:
     """Return how many numbers of a layer are removed, given the share of each stream that is kept."""
     inputs, outputs = channels.inputs[path], channels.outputs[path]
-    of_outputs = _kept_share(channels, outputs, kept)
-    of_inputs = 1.0 if inputs == outputs else _kept_share(channels, inputs, kept)  # one weight for each channel
+    of_outputs = kept_share(channels, outputs, kept)
+    of_inputs = 1.0 if inputs == outputs else kept_share(channels, inputs, kept)  # one weight for each channel
     tensors = {name: getattr(layer, name, None) for name in ("weight", "bias")}  # a parametrised weight, too
     sizes = {name: tensor.numel() for name, tensor in tensors.items() if tensor is not None}
     gone: float = sum(n * (1 - of_outputs * (of_inputs if name == "weight" else 1.0)) for name, n in sizes.items())
     return gone
 
 
-def _kept_share(channels: Channels, layout: Layout | None, kept: Mapping[int, float]) -> float:
+def kept_share(channels: Channels, layout: Layout | None, kept: Mapping[int, float]) -> float:
+    """Return the share of a channel axis that is kept, given that of each stream."""
     if not layout:
         return 1.0
     sizes = [channels.stream(part.stream).size * max(1, part.repeat) for part in layout]

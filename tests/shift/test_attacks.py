@@ -55,7 +55,7 @@ def unit_gradient(networks: list[nn.Module], x: Tensor, y: Tensor) -> Tensor:
     return gradient / gradient.norm(dim=1, keepdim=True)
 
 
-def states_of(model: nn.Module, indices: range, seed: int = 0) -> list[nn.Module]:
+def draws_of(model: nn.Module, indices: range, seed: int = 0) -> list[nn.Module]:
     return [lb.draw(model, seed=seed, index=index).eval() for index in indices]
 
 
@@ -97,7 +97,7 @@ def test_a_linear_model_of_two_classes_falls_at_the_known_distance(norm, surenes
 def test_the_expectation_is_differentiated_as_finite_differences_say(method):
     bnn, x, y = converted(method), made(4, 5), classes(4, 3)
     found = shift.attack(bnn, x, y, shift.fgsm(0.01, norm="l2", samples=6, seed=3))
-    networks = states_of(bnn, range(6), seed=3)
+    networks = draws_of(bnn, range(6), seed=3)
     slopes = []
     with torch.no_grad():
         for column in 1e-5 * torch.eye(5).double():
@@ -115,17 +115,17 @@ def test_the_expectation_is_differentiated_as_finite_differences_say(method):
 def test_every_step_goes_through_the_draws_it_names(method, through, fresh, used):
     bnn, x, y = converted(method), made(5, 5), classes(5, 3)
     goal = (y + 1) % 3
-    how = shift.fast_sign(2, 0.2, norm="l2", samples=4, seed=8, through=through, fresh=fresh, batch_size=2)
+    chosen = shift.fast_sign(2, 0.2, norm="l2", samples=4, seed=8, through=through, fresh=fresh, batch_size=2)
     moved = x
     for indices in used:
-        moved = moved + 0.2 * unit_gradient(states_of(bnn, indices, seed=8), moved, goal)
-    torch.testing.assert_close(shift.attack(bnn, x, y, how, target=goal).inputs, moved, atol=1e-5, rtol=0)
+        moved = moved + 0.2 * unit_gradient(draws_of(bnn, indices, seed=8), moved, goal)
+    torch.testing.assert_close(shift.attack(bnn, x, y, chosen, target=goal).inputs, moved, atol=1e-5, rtol=0)
 
 
 def test_an_ensemble_is_attacked_through_the_average_of_its_members():
     members, x, y = [mlp() for _ in range(3)], made(5, 5), classes(5, 3)
-    how = shift.fgsm(1.0, norm="l2")  # ten samples, of which three are different
-    found = shift.attack(lb.Ensemble(members), x, y, how)
+    chosen = shift.fgsm(1.0, norm="l2")  # ten samples, of which three are different
+    found = shift.attack(lb.Ensemble(members), x, y, chosen)
     torch.testing.assert_close(found.inputs, x - unit_gradient([m.eval() for m in members], x, y))
 
 
@@ -133,7 +133,7 @@ def test_an_ensemble_is_attacked_through_the_average_of_its_members():
 def test_stochastic_members_take_turns(method):
     members, x, y = [converted(method) for _ in range(3)], made(5, 5), classes(5, 3)
     found = shift.attack(lb.Ensemble(members), x, y, shift.fgsm(1.0, norm="l2", samples=6, seed=4))
-    networks = [network for member in members for network in states_of(member, range(2), seed=4)]
+    networks = [network for member in members for network in draws_of(member, range(2), seed=4)]
     torch.testing.assert_close(found.inputs, x - unit_gradient(networks, x, y), atol=1e-6, rtol=0)
 
 
@@ -149,10 +149,10 @@ def test_the_only_draw_of_a_plain_network_is_its_expectation():
 
 def test_activation_noise_is_seeded_and_differs_from_functions():
     bnn, x, y = converted(lb.MeanField(init_std=0.5)), made(6, 5), classes(6, 3)
-    how = shift.fast_sign(2, 0.1, norm="l2", noise="activation")
-    found, again = shift.attack(bnn, x, y, how), shift.attack(bnn, x, y, how)
+    chosen = shift.fast_sign(2, 0.1, norm="l2", noise="activation")
+    found, again = shift.attack(bnn, x, y, chosen), shift.attack(bnn, x, y, chosen)
     assert torch.equal(found.inputs, again.inputs)
-    assert not torch.equal(found.inputs, shift.attack(bnn, x, y, replace(how, noise="function")).inputs)
+    assert not torch.equal(found.inputs, shift.attack(bnn, x, y, replace(chosen, noise="function")).inputs)
 
 
 # Balls, bounds and units
@@ -163,9 +163,9 @@ def test_projected_steps_stay_in_the_ball_and_the_bounds(norm):
     net = small_net()
     x, y = torch.rand(7, 1, 8, 8), classes(7, 4)
     radius = 0.1 if norm == "linf" else 1.0
-    how = shift.pgd(radius, 6, norm=norm, bounds=(0.0, 1.0))
+    chosen = shift.pgd(radius, 6, norm=norm, bounds=(0.0, 1.0))
     for steps in range(1, 7):
-        found = shift.attack(net, x, y, replace(how, steps=steps))
+        found = shift.attack(net, x, y, replace(chosen, steps=steps))
         change = (found.inputs - x).flatten(1)
         lengths = change.abs().amax(1) if norm == "linf" else change.norm(dim=1)
         assert (lengths <= radius * (1 + 1e-5)).all()
@@ -202,10 +202,10 @@ def test_pixel_units_attack_as_if_the_network_saw_pixels(norm):
 
     pixels = torch.randint(256, (6, 3, 6, 6)).double()
     x, y = (pixels / 255 - centre) / spread, classes(6, 5)
-    how = shift.pgd(40.0, 4, norm=norm, bounds=(0, 255))
-    raw = shift.attack(OnPixels(), pixels, y, how)
+    chosen = shift.pgd(40.0, 4, norm=norm, bounds=(0, 255))
+    raw = shift.attack(OnPixels(), pixels, y, chosen)
     units = shift.pixel_units(torch.tensor(mean).double(), torch.tensor(std).double())
-    found = shift.attack(net, x, y, replace(how, units=units))
+    found = shift.attack(net, x, y, replace(chosen, units=units))
     torch.testing.assert_close((found.inputs * spread + centre) * 255, raw.inputs)
     assert found.curve("distance") == pytest.approx(raw.curve("distance"))
     assert found.curve("entropy") == pytest.approx(raw.curve("entropy"))
@@ -248,12 +248,12 @@ def test_targeted_attacks_succeed_on_a_trained_network():
 
 def test_targets_are_random_other_classes_or_the_least_likely():
     net, x, y = nn.Linear(6, 4).double(), made(3000, 6), classes(3000, 4)
-    how = shift.fgsm(0.01)
-    random = shift.attack(net, x, y, how, target="random").target
+    chosen = shift.fgsm(0.01)
+    random = shift.attack(net, x, y, chosen, target="random").target
     counts = torch.bincount((random - y) % 4, minlength=4)
     assert counts[0] == 0
     assert ((counts[1:] - 1000).abs() < 4 * (3000 * 2 / 9) ** 0.5).all()
-    least = shift.attack(net, x, y, how, target="least_likely").target
+    least = shift.attack(net, x, y, chosen, target="least_likely").target
     order = net(x).argsort(1)
     assert torch.equal(least, torch.where(order[:, 0] == y, order[:, 1], order[:, 0]))
 
@@ -280,15 +280,15 @@ def test_figures_are_those_of_predictions_with_other_draws():
 
 def test_the_same_seed_gives_the_same_attack_whatever_the_batches():
     bnn, x, y = converted(lb.Rank1(components=3)), made(11, 5), classes(11, 3)
-    how = shift.pgd(0.5, 3, seed=2)
-    found = shift.attack(bnn, x, y, how, target="random")
+    chosen = shift.pgd(0.5, 3, seed=2)
+    found = shift.attack(bnn, x, y, chosen, target="random")
     torch.manual_seed(99)
-    again = shift.attack(bnn, x, y, how, target="random")
+    again = shift.attack(bnn, x, y, chosen, target="random")
     assert torch.equal(found.inputs, again.inputs)
     assert found.history == again.history
-    cut = shift.attack(bnn, x, y, replace(how, batch_size=4), target="random")
+    cut = shift.attack(bnn, x, y, replace(chosen, batch_size=4), target="random")
     torch.testing.assert_close(cut.inputs, found.inputs)
-    assert not torch.equal(shift.attack(bnn, x, y, replace(how, seed=3), target="random").inputs, found.inputs)
+    assert not torch.equal(shift.attack(bnn, x, y, replace(chosen, seed=3), target="random").inputs, found.inputs)
 
 
 @pytest.mark.parametrize("noise", ["function", "activation"])
@@ -321,9 +321,9 @@ def test_the_model_is_left_as_it_was(noise, together):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_inputs_and_targets_come_back_to_where_they_were():
     bnn, x, y = converted(lb.Rank1(components=3)), made(6, 5), classes(6, 3)
-    how = shift.pgd(0.5, 3, norm="l2", samples=3)
-    here = shift.attack(bnn, x, y, how, target="random")
-    there = shift.attack(bnn.cuda(), x, y, how, target="random")
+    chosen = shift.pgd(0.5, 3, norm="l2", samples=3)
+    here = shift.attack(bnn, x, y, chosen, target="random")
+    there = shift.attack(bnn.cuda(), x, y, chosen, target="random")
     torch.testing.assert_close(there.inputs, here.inputs, atol=1e-6, rtol=0)
     assert torch.equal(there.target, here.target)
 
@@ -333,7 +333,7 @@ def test_work_before_the_first_stochastic_layer_is_not_taken_from_another_step()
     bnn, x, y = lb.convert(net, lb.Rank1(components=2), where="2"), made(5, 5), classes(5, 3)
     moved = x
     for indices in (range(0, 3), range(3, 6)):
-        moved = moved - 0.3 * unit_gradient(states_of(bnn, indices), moved, y)
+        moved = moved - 0.3 * unit_gradient(draws_of(bnn, indices), moved, y)
     found = shift.attack(bnn, x, y, shift.fast_sign(2, 0.3, norm="l2", samples=3))
     torch.testing.assert_close(found.inputs, moved, atol=1e-6, rtol=0)
 
@@ -360,10 +360,10 @@ def test_wrong_attacks_are_refused(fields, says):
 @pytest.mark.parametrize(("changed", "says"), [
     ({"x": torch.zeros(4, 3, dtype=torch.long)}, "floating-point inputs"), ({"y": torch.zeros(3).long()}, "expected y"),
     ({"y": torch.full((4,), 2)}, "class from 0 to 1"), ({"target": torch.full((4,), -1)}, "expected target"),
-    ({"target": "other"}, "expected target"), ({"how": shift.fgsm(0.1, bounds=(0.5, 1))}, "within the bounds"),
+    ({"target": "other"}, "expected target"), ({"attack": shift.fgsm(0.1, bounds=(0.5, 1))}, "within the bounds"),
 ])  # fmt: skip
 def test_wrong_calls_are_refused(changed, says):
-    call = {"x": torch.zeros(4, 3), "y": torch.zeros(4).long(), "how": shift.fgsm(0.1), **changed}
+    call = {"x": torch.zeros(4, 3), "y": torch.zeros(4).long(), "attack": shift.fgsm(0.1), **changed}
     with pytest.raises(ValueError, match=says):
         shift.attack(nn.Linear(3, 2), **call)
 

@@ -118,7 +118,7 @@ def test_noise_of_a_narrow_layer_has_the_moments_of_the_masked_one(rescale):
     outputs = []
     for model, width in ((bnn, 2), (lb.slim.narrow(bnn, 2), None)):
         drawn = []
-        for index in range(800):
+        for index in range(300):
             with torch.no_grad(), lb.draws(model, seed=0, index=index, width=width):
                 drawn.append(model[1](x))
         with torch.no_grad(), lb.draws(model, seed=1, width=width, shared=False):
@@ -137,7 +137,7 @@ def test_noise_of_a_narrow_layer_has_the_moments_of_the_masked_one(rescale):
 
 def test_predictions_at_a_width_and_of_a_narrow_network_agree_in_distribution():
     bnn, x = converted("mlp")
-    n = 1500
+    n = 500
     wide = lb.predict(bnn, x, lb.Gaussian(), samples=n, width=0.6, seed=3).samples
     slim = lb.predict(lb.slim.narrow(bnn, 0.6), x, lb.Gaussian(), samples=n, seed=4).samples
     error = ((wide.var(0) + slim.var(0)) / n).sqrt()

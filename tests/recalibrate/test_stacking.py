@@ -13,7 +13,7 @@ import leanbayes as lb
 from leanbayes.core.prediction import Prediction
 from leanbayes.recalibrate import Conformal, Stacking, Temperature
 from leanbayes.recalibrate.stacking import best_weights
-from tests.test_recalibrate import each_problem, of_yes, over_classes, over_reals, record
+from tests.recalibrate.problems import each_problem, of_yes, over_classes, over_reals, record
 
 
 def likelihoods(p: Prediction, y: torch.Tensor) -> np.ndarray:

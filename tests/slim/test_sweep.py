@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.slim.correlate import Correlation, pearson, TENTHS
+from leanbayes.slim.sweep import Correlation, pearson, TENTHS
 
 SOME = torch.rand(3, 5)
 
@@ -110,7 +110,7 @@ def test_a_lower_threshold_takes_a_smaller_width():
 def test_the_heat_map_is_a_file(tmp_path, suffix):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"map.{suffix}"
-    with_last_column([0.2, -0.5, 0.95, 1.0]).draw(path)
+    with_last_column([0.2, -0.5, 0.95, 1.0]).plot(path)
     assert path.stat().st_size > 1000
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 

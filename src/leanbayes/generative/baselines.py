@@ -1,11 +1,19 @@
-"""Joint-VAE (Dupont, 2018): a code of Gaussian numbers and one category.
+"""Baselines: the Joint-VAE (Dupont, 2018) and the sliced-Wasserstein autoencoder (Kolouri et al., 2018).
 
-    h = (mu + sigma eps, c),   c ~ Gumbel-softmax(q(. | x), temperature)
-    KL = sum_i KL(N(mu_i, sigma_i^2) || N(0, 1)) + sum_k q_k log(K q_k)
+A Joint-VAE has a code of Gaussian numbers and one category,
 
-Dupont moves both divergences towards capacities that grow during training. Here they have plain weights: with both at
-one the loss is, up to the relaxation, a bound on -log p(x) like those of other models, and it needs no count of steps.
-Nor do capacities make categories tell images apart: one sure category for all images has a divergence of log K, too.
+    h = (mu + sigma eps, c),   c ~ Gumbel-softmax(q(. | x), temperature),
+    KL = sum_i KL(N(mu_i, sigma_i^2) || N(0, 1)) + sum_k q_k log(K q_k).
+
+Dupont moves both divergences towards capacities that grow during training. Here they have constant weights: with both
+at one the loss is, up to the relaxation, a bound on -log p(x) like that of other models. Capacities do not make
+categories informative either: one certain category for all images also has a divergence of log K.
+
+A sliced-Wasserstein autoencoder has no noise in the encoder, and codes that fill the prior,
+
+    loss = -log p(x | f(x)) + weight * pixels * SW2(codes of the batch, samples of the prior),
+
+with SW2 the mean over random directions of the squared distance between two sorted projections.
 """
 
 from __future__ import annotations
@@ -19,14 +27,13 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.ordered import gumbel
-from leanbayes.generative.autoencoder import Autoencoder, Bound, generator_of
+from leanbayes.generative.autoencoder import Autoencoder, Bound, ConvDecoder, generator_of
 from leanbayes.generative.codes import Code, standard
-from leanbayes.generative.networks import ConvDecoder
 
 
 @dataclass(frozen=True, kw_only=True)
 class JointCode(Code):
-    """The law of codes with a category behind their D numbers.
+    """The distribution of codes with a category after their D numbers.
 
     Attributes:
         log_categories: logarithms of the probabilities of K categories (B, K).
@@ -44,12 +51,12 @@ class JointCode(Code):
 
     @property
     def category_kl(self) -> Tensor:
-        """The divergence of the category to the uniform law, log K less its entropy (B,)."""
+        """Divergence of the category to the uniform distribution, log K minus its entropy (B,)."""
         return (self.log_categories.exp() * self.log_categories).sum(-1) + math.log(self.log_categories.shape[-1])
 
 
 class JointVAE(Autoencoder):
-    """A variational autoencoder with a category in its code. A length cuts the continuous part alone.
+    """A variational autoencoder with a category in its code. A length cuts only the continuous part.
 
     Args:
         input_shape: of an image (C, H, W).
@@ -58,7 +65,7 @@ class JointVAE(Autoencoder):
         temperature: of the relaxed category; Dupont's.
         beta: weight of the divergence of the continuous part.
         category_beta: weight of the divergence of the category.
-        decoder: the user's own, from codes (B, dimensions + categories) to images.
+        decoder: your own, from codes (B, dimensions + categories) to images.
         options: of `Autoencoder`: encoder, pixels, pixel_std.
 
     Example:
@@ -79,7 +86,6 @@ class JointVAE(Autoencoder):
         decoder: nn.Module | None = None,
         **options: object,
     ) -> None:
-        """Build an autoencoder with one head more, for the category."""
         if not (categories >= 2 and temperature > 0 and beta >= 0 and category_beta >= 0):
             raise ValueError(
                 "expected at least two categories, a positive temperature and weights of at least 0, got "
@@ -107,13 +113,11 @@ class JointVAE(Autoencoder):
 
     @override
     def mean_code(self, x: Tensor, length: int | None = None) -> Tensor:
-        """Return mean numbers, zero behind a length, and the most probable category."""
-        code = self.encode(x)
+        code = self.encode(x)  # mean numbers and the most probable category
         return self.cut(torch.cat([code.mean, one_hot(code.log_categories)], -1), length)
 
     @override
     def cut(self, h: Tensor, length: int | None) -> Tensor:
-        """Return codes whose numbers are zero behind a length; categories stay."""
         return torch.cat([super().cut(h[..., : self.dimensions], length), h[..., self.dimensions :]], -1)
 
     @override
@@ -135,3 +139,54 @@ class JointVAE(Autoencoder):
 def one_hot(scores: Tensor) -> Tensor:
     """Return ones at the largest of the last axis, zeros elsewhere."""
     return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+
+
+class SlicedWassersteinAutoencoder(Autoencoder):
+    """An autoencoder whose codes, over a batch, are distributed like the prior.
+
+    The loss of an image depends on its batch: all rows of a batch have the same distance as `divergence`. Large batches
+    estimate it better; with few rows, even samples of the prior have a distance.
+
+    Args:
+        input_shape: of an image (C, H, W).
+        weight: of the distance, relative to the mean reconstruction term of a pixel; 10 in their paper.
+        projections: random directions in each batch.
+        options: of `Autoencoder`: dimensions, encoder, decoder, pixels, pixel_std.
+
+    Example:
+        >>> model = lb.generative.SlicedWassersteinAutoencoder((1, 28, 28), dimensions=32)
+        >>> lb.generative.fit(model, x, lb.Recipe(epochs=20, optimizer="adam", lr=1e-3, batch_size=500))
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, ...], *, weight: float = 1.0, projections: int = 50, **options: object
+    ) -> None:
+        super().__init__(input_shape, **options)  # type: ignore[arg-type]
+        if not (weight >= 0 and projections >= 1):
+            raise ValueError(
+                f"expected a weight of at least 0 and one projection or more, got {weight} and {projections}"
+            )
+        self.weight, self.projections = weight, projections
+        del self.log_std  # a parameter without gradient would stop training on several devices
+
+    @override
+    def code_of(self, features: Tensor) -> Code:
+        mean = self.mean(features)
+        return Code(mean, torch.zeros_like(mean))
+
+    @override
+    def bound(self, x: Tensor) -> Bound:
+        code = self.encode(x).mean
+        reconstruction = -self.log_likelihood(x, code)
+        distance = sliced_wasserstein(code, torch.randn_like(code), self.projections)
+        divergence = (self.weight * x[0].numel() * distance).expand(len(x))
+        return Bound(reconstruction + divergence, reconstruction, divergence)
+
+
+def sliced_wasserstein(a: Tensor, b: Tensor, projections: int = 50) -> Tensor:
+    """Estimate the squared sliced 2-Wasserstein distance of two sets of N points (N, D).
+
+    On a line the optimal transport keeps the order: (1 / N) sum_i (a_(i) - b_(i))^2, averaged over random directions.
+    """
+    directions = F.normalize(torch.randn(a.shape[-1], projections, dtype=a.dtype, device=a.device), dim=0)
+    return ((a @ directions).sort(0).values - (b @ directions).sort(0).values).square().mean()

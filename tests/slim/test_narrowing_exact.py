@@ -150,7 +150,7 @@ FULL: dict[str, tuple[Case, Callable[[float], list[Map]]]] = {
 }
 
 
-def trained(case: Case, steps: int = 50) -> nn.Module:
+def trained(case: Case, steps: int) -> nn.Module:
     """Convert a network, train it for some steps on noise, and return it in eval mode."""
     torch.manual_seed(0)
     bnn = lb.convert(case.make(), lb.NestedDropout(groups=GROUPS))
@@ -165,8 +165,8 @@ def trained(case: Case, steps: int = 50) -> nn.Module:
     return bnn.eval()
 
 
-def check_reference(case: Case, maps: Callable[[float], list[Map]]) -> None:
-    bnn = trained(case)
+def check_reference(case: Case, maps: Callable[[float], list[Map]], steps: int = 8) -> None:
+    bnn = trained(case, steps)
     norms = [m for m in bnn.modules() if isinstance(m, nn.BatchNorm2d)]
     assert all((norm.running_mean.abs() > 1e-4).any() and (norm.running_var - 1).abs().max() > 1e-2 for norm in norms)
     assert any((unit.keep_logits != 3).any() for unit in units_of(bnn))
@@ -185,7 +185,7 @@ def test_after_training_a_masked_network_equals_the_extracted_one_of_closed_form
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)
 def test_larger_networks_are_exact_too(name):
-    check_reference(*FULL[name])
+    check_reference(*FULL[name], steps=50)
 
 
 # ------------------------------------------------------------------- other networks
