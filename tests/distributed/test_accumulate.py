@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
 from leanbayes.cli.options import comparison_options, parse
-from leanbayes.training import fit, Recipe, TrainingError
+from leanbayes.training import Recipe, TrainingError
+from leanbayes.training.fit import fit
 from tests.training.problems import images, network, rank1, same, short
 
 from .together import together

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from leanbayes.training import fit
+from leanbayes.training.fit import fit
 
 from .problems import images, rank1, short
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.training import fit, TrainingError
+from leanbayes.training import TrainingError
+from leanbayes.training.fit import fit
 
 from .problems import images, network, rank1, short
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.training import fit
+from leanbayes.training.fit import fit
 
 from .problems import images, network, rank1, same, short
 

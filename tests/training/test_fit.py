@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
 from leanbayes.core.conversion import own_likelihood
-from leanbayes.training import fit
 from leanbayes.training import recipe as schedule
 from leanbayes.training.data import seeded
+from leanbayes.training.fit import fit
 from tests.needs import need_torch
 
 from .problems import images, line, network, rank1, same, short

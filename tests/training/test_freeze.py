@@ -12,7 +12,8 @@ import leanbayes as lb
 from leanbayes.cli.options import comparison_options, parse
 from leanbayes.compare.job import recipe_for
 from leanbayes.core.conversion import strip
-from leanbayes.training import fit, Recipe
+from leanbayes.training import Recipe
+from leanbayes.training.fit import fit
 from leanbayes.training.optimizer import to_train_mode
 from tests.distributed.together import together
 
@@ -130,7 +131,7 @@ def test_without_a_posterior_there_is_nothing_to_train(method):
 
 @pytest.mark.parametrize("field", ["convert_at_epoch", "alternate_epochs"])
 def test_a_recipe_that_trains_weights_cannot_freeze_them(field):
-    with pytest.raises(ValueError, match="expected convert_at_epoch and alternate_epochs to be 0 where freeze rests"):
+    with pytest.raises(ValueError, match="expected convert_at_epoch and alternate_epochs to be 0 where freeze fixes"):
         Recipe(freeze=True, **{field: 1})
 
 

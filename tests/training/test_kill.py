@@ -10,7 +10,7 @@ import time
 import torch
 from safetensors.torch import load_file
 
-from leanbayes.training import fit
+from leanbayes.training.fit import fit
 
 from . import killed
 from .problems import images, rank1

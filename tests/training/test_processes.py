@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from leanbayes.training import fit
+from leanbayes.training.fit import fit
 
 from . import two_processes
 from .problems import images, rank1, short

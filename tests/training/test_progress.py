@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from leanbayes.training import fit
 from leanbayes.training import progress as shown
+from leanbayes.training.fit import fit
 
 from .problems import images, network, short
 

@@ -57,6 +57,6 @@ def test_the_last_epochs_are_tiled():
 
 def test_weights_and_posterior_rest_in_turn_after_the_conversion():
     recipe = short(epochs=10, convert_at_epoch=2, alternate_epochs=2)
-    found = [schedule.resting(recipe, t) for t in (0, 1.9, 2, 3.9, 4, 5.5, 6)]
+    found = [schedule.fixed_part(recipe, t) for t in (0, 1.9, 2, 3.9, 4, 5.5, 6)]
     assert found == [None, None, "posterior", "posterior", "weights", "weights", "posterior"]
-    assert schedule.resting(short(epochs=10), 5) is None
+    assert schedule.fixed_part(short(epochs=10), 5) is None

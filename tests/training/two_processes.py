@@ -13,7 +13,8 @@ import torch
 from torch import distributed
 
 import leanbayes as lb
-from leanbayes.training import fit, Recipe, TrainingError
+from leanbayes.training import Recipe, TrainingError
+from leanbayes.training.fit import fit
 
 from .problems import images, rank1, short
 

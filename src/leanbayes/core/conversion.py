@@ -144,6 +144,11 @@ def stochastic_layers(model: nn.Module) -> Iterator[tuple[str, StochasticLayer]]
             yield path, module
 
 
+def is_stochastic(model: nn.Module) -> bool:
+    """Return whether a model has a stochastic layer."""
+    return any(True for _ in stochastic_layers(model))
+
+
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules that may be converted, each once.
 

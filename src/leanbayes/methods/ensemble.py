@@ -182,6 +182,11 @@ def _reset_of(module: nn.Module) -> Any:
     return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
 
 
+def members_of(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the members of an ensemble; of any other model, none."""
+    return tuple(model.members) if isinstance(model, Ensemble) else ()
+
+
 def _warn_of_equal(members: Sequence[nn.Module]) -> None:
     """Warn if a parameter that nothing initialised anew is the same in two members."""
     if len(members) < 2:

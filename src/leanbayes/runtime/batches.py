@@ -171,6 +171,11 @@ def _first(inputs: Any) -> Tensor | PackedSequence | None:
     return _first(tuple(inputs.values())) if isinstance(inputs, Mapping) else None
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first parameter."""
+    return next(model.parameters()).device
+
+
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Move every tensor in nested inputs."""
     return _map(inputs, lambda tensor: tensor.to(device))

@@ -1,4 +1,4 @@
-"""Eval mode for a while, with every module's own mode restored afterwards."""
+"""Modes of a model for a while: each module's own mode is restored afterwards."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from torch import nn
 
 
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Let norms use their running statistics for a while, so that no row depends on those beside it."""
+def modes_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the mode (train or eval) of each module when the context ends."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
         yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch to eval mode inside the context; restore each module's mode afterwards."""
+    with modes_restored(model):
+        model.eval()
+        yield
