@@ -20,7 +20,7 @@ demo: .venv/ready          ## eight methods on the embedded digits: a table, and
 	$(BIN)/leanbayes compare --data digits --methods $(SHOWN) --seeds 0,1,2 --shift-images 100 --workers $(WORKERS) --out runs/demo
 
 test: check                ## the checks and the fast tests
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 
 golden: .venv/ready        ## recorded numbers of every method, to the bit (half a minute)
 	$(BIN)/python -m tests.golden.record

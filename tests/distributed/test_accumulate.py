@@ -14,7 +14,7 @@ from leanbayes.training import Recipe, TrainingError
 from leanbayes.training.fit import fit
 from tests.training.problems import images, network, rank1, same, short
 
-from .together import together
+from .together import one_worker, together
 
 ROWS = 90  # the last step of an epoch has fewer batches, the last of which has fewer rows
 TOGETHER = {"batch_size": 32, "anneal_epochs": 1, "warmup_epochs": 0, "clip_norm": 1.0, "posterior_lr": 0.2}
@@ -114,6 +114,7 @@ def work(rank, world):
     return found
 
 
+@one_worker
 def test_two_processes_accumulate_as_one_and_must_be_known_to_fabric(tmp_path):
     one = rank1(norm=False)
     with lb.draws(one, mean=True):

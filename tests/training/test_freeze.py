@@ -15,7 +15,7 @@ from leanbayes.core.conversion import strip
 from leanbayes.training import Recipe
 from leanbayes.training.fit import fit
 from leanbayes.training.optimizer import to_train_mode
-from tests.distributed.together import together
+from tests.distributed.together import one_worker, together
 
 from .problems import images, line, network, rank1, same, short
 
@@ -151,6 +151,7 @@ def two_steps(rank: int, world: int) -> dict[str, torch.Tensor]:
     return dict(bnn.state_dict())
 
 
+@one_worker
 def test_two_processes_freeze_as_one(tmp_path):
     one = two_steps(0, 1)
     for state in together(2, two_steps, tmp_path):

@@ -40,12 +40,7 @@ FEWEST_ROWS = 2
 
 
 class Batches(Protocol):
-    """A source of batches.
-
-    Attributes:
-        rows: number of rows of the whole set, in all processes.
-        steps: batches of an epoch.
-    """
+    """A source of batches: `rows` of the whole set, in all processes, and `steps`, the batches of an epoch."""
 
     rows: int
     steps: int
@@ -97,17 +92,17 @@ class TensorBatches:
     """Rows of tensors that are on the device, or stay where they are if they are too large."""
 
     def __init__(self, x: Inputs, y: Tensor, placement: Placement) -> None:
-        """Move the tensors once."""
         self.rows = _common_rows(x, y)
         self.placement = placement
         self.spans = placement.spans(self.rows)
         self.steps = len(self.spans)
         size = sum(tensor.nbytes for tensor in tensors_in((x, y)))
-        fits = size <= SHARE_OF_FREE_MEMORY * _free_memory(placement.device)
+        device = placement.device
+        fits = device.type != "cuda" or size <= SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]
         batch = size * placement.recipe.batch_size // max(1, self.rows)
-        self.at_once = max(1, BYTES_AT_ONCE.get(placement.device.type, 0) // max(1, batch))
-        self.x: Inputs = to_device(x, placement.device) if fits else x
-        self.y = y.to(placement.device) if fits else y
+        self.at_once = max(1, BYTES_AT_ONCE.get(device.type, 0) // max(1, batch))
+        self.x: Inputs = to_device(x, device) if fits else x
+        self.y = y.to(device) if fits else y
 
     def epoch(self, number: int) -> Iterator[Batch]:
         here, generator = self.placement, self.placement.generator(number)
@@ -138,7 +133,6 @@ class DatasetBatches:
     """
 
     def __init__(self, dataset: Dataset[Any], placement: Placement) -> None:
-        """Count the rows."""
         self.dataset, self.placement = dataset, placement
         self.rows = _length(dataset)
         self.spans = placement.spans(self.rows)
@@ -146,8 +140,7 @@ class DatasetBatches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         here = self.placement
-        set_epoch = getattr(self.dataset, "set_epoch", None)
-        if set_epoch is not None:
+        if (set_epoch := getattr(self.dataset, "set_epoch", None)) is not None:
             set_epoch(number)
         order = here.order(self.rows, number).tolist()
         chosen = [order[start + here.rank : stop : here.world] for start, stop in self.spans]
@@ -160,8 +153,7 @@ class DatasetBatches:
 
     def _load(self, chosen: list[list[int]], generator: torch.Generator | None) -> Iterator[Batch]:
         # A generator of its own: otherwise a loader takes its seed from torch's, and changes the noise.
-        loader = DataLoader(self.dataset, batch_sampler=chosen, generator=torch.Generator())
-        for item in loader:
+        for item in DataLoader(self.dataset, batch_sampler=chosen, generator=torch.Generator()):
             yield self.placement.put(*_pair(item), generator)
 
 
@@ -172,31 +164,29 @@ class LoaderBatches:
     """
 
     def __init__(self, loader: DataLoader[Any], placement: Placement) -> None:
-        """Count the rows and the batches."""
         self.loader, self.placement = loader, placement
         self.steps = _length(loader)
         drawn = loader.sampler if isinstance(loader.sampler, Sized) else loader.dataset
         self.rows = min(_length(loader.dataset), len(cast(Sized, drawn)))
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        generator, own = self.placement.generator(number), self.loader.generator
-        if isinstance(own, torch.Generator):
-            own.set_state(seeded(torch.device("cpu"), self.placement.recipe.seed, "loader", number).get_state())
-        world = self.placement.world
-        for item in self.loader:
-            x, y = _pair(item)
-            if len(y) >= world:
-                yield self._mine(x, y, len(y) - len(y) % world, generator)
+        if isinstance(self.loader.generator, torch.Generator):
+            seed = seeded(torch.device("cpu"), self.placement.recipe.seed, "loader", number)
+            self.loader.generator.set_state(seed.get_state())
+        return self._load(self.placement.generator(number))
 
     def in_order(self) -> Iterator[Batch]:
+        return self._load(None)
+
+    def _load(self, generator: torch.Generator | None) -> Iterator[Batch]:
+        """Yield this process's rows of each batch; in training, as many as the other processes have."""
+        rank, world = self.placement.rank, self.placement.world
         for item in self.loader:
             x, y = _pair(item)
-            if len(y) > self.placement.rank:
-                yield self._mine(x, y, len(y), None)
-
-    def _mine(self, x: Inputs, y: Tensor, stop: int, generator: torch.Generator | None) -> Batch:
-        rows = slice(self.placement.rank, stop, self.placement.world)
-        return self.placement.put(map_rows(x, len(y), itemgetter(rows)), y[rows], generator)
+            stop = len(y) if generator is None else len(y) - len(y) % world
+            if stop > rank:
+                rows = slice(rank, stop, world)
+                yield self.placement.put(map_rows(x, len(y), itemgetter(rows)), y[rows], generator)
 
 
 def training_batches(data: Data, placement: Placement) -> Batches:
@@ -278,7 +268,3 @@ def _length(data: object) -> int:
         raise TypeError(
             f"expected data whose number of rows is known, {type(data).__name__} has no len(); the KL is spread over it"
         ) from error
-
-
-def _free_memory(device: torch.device) -> float:
-    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float("inf")

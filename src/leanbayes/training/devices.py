@@ -26,7 +26,8 @@ def launch(recipe: Recipe) -> Any:
     Under `torchrun` and Slurm the processes exist already; the launcher sets their number. Otherwise, with several
     devices, Fabric starts the script that called `fit` again for each further device.
     """
-    devices, nodes = _counts(recipe)
+    launcher = launched()
+    devices, nodes = (recipe.devices, recipe.nodes) if launcher is None else (launcher.devices, launcher.nodes)
     fabric = _fabric_class()(
         accelerator=recipe.accelerator,
         devices=devices,
@@ -102,12 +103,6 @@ def _check_joined(fabric: Any, count: int) -> None:
             "themselves; use torchrun, or set the variables that it sets (RANK, LOCAL_RANK, WORLD_SIZE, "
             "LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID)"
         )
-
-
-def _counts(recipe: Recipe) -> tuple[int, int]:
-    """Return the number of devices per machine, and of machines."""
-    launch = launched()
-    return (recipe.devices, recipe.nodes) if launch is None else (launch.devices, launch.nodes)
 
 
 def _fabric_class() -> Any:

@@ -43,16 +43,9 @@ class TrainingError(RuntimeError):
 
 
 class NotFinite(Exception):
-    """A loss was not finite.
-
-    Attributes:
-        step: of the epoch.
-        value: of the loss.
-        random: states of torch's generators before that step.
-    """
+    """A loss was not finite, at `step` of the epoch; `random` holds the states of torch's generators before it."""
 
     def __init__(self, step: int, value: float, random: dict[str, Tensor]) -> None:
-        """Store the values needed to repeat the step."""
         super().__init__(f"loss {value} at step {step}")
         self.step, self.value, self.random = step, value, random
 
@@ -61,7 +54,6 @@ class Meter:
     """Means over the rows of an epoch of loss, nll and kl."""
 
     def __init__(self, fabric: Any, optimizer: torch.optim.Optimizer) -> None:
-        """On a GPU, give the optimiser the flag."""
         self.fabric = fabric
         self.every = LOOK_EVERY if fabric.device.type == "cuda" else 1
         self.flag: Tensor | None = None
@@ -77,12 +69,9 @@ class Meter:
         self.pending: list[tuple[Tensor, int, dict[str, Tensor]]] = []
 
     def add(self, terms: ElboTerms, rows: int, random: dict[str, Tensor]) -> bool:
-        """Add the terms of a step, averaged over all processes; return whether the losses were read.
+        """Add the terms of a batch, averaged over all processes; return whether the losses were read.
 
-        Args:
-            terms: of the loss.
-            rows: of the batch.
-            random: states of torch's generators before the step.
+        `random` holds the states of torch's generators before the pass.
         """
         values = torch.stack((terms.loss.detach(), terms.nll.detach(), terms.kl.detach()))
         if self.fabric.world_size > 1:
@@ -118,11 +107,7 @@ class Meter:
 def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTerms]) -> str | None:
     """Return a clause on the first fault of a batch, with a remedy; None if there is no fault this time.
 
-    Args:
-        network: the model, with the weights and under the noise that gave the loss.
-        x: the inputs of the batch.
-        y: its targets.
-        loss: computes the terms of the loss of this batch.
+    The weights and the noise must be those that gave the loss; `loss` computes it again.
     """
     for name, value in (("inputs", x), ("targets", y)):
         if not all(map(_finite, tensors_in(value))):

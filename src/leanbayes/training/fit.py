@@ -143,8 +143,8 @@ def _networks(
         folder = None if arguments.folder is None else arguments.folder / f"member{k}"
         likelihood = arguments.likelihood or own_likelihood(member) or getattr(model, "likelihood", None)
         own_arguments = replace(arguments, folder=folder, likelihood=likelihood)
-        for *each, _ in _networks(member, own_recipe, own_arguments):
-            yield *each, {"member": k}
+        for network, its_recipe, its_arguments, _ in _networks(member, own_recipe, own_arguments):
+            yield network, its_recipe, its_arguments, {"member": k}
 
 
 @contextmanager
@@ -170,7 +170,6 @@ class Trainer:
     def __init__(
         self, model: NetworkWithLikelihood, likelihood: Loss, recipe: Recipe, arguments: FitArguments, fabric: Any
     ) -> None:
-        """Check the arguments, place the data and make the optimiser."""
         self.recipe, self.arguments, self.fabric, self.likelihood = recipe, arguments, fabric, likelihood
         check_mixture(likelihood, recipe.aggregate)  # now, not in the last epochs
         self._place_data(model.network)
@@ -189,12 +188,7 @@ class Trainer:
         self.first = True
 
     def run(self, shown: Display, done: int) -> History:
-        """Train to the last epoch, from the beginning or from the stored state.
-
-        Args:
-            shown: shows the progress.
-            done: epochs of other members that it has shown before.
-        """
+        """Train to the last epoch, from the beginning or from the stored state; show progress after `done` epochs."""
         history = self._start()
         shown.begin(done + len(history))
         for epoch in range(len(history), self.recipe.epochs):

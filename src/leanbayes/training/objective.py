@@ -25,19 +25,16 @@ class NetworkWithLikelihood(nn.Module):
     """
 
     def __init__(self, network: nn.Module, likelihood: Loss, precision: str) -> None:
-        """Store the network, and the likelihood if it is a module."""
         super().__init__()
         self.network = network
         self.likelihood = likelihood if isinstance(likelihood, nn.Module) else None
         self.precision = precision
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the network."""
         with self.autocast():
             return run(self.network, *args, **kwargs)
 
     def autocast(self) -> Any:
-        """Return the context in which the network runs."""
         if self.precision == "32-true":
             return nullcontext()
         return torch.autocast(device_of(self).type, torch.bfloat16)
@@ -92,7 +89,6 @@ class CompiledLoss:
     """A loss compiled for full batches; the last batch of an epoch, of another size, runs eagerly."""
 
     def __init__(self, loss: Any, network: nn.Module) -> None:
-        """Compile lazily, at the first batch."""
         self.eager: LossFunction = loss
         self.network = network
         # Dynamo counts recompilations by code object and stops after eight: every training has one of its own.
@@ -102,7 +98,6 @@ class CompiledLoss:
         self.rows: int | None = None
 
     def __call__(self, x: Inputs, y: Tensor, beta: float) -> ElboTerms:
-        """Return the terms of the loss."""
         rows = leading_rows(x)
         if self.rows is None:
             learn_rows_from(self.network, x)  # compiled code cannot find out on which axis layers see the rows

@@ -13,17 +13,10 @@ from typing_extensions import override
 
 from leanbayes.runtime.display import cell, counted, html_table, text_table
 
-LINES = 10
-"""Lines that a training writes where there is no terminal."""
-
-REFRESHES = 10
-"""Updates of a bar per second."""
-
-ENDS = 3
-"""Epochs that a table shows at its beginning and at its end."""
-
-MACHINE = ("seconds", "peak_memory_mb")
-"""Columns of costs, which a table leaves out."""
+LINES = 10  # of a training where there is no terminal
+REFRESHES = 10  # of a bar per second
+ENDS = 3  # epochs that a table shows at its beginning and at its end
+COSTS = ("seconds", "peak_memory_mb")  # columns that a table leaves out
 
 
 class History(list[dict[str, Any]]):
@@ -45,12 +38,10 @@ class History(list[dict[str, Any]]):
         return float(max((row["peak_memory_mb"] for row in self), default=0.0))
 
     def __repr__(self) -> str:
-        """Return a short table: the first and the last epochs."""
         heads, rows = self._table()
         return f"{self._title()}\n{text_table(heads, rows)}" if rows else self._title()
 
     def _repr_html_(self) -> str:
-        """Return the same table for notebooks."""
         return html_table(self._title(), *self._table())
 
     def _title(self) -> str:
@@ -59,7 +50,7 @@ class History(list[dict[str, Any]]):
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
         """Return heads and rows, with dots for those left out."""
-        heads = [head for head in dict.fromkeys(head for row in self for head in row) if head not in MACHINE]
+        heads = [head for head in dict.fromkeys(head for row in self for head in row) if head not in COSTS]
         rows = [[cell(row.get(head)) for head in heads] for row in self]
         if len(rows) > 2 * ENDS + 1:
             rows = [*rows[:ENDS], ["..." for _ in heads], *rows[-ENDS:]]
@@ -83,7 +74,6 @@ class Lines(Display):
     """Writes a line after every tenth of the training."""
 
     def __init__(self, epochs: int) -> None:
-        """Start the clock."""
         self.epochs = epochs
         self.begin(0)
 
@@ -106,7 +96,6 @@ class Bar(Display):
     """A progress bar of rich, with the latest values next to it."""
 
     def __init__(self, bar: Any, epochs: int) -> None:
-        """Add a task to an open bar."""
         self.bar, self.epochs = bar, epochs
         self.next = 0.0
         self.task = bar.add_task("", total=epochs, epoch=f"0 of {epochs}")
@@ -146,11 +135,8 @@ def display(epochs: int, *, shown: bool) -> Iterator[Display]:
 def describe(values: dict[str, Any]) -> str:
     """Return loss, KL, rate, validation scores and speed in a few words."""
     shown = [f"{name} {values[name]:.4g}" for name in ("loss", "kl", "lr") if name in values]
-    shown += [
-        f"{name.replace('_', ' ')} {value:.4g}"
-        for name, value in values.items()
-        if name.startswith("valid_") and value is not None
-    ]
+    valid = {name: value for name, value in values.items() if name.startswith("valid_") and value is not None}
+    shown += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in valid.items()]
     if "rows_per_second" in values:
         shown.append(f"{values['rows_per_second']:.0f} rows/s")
     return ", ".join(shown)

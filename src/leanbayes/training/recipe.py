@@ -21,14 +21,6 @@ PosteriorSchedule = Literal["same", "constant"]
 Aggregate = Literal["average", "mixture"]
 Augment = Literal["none", "flip", "crop", "crop_flip"]
 Precision = Literal["32-true", "bf16-mixed"]
-CHOICES = {
-    "optimizer": Optimizer,
-    "schedule": Schedule,
-    "posterior_schedule": PosteriorSchedule,
-    "aggregate": Aggregate,
-    "augment": Augment,
-    "precision": Precision,
-}
 
 HIGHEST_ADAM_RATE = 0.1
 """Adam moves every weight by about its rate at every step: higher rates only destroy."""
@@ -119,12 +111,9 @@ class Recipe:
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field."""
         object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON has lists only
-        for name in ("epochs", "batch_size", "accumulate", "samples", "devices", "nodes"):
-            self._check_whole(name, 1)
-        for name in ("tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed"):
-            self._check_whole(name, 0)
+        self._check_whole(1, "epochs", "batch_size", "accumulate", "samples", "devices", "nodes")
+        self._check_whole(0, "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed")
         self._check_numbers()
         self._check_choices()
         self._check_epochs()
@@ -139,10 +128,11 @@ class Recipe:
         named = asdict(self) | {"milestones": list(self.milestones)}
         return {name: value for name, value in named.items() if OMITTED_AT_DEFAULT.get(name, ...) != value}
 
-    def _check_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-            raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
+    def _check_whole(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+                raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
 
     def _check_numbers(self) -> None:
         check_positive(lr=self.lr)
@@ -159,8 +149,12 @@ class Recipe:
             raise ValueError(f"expected lr to be below {HIGHEST_ADAM_RATE} for adam, got {self.lr!r}; 1e-3 is usual")
 
     def _check_choices(self) -> None:
-        for name, kind in CHOICES.items():
-            check_choice(name, getattr(self, name), get_args(kind))
+        check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        check_choice("schedule", self.schedule, get_args(Schedule))
+        check_choice("posterior_schedule", self.posterior_schedule, get_args(PosteriorSchedule))
+        check_choice("aggregate", self.aggregate, get_args(Aggregate))
+        check_choice("augment", self.augment, get_args(Augment))
+        check_choice("precision", self.precision, get_args(Precision))
         if self.aggregate != "average" and not (self.tile or self.tile_last_epochs or self.samples > 1):
             raise ValueError("expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or samples")
 
@@ -168,10 +162,8 @@ class Recipe:
         for name in ("convert_at_epoch", "warmup_epochs"):
             if getattr(self, name) >= self.epochs:
                 raise ValueError(f"expected {name} to be below the {self.epochs} epochs, got {getattr(self, name)!r}")
-        if self.tile_last_epochs > self.epochs:
-            raise ValueError(
-                f"expected tile_last_epochs to be at most the {self.epochs} epochs, got {self.tile_last_epochs!r}"
-            )
+        if (last := self.tile_last_epochs) > self.epochs:
+            raise ValueError(f"expected tile_last_epochs to be at most the {self.epochs} epochs, got {last!r}")
         if self.freeze and (self.convert_at_epoch or self.alternate_epochs):
             raise ValueError("expected convert_at_epoch and alternate_epochs to be 0 where freeze fixes the weights")
         if list(self.milestones) != sorted(set(self.milestones)):
@@ -201,7 +193,7 @@ def posterior_rate(recipe: Recipe, progress: float) -> float:
 
 
 def fixed_part(recipe: Recipe, progress: float) -> Literal["weights", "posterior"] | None:
-    """Return the part that is not trained now: in turn from the conversion on, first the posterior; None if neither."""
+    """Return the part that is not trained now, in turn from the conversion on, first the posterior; None if neither."""
     if not recipe.alternate_epochs or progress < recipe.convert_at_epoch:
         return None
     turn = int((progress - recipe.convert_at_epoch) // recipe.alternate_epochs)

@@ -19,15 +19,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.core.conversion import stochastic_layers
-from leanbayes.runtime._files import (
-    check_fields,
-    parse_json,
-    read_tensors,
-    remove_leftovers,
-    tied,
-    untied,
-    write_tensors,
-)
+from leanbayes.runtime import _files
 from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import rank_and_world
 from leanbayes.training.diagnostics import TrainingError
@@ -62,7 +54,6 @@ class Checkpoint:
     """The last whole state of one training."""
 
     def __init__(self, folder: str | os.PathLike[str], recipe: Recipe, rows: int) -> None:
-        """Name the file, and the settings that a state must share to be resumed."""
         self.path = Path(folder) / "checkpoint" / "last.safetensors"
         self.recipe = json.loads(json.dumps(recipe.fields()))
         self.rows = rows
@@ -75,7 +66,7 @@ class Checkpoint:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
-            remove_leftovers(self.path)
+            _files.remove_leftovers(self.path)
             if not keep:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -86,8 +77,8 @@ class Checkpoint:
 
     def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> None:
         """Write the state after an epoch; the last one stays until the new one is whole."""
-        tensors, others = untied({MODEL + name: tensor for name, tensor in module.state_dict().items()})
-        tensors |= untied(_optimizer_state(module, optimizer))[0]
+        tensors, others = _files.untied({MODEL + name: tensor for name, tensor in module.state_dict().items()})
+        tensors |= _files.untied(_optimizer_state(module, optimizer))[0]
         tensors |= {RANDOM + name: state for name, state in random_state(device_of(module)).items()}
         header = {
             "format": FORMAT,
@@ -101,7 +92,7 @@ class Checkpoint:
             "tensors": _numbers_of(tensors),
         }
         try:
-            write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
+            _files.write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
         except OSError as error:
             kept = f"that of epoch {len(history) - 1} is kept" if self.path.is_file() else "there is none before it"
             raise TrainingError(
@@ -119,7 +110,7 @@ class Checkpoint:
             return History()
         header, tensors = self._read()
         self._compare(header, module)
-        tensors = tied(tensors, header["tied"])
+        tensors = _files.tied(tensors, header["tied"])
         model, kept, random = (_part(tensors, kind) for kind in (MODEL, OPTIMIZER, RANDOM))
         self._compare_shapes(model, module.state_dict())
         with self._explained():
@@ -132,16 +123,15 @@ class Checkpoint:
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with self._explained():
-            metadata, tensors = read_tensors(self.path)
-            header = parse_json(metadata.get(HEADER, ""), f"the header {HEADER}")
+            metadata, tensors = _files.read_tensors(self.path)
+            header = _files.parse_json(metadata.get(HEADER, ""), f"the header {HEADER}")
         version = header.get("format") if isinstance(header, dict) else None
         if isinstance(version, int) and version > FORMAT:
             raise ValueError(f"'{self.path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
         with self._explained():
-            check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in NEWER))
+            _files.check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in NEWER))
             _check_history(header, self.recipe["epochs"])
-            there = _numbers_of(tensors)
-            if header.get("tensors", there) != there:
+            if header.get("tensors", there := _numbers_of(tensors)) != there:
                 raise ValueError(f"expected the tensors {header['tensors']}, as stated, got {there}")
         return header, tensors
 
@@ -235,7 +225,7 @@ def _check_history(header: dict[str, Any], most: int) -> None:
         shown = ", ".join(str(row.get("epoch")) for row in rows[:10]) or "none"
         raise ValueError(f"expected history to have the epochs 1 to {epoch}, once each, got {shown}")
     for number, row in enumerate(rows):
-        check_fields(row, ROW, required=tuple(ROW), within=f"history.{number}")
+        _files.check_fields(row, ROW, required=tuple(ROW), within=f"history.{number}")
 
 
 def _check_optimizer(tensors: dict[str, Tensor], parameters: dict[str, nn.Parameter], kinds: tuple[str, ...]) -> None:
