@@ -329,6 +329,6 @@ def test_weights_and_posterior_can_be_trained_in_turn():
         seen.append((shared, own))
 
     fit(bnn, images(32), short(epochs=3, schedule="constant", alternate_epochs=1), callbacks=[keep])
-    for (before, after), rests in zip(itertools.pairwise(seen), ("weights", "posterior"), strict=True):
-        assert torch.equal(before[0], after[0]) == (rests == "weights")
-        assert torch.equal(before[1], after[1]) == (rests == "posterior")
+    for (before, after), fixed in zip(itertools.pairwise(seen), ("weights", "posterior"), strict=True):
+        assert torch.equal(before[0], after[0]) == (fixed == "weights")
+        assert torch.equal(before[1], after[1]) == (fixed == "posterior")

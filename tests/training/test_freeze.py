@@ -1,4 +1,4 @@
-"""Training the posterior alone: what was converted stays as it is, to the last bit, and a small file holds the rest."""
+"""Training the posterior alone: the converted network stays unchanged to the last bit, a small file has the rest."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def test_both_ways_to_freeze_are_one():
 def test_a_learned_likelihood_is_trained_and_kept_with_the_posterior(tmp_path):
     torch.manual_seed(0)
     net = nn.Linear(1, 1)
-    beside = lb.Gaussian(learn=True)
-    fit(lb.convert(net, lb.Rank1()), line(), short(freeze=True), likelihood=beside)
-    assert beside.log_std != 0
+    given = lb.Gaussian(learn=True)
+    fit(lb.convert(net, lb.Rank1()), line(), short(freeze=True), likelihood=given)
+    assert given.log_std != 0
     bnn = lb.convert(net, lb.Rank1(), likelihood=lb.Gaussian(learn=True))
     fit(bnn, line(), short(freeze=True))
     assert bnn.likelihood.log_std != 0

@@ -9,7 +9,7 @@ from leanbayes.training import diagnostics, TrainingError
 from leanbayes.training.fit import fit
 
 from .problems import images, network, rank1, short
-from .test_resume import Stop, stop_after
+from .test_state import Stop, stop_after
 
 pytestmark = [
     pytest.mark.gpu,

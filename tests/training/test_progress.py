@@ -1,4 +1,4 @@
-"""What the user sees: a bar on a terminal, ten lines elsewhere, nothing if so wished."""
+"""The display: a bar on a terminal, ten lines elsewhere, nothing if asked."""
 
 from __future__ import annotations
 

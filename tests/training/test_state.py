@@ -1,4 +1,4 @@
-"""Stopped and resumed equals unbroken, bit for bit; what cannot be continued is refused in a sentence."""
+"""Stopped and resumed equals unbroken, bit for bit; a state that does not fit is refused in a sentence."""
 
 from __future__ import annotations
 
@@ -167,9 +167,9 @@ def test_a_damaged_state_is_refused_and_left_alone(tmp_path):
     fit(rank1(), images(), short(), folder=tmp_path)
     content = file_of(tmp_path).read_bytes()
     tensors = load_file(file_of(tmp_path))
-    foreign = tmp_path / "foreign.safetensors"
-    save_file(tensors, foreign, {"leanbayes.training": '{"format": 1}'})
-    for broken in (content[: len(content) // 2], b"", b"no state at all", foreign.read_bytes()):
+    other = tmp_path / "other.safetensors"
+    save_file(tensors, other, {"leanbayes.training": '{"format": 1}'})
+    for broken in (content[: len(content) // 2], b"", b"no state at all", other.read_bytes()):
         file_of(tmp_path).write_bytes(broken)
         with pytest.raises(
             ValueError,
@@ -206,7 +206,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_training(tmp_path):
 
 @contextmanager
 def small_files():
-    """Let files be no larger than 64 KiB: what is beyond fails, as on a full disk."""
+    """Let files be no larger than 64 KiB: longer writes fail, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
     try:
