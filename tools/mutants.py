@@ -162,8 +162,8 @@ def attempt_all(tree: Path, chosen: Sequence[Fault], options: argparse.Namespace
             done[found.file, found.note] = found
             write(list(done.values()), options.json)
             print(f"{found.fate:9} {found.file}: {found.note} {found.witness}", file=sys.stderr, flush=True)
-        found = [done[fault.file, fault.note] for fault in chosen]
-        return without_false_witnesses(found, copies.get(), options.seconds)
+        outcomes = [done[fault.file, fault.note] for fault in chosen]
+        return without_false_witnesses(outcomes, copies.get(), options.seconds)
 
 
 def read(file: Path | None) -> list[Outcome]:
