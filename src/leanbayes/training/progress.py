@@ -71,24 +71,26 @@ class Display:
 
 
 class Lines(Display):
-    """Writes a line after every tenth of the training."""
+    """Writes a line after every tenth of the work."""
 
-    def __init__(self, epochs: int) -> None:
-        self.epochs = epochs
+    def __init__(self, epochs: int, unit: str = "epoch") -> None:
+        self.epochs, self.unit = epochs, unit
         self.begin(0)
 
     @override
     def begin(self, done: float) -> None:
-        self.done, self.clock = done, time.monotonic()
+        self.done, self.last, self.clock = done, done, time.monotonic()
 
     @override
     def epoch(self, done: float, values: dict[str, Any]) -> None:
         every = max(1, round(self.epochs / LINES))
-        if round(done) % every and round(done) != self.epochs:
+        if int(done / every) == int(self.last / every) and round(done) != self.epochs:
             return
+        self.last = done
         each = (time.monotonic() - self.clock) / max(1e-9, done - self.done)
         left = duration(each * (self.epochs - done))
-        sys.stderr.write(f"epoch {round(done)} of {self.epochs}: {describe(values)}, {left} left\n")
+        described = f": {describe(values)}" if values else ""
+        sys.stderr.write(f"{self.unit} {round(done):,} of {self.epochs:,}{described}, {left} left\n")
         sys.stderr.flush()
 
 
@@ -115,26 +117,28 @@ class Bar(Display):
 
     @override
     def epoch(self, done: float, values: dict[str, Any]) -> None:
-        self.bar.update(self.task, completed=done, description=describe(values))
+        epoch = f"{round(done)} of {self.epochs}"
+        self.bar.update(self.task, completed=done, description=describe(values), epoch=epoch)
 
 
 @contextmanager
-def display(epochs: int, *, shown: bool) -> Iterator[Display]:
-    """Open a bar on a terminal, lines elsewhere, or nothing."""
+def display(epochs: int, *, shown: bool, unit: str = "epoch") -> Iterator[Display]:
+    """Open a bar on a terminal, lines elsewhere, or nothing; `unit` is the name of a step of the work."""
     if not shown:
         yield Display()
         return
-    bar = _rich_bar() if sys.stderr.isatty() else None
+    bar = _rich_bar(unit) if sys.stderr.isatty() else None
     if bar is None:
-        yield Lines(epochs)
+        yield Lines(epochs, unit)
         return
     with bar:
         yield Bar(bar, epochs)
 
 
 def describe(values: dict[str, Any]) -> str:
-    """Return loss, KL, rate, validation scores and speed in a few words."""
-    shown = [f"{name} {values[name]:.4g}" for name in ("loss", "kl", "lr") if name in values]
+    """Return title, loss, KL, rate, validation scores and speed in a few words."""
+    shown = [values["title"]] if "title" in values else []
+    shown += [f"{name} {values[name]:.4g}" for name in ("loss", "kl", "lr") if name in values]
     valid = {name: value for name, value in values.items() if name.startswith("valid_") and value is not None}
     shown += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in valid.items()]
     if "rows_per_second" in values:
@@ -163,7 +167,7 @@ def peak_memory_mb(device: torch.device) -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def _rich_bar() -> Any:
+def _rich_bar(unit: str) -> Any:
     """Return a bar of rich, or None where rich is not installed."""
     try:
         from rich.console import Console
@@ -171,7 +175,7 @@ def _rich_bar() -> Any:
     except ModuleNotFoundError:
         return None
     return Progress(
-        TextColumn("epoch {task.fields[epoch]}"),
+        TextColumn(f"{unit} {{task.fields[epoch]}}"),
         BarColumn(bar_width=24),
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
