@@ -12,23 +12,40 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
 import json
+import multiprocessing
 import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path("src") / "leanbayes"
-PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-m", "not slow and not gpu", "--no-header")
+PYTEST = (
+    "-q",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "-p",
+    "no:randomly",
+    "-m",
+    "not slow and not gpu",
+    "--no-header",
+    "-W",
+    "ignore:Module already",
+)
+FORKS = multiprocessing.get_context("forkserver")
+SLOW = ("torch", "torch.distributed.fsdp", "pytest", "_pytest.assertion.rewrite", "scipy.stats", "lightning_fabric")
 LEFT_OUT = ("golden", "docs", "data", "report", "examples")
 """Folders of tests that do not compute with the library's mathematics, or that record numbers."""
 GENERAL = ("test_contract", "test_objective", "test_predict", "test_draws", "test_convert")
@@ -90,16 +107,38 @@ def ranked_tests(fault: Fault, root: Path) -> list[str]:
     return [str(path.relative_to(root)) for path in sorted(found, key=closeness, reverse=True)]
 
 
-def run_tests(root: Path, tests: Iterable[str], seconds: float) -> tuple[bool, str]:
-    """Return whether tests pass, and the name of the first that does not."""
-    environment = os.environ | {"PYTHONPATH": str(root / "src"), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-m", "pytest", *PYTEST, *tests]
-    try:
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return False, "(no end)"
-    first = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.M)
-    return done.returncode in (0, 5), first.group(1) if first else f"(pytest returned {done.returncode})"
+def run_tests(root: Path, tests: Sequence[str], seconds: float) -> tuple[bool, str]:
+    """Return whether tests pass, and the name of the first that does not.
+
+    They run in a process that is forked from a server, which has imported torch once for all faults.
+    """
+    with tempfile.NamedTemporaryFile("r") as log:
+        process = FORKS.Process(target=_run_pytest, args=(str(root), list(tests), log.name))
+        process.start()
+        process.join(seconds)
+        if process.is_alive() and process.pid is not None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.join()
+            return False, "(no end)"
+        said = log.read()
+    first = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.M)
+    if process.exitcode in (0, 5):
+        return True, ""
+    if first is None and (process.exitcode or 0) > 0:
+        raise RuntimeError(f"pytest returned {process.exitcode}: {said[-1000:]}")
+    return False, first.group(1) if first else "(crash)"
+
+
+def _run_pytest(root: str, tests: list[str], log: str) -> None:
+    os.setsid()  # so that a timeout ends what the tests have started, too
+    os.chdir(root)
+    os.environ["PYTHONPATH"] = f"{root}/src"
+    sys.path[:0], sys.dont_write_bytecode = [f"{root}/src", root], True
+    for stream in (1, 2):
+        os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), stream)
+    code = int(importlib.import_module("pytest").main([*PYTEST, *tests]))
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def attempt(fault: Fault, root: Path, groups: Sequence[Sequence[str]], seconds: float) -> Outcome:
@@ -206,6 +245,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="outcomes, written as they come; those in it are kept")
     parser.add_argument("--against", type=Path, help="compare with the outcomes in this file")
     options = parser.parse_args(arguments)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    FORKS.set_forkserver_preload(list(SLOW))
     chosen = faults(options.only)
     if options.check:
         missing = [f"{f.file}: {f.note}" for f in chosen if planted(f, options.tree) is None]
