@@ -40,7 +40,7 @@ slow: .venv/ready          ## tests that train networks for minutes
 	$(BIN)/python -m pytest -q -m "slow and not gpu"
 
 sweep: .venv-sweep/ready   ## every layer method on networks of timm, torchvision and transformers; runs/sweep
-	.venv-sweep/bin/python tools/network_sweep.py --out runs/sweep --workers $(WORKERS)
+	.venv-sweep/bin/python -m tools.network_sweep --out runs/sweep --workers $(WORKERS)
 
 # torchvision, without its compiled operators, would break transformers in the main environment: hence one of its own.
 .venv-sweep/ready: .venv/ready constraints.txt

@@ -175,6 +175,18 @@ def average(values: Tensor, weights: Tensor | None) -> Tensor:
     return (weights.view(-1, *[1] * (values.dim() - 1)) * values).sum(0)
 
 
+def over_classes(probabilities: Tensor, prediction: Prediction) -> Tensor:
+    """Return probabilities with classes on axis 1; a probability of yes (B, ...) becomes no and yes (B, 2, ...)."""
+    if isinstance(prediction.likelihood, Categorical):
+        return probabilities
+    if isinstance(prediction.likelihood, Bernoulli):
+        # Near one, 1 - p is rounded to zero in float32 although the network meant a small number.
+        return torch.stack(((1 - probabilities).clamp(min=2**-25), probabilities), 1)
+    raise TypeError(
+        f"expected a prediction with Categorical, Bernoulli or Gaussian, got {type(prediction.likelihood).__name__}"
+    )
+
+
 def concatenate(parts: list[Prediction]) -> Prediction:
     """Join predictions of consecutive rows into one."""
     first = parts[0]

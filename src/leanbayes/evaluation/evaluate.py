@@ -17,11 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from leanbayes import metrics
 from leanbayes.core.conversion import own_likelihood
-from leanbayes.core.prediction import my_share, of_all_processes, Prediction
+from leanbayes.core.prediction import my_share, of_all_processes, over_classes, Prediction
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.evaluation.cost import Cost, measure_cost
-from leanbayes.recalibrate._shared import over_classes
 from leanbayes.runtime.batches import Inputs, leading_rows, Output, slice_rows
 from leanbayes.runtime.display import counted, html_table
 from leanbayes.shift import Shift

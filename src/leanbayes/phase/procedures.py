@@ -4,7 +4,7 @@
 * stochastic: one draw;
 * ensemble: the average over draws (eq. 2).
 
-For a low-variance network they agree; behind the phase transition the first is a guess and the last is right.
+For a low-variance network they agree. After the phase transition, only the ensemble predicts better than chance.
 """
 
 from __future__ import annotations
@@ -36,17 +36,9 @@ def infer(
     seed: int = 0,
     noise: NoiseOf = "function",
 ) -> Prediction:
-    """Predict by one of the three procedures.
+    """Predict by one of the three procedures; arguments as of `lb.predict`.
 
-    Args:
-        model: a converted model.
-        x: inputs.
-        procedure: "deterministic", "stochastic" or "ensemble".
-        likelihood: how outputs are read; default the model's own, else `Categorical`.
-        samples: draws of the ensemble.
-        seed: names the draws.
-        noise: "activation" has fresh noise for every row and activation, as the paper evaluates; "function" samples
-            weights, one network for all rows.
+    noise="activation" has fresh noise for every row and activation, as in the paper.
 
     Example:
         >>> lb.phase.infer(bnn, x, "deterministic").mean
@@ -62,7 +54,7 @@ def infer(
 def accuracies(
     model: nn.Module, data: tuple[Inputs, Tensor], *, samples: int = 16, noise: NoiseOf = "function"
 ) -> dict[str, float]:
-    """Return the accuracy by each of the three procedures, as Table 1 of the paper has them."""
+    """Return the accuracy of each of the three procedures, as in Table 1 of the paper."""
     x, y = data
     found: dict[str, float] = {}
     for procedure in PROCEDURES:

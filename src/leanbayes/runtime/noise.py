@@ -7,6 +7,7 @@ function of (seed, index, layer path): the same on every device, in every chunk 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -51,20 +52,47 @@ class Noisy(Protocol):
         """
 
 
+class _Slot(NamedTuple):
+    """Where the noise of one spec of a layer is in a pooled tensor: columns, and their shape."""
+
+    path: str
+    size: int
+    shape: tuple[int, ...]
+
+
 class NoisePool:
-    """All fresh noise of a pass whose size is known before it: drawn layer by layer, in the order of registration."""
+    """All fresh noise of a pass whose size is known before it: one tensor for each kind, of which layers get slices.
+
+    | kind             | shape  | read by                                                       |
+    |------------------|--------|---------------------------------------------------------------|
+    | normal per row   | (R, N) | rank-1 factors, implicit nodes, signs of Flipout              |
+    | uniform per row  | (R, N) | Cauchy factors, masks of MC dropout                           |
+    | seed per row     | (R, N) | dropout layers of the network                                 |
+    | uniform per pass | (1, N) | patches, DropConnect, ordering units                          |
+    | normal per pass  | (1, N) | sampled weight tables (embeddings, sequences, Flipout)        |
+    """
 
     def __init__(self, layers: Iterable[Noisy]) -> None:
         """Lay out the noise of the layers; layers of one path share theirs."""
-        by_path: dict[str, Noisy] = {}
+        self.layout: dict[tuple[Kind, bool, torch.device], list[_Slot]] = {}
+        placed: set[str] = set()
         for layer in layers:
-            if layer.noise_specs(shared=False):
-                by_path.setdefault(layer.path, layer)
-        self.layers = list(by_path.values())
+            specs = () if layer.path in placed else layer.noise_specs(shared=False)
+            placed |= {layer.path} if specs else set()
+            for spec in specs:
+                slots = self.layout.setdefault((spec.kind, spec.per_row, layer.device), [])
+                slots.append(_Slot(layer.path, math.prod(spec.shape), spec.shape))
 
     def draw(self, rows: int) -> dict[str, Noise]:
-        """Return the noise of every layer by path."""
-        return {layer.path: fresh_noise(layer, rows) for layer in self.layers}
+        """Draw the noise of every layer, by path; this process keeps its rows of the noise of the global batch."""
+        rank, world = rank_and_world()
+        found: dict[str, list[Tensor]] = {}
+        for (kind, per_row, device), slots in self.layout.items():
+            pooled = standard(kind, (rows * world if per_row else 1, sum(slot.size for slot in slots)), device)
+            pooled = _own_rows(pooled, rank, world) if per_row else pooled
+            for slot, part in zip(slots, torch.split(pooled, [slot.size for slot in slots], 1), strict=True):
+                found.setdefault(slot.path, []).append(part.view(len(part), *slot.shape))
+        return {path: tuple(parts) for path, parts in found.items()}
 
 
 def fresh_noise(layer: Noisy, rows: int, generator: torch.Generator | None = None) -> Noise:

@@ -27,7 +27,7 @@ from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
 from leanbayes.runtime.batches import rows_of, tensors_in
-from leanbayes.runtime.distributed import is_shard, rank_and_world, refuse_shards
+from leanbayes.runtime.distributed import has_shards, is_shard, rank_and_world, refuse_shards
 from leanbayes.runtime.history import History, in_backward
 from leanbayes.runtime.noise import (
     activation_noise,
@@ -307,7 +307,10 @@ class _Plan:
         ]
 
     def whole_groups(self) -> Iterator[list[Any]]:
-        """Yield the layers of one class and method that are used; shards of `fully_shard` are whole only in a layer."""
+        """Yield the layers of one class and method that are used and whole."""
+        root = self.root()
+        if root is None or has_shards(root):
+            return
         for layers in self.groups:
             used = [layer for layer in layers if layer.used is not False]
             if used and not any(is_shard(next(layer.posterior.parameters())) for layer in used):
