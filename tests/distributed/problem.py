@@ -1,4 +1,4 @@
-"""What one, two and four processes are given alike: a network, global batches, and a training by hand."""
+"""The same problem for one, two and four processes: a network, global batches, and a training by hand."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.training.problems import images, network, rank1, same, short
 
 from .together import together
 
-ROWS = 90  # the last step of an epoch has fewer batches, the last of which has fewer rows
+ROWS = 90  # the last step of an epoch has fewer batches, and the last batch fewer rows
 TOGETHER = {"batch_size": 32, "anneal_epochs": 1, "warmup_epochs": 0, "clip_norm": 1.0, "posterior_lr": 0.2}
 
 

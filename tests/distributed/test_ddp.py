@@ -21,7 +21,7 @@ worlds = pytest.mark.parametrize("world", WORLDS)
 
 
 def work(rank, world):
-    """What every process does, in one go: starting it takes longer than most of this."""
+    """The work of every process, in one go: starting it takes longer than most of this."""
     found = {f"{name}/{noise}": trained(name, rank, world, noise=noise) for name in all_methods() for noise in (0, 1)}
     found["components"] = components(rank, world)
     if world == 2:
@@ -49,7 +49,7 @@ def checkpointed(rank, world, reentrant=None):
 
 
 def in_other_ways(rank, world, kind):
-    """Train with noise, compiled (graphs as they are, without a compiler of C++) or in bfloat16."""
+    """Train with noise, compiled (graphs alone, without a compiler of C++) or in bfloat16."""
     bnn = lb.convert(network(), lb.Rank1())
     model = shared(bnn, world)
     with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):

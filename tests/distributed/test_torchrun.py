@@ -1,4 +1,4 @@
-"""What a user starts with torchrun: the example, sharded and not, and the command line."""
+"""Commands that a user starts with torchrun: the example, sharded and not, and the command line."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def public_names() -> list[str]:
 
 @pytest.fixture
 def _clean_torch():
-    """Give a page a fresh compiler, and leave no process group behind when a page fails."""
+    """Give a page a fresh compiler, and destroy the process group when a page fails."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()

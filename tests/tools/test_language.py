@@ -95,9 +95,9 @@ def test_a_changelog_is_read_down_to_the_first_release(project):
 
 
 def test_sentences_are_counted_without_headings_tables_and_equations():
-    page = "# A heading\n\n| a | b |\n\nOne two three. Four five\nsix seven! By A. et al. (2020).\n\n* one item\n* two more items\n"
+    page = "# Heading\n\n| a |\n\nOne two three. Four five\nsix seven! By A. et al. (2020).\n\n* one item\n* two more\n"
     counts = [len(language.words(s)) for piece in language.markdown(page) for s, _ in language.sentences(piece)]
-    assert counts == [3, 4, 5, 2, 3]
+    assert counts == [3, 4, 5, 2, 2]
     tree = ast.parse(MODULE)
     spoken = [s for piece in language.python(MODULE, tree, messages=False) for s, _ in language.sentences(piece)]
     assert "Evaluate a model." in spoken
