@@ -21,7 +21,7 @@ from leanbayes.compare.ruler import ece_floor, jackknife, paired, Ruler, score
 from leanbayes.compare.run import perform
 from tests.experiments.pages import lacking, RESULTS
 from tools.ruler import conversions, main, scores
-from tools.ruler_page import less_of, says, late_sentences, short, tables
+from tools.ruler_page import late_sentences, less_of, short, tables, worth_sentences
 
 ROWS, CLASSES = 300, 4
 
