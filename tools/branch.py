@@ -25,8 +25,8 @@ from leanbayes.compare.run_all import run_all
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.core.plain import plain_view
 from leanbayes.runtime._files import read_tensors, tied
-from leanbayes.training.objective import Phase
-from leanbayes.training.optimizer import optimizer_of
+from leanbayes.training.objective import NetworkWithLikelihood
+from leanbayes.training.optimizer import make_optimizer
 from leanbayes.training.progress import History
 from leanbayes.training.recipe import beta
 from leanbayes.training.state import Checkpoint, HEADER, MODEL, OPTIMIZER, RANDOM, restore_random_state
@@ -68,9 +68,11 @@ def begin(job: Job, state: Path, out: Path) -> None:
     experiment = Experiment(job.source, job.net, job.judging)
     model = experiment.model(job.method, job.seed, job.where).to(device)
     likelihood = own_likelihood(model) or experiment.likelihood().to(device)
-    full, plain = (Phase(network, likelihood, job.recipe.precision) for network in (model, plain_view(model)))
+    full, plain = (
+        NetworkWithLikelihood(network, likelihood, job.recipe.precision) for network in (model, plain_view(model))
+    )
     plain.load_state_dict(_part(tensors, MODEL))
-    optimizer = optimizer_of(full, job.recipe)
+    optimizer = make_optimizer(full, job.recipe)
     shared = dict(plain.named_parameters())
     for key, value in _part(tensors, OPTIMIZER).items():
         what, _, name = key.partition("/")

@@ -38,8 +38,8 @@ from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
 from leanbayes.methods.variance import VarianceLayers as VarianceLayers
 from leanbayes.runtime.passes import draws as draws
-from leanbayes.training import fit as fit
 from leanbayes.training import Recipe as Recipe
+from leanbayes.training.fit import fit as fit
 
 __version__ = "0.1.0"
 

@@ -10,7 +10,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.core.plain import plain_view, strip
 from leanbayes.methods._base import StochasticLayer
-from leanbayes.training import fit
+from leanbayes.training.fit import fit
 
 from .problems import images, network, rank1, same, short
 

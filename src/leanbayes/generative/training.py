@@ -9,8 +9,8 @@ import torch
 from torch import nn, Tensor
 from torch.utils.data import Dataset
 
-from leanbayes.training import fit as fit_network
 from leanbayes.training import Recipe
+from leanbayes.training.fit import fit as fit_network
 from leanbayes.training.progress import History
 
 

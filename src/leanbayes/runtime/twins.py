@@ -60,15 +60,22 @@ def tensors_of(model: nn.Module) -> Iterator[Any]:
 
 
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Switch to eval mode inside the context; restore each module's mode afterwards."""
+def modes_restored(model: nn.Module) -> Iterator[None]:
+    """Restore the mode (train or eval) of each module when the context ends."""
     modes = [(module, module.training) for module in model.modules()]
-    model.eval()
     try:
         yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Switch to eval mode inside the context; restore each module's mode afterwards."""
+    with modes_restored(model):
+        model.eval()
+        yield
 
 
 def _share_plain(module: nn.Module, shared: dict[int, Any]) -> bool:
