@@ -2,7 +2,7 @@
 
 python tools/branch.py keep EPOCH FLAGS    trains as `leanbayes train FLAGS` does, and keeps the state after an epoch
 python tools/branch.py begin STATE FLAGS   writes the state that `leanbayes train FLAGS` would have at its conversion
-leanbayes train FLAGS                      goes on from there
+leanbayes train FLAGS                      resumes from there
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ def test_a_published_record_becomes_hourly_means():
 
 
 def write_published(folder, packed):
-    """Write two stays of each set as they are published."""
+    """Write two stays of each set in the published format."""
     for number, name in enumerate(SETS):
         records = [10 * number + 2, 10 * number + 1]
         texts = {f"{name}/{record}.txt": STAY.format(record=record).encode() for record in records}

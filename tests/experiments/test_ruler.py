@@ -21,7 +21,7 @@ from leanbayes.compare.ruler import ece_floor, jackknife, paired, Ruler, score
 from leanbayes.compare.run import perform
 from tests.experiments.pages import lacking, RESULTS
 from tools.ruler import conversions, main, scores
-from tools.ruler_page import less_of, says, says_late, short, tables
+from tools.ruler_page import late_sentences, less_of, short, tables, worth_sentences
 
 ROWS, CLASSES = 300, 4
 
@@ -232,8 +232,8 @@ def test_the_published_page_has_the_figures_of_its_files():
     folder = RESULTS / "ruler"
     page = (RESULTS / "ruler.md").read_text()
     assert [name for name, table in tables(folder).items() if f"\n\n{table}" not in page] == []
-    assert lacking("ruler", [], [*says(folder), *says_late(folder)]) == []
-    worths = [re.findall(r"(`\w+`) is worth (.*?) networks", line)[0] for line in says(folder)]
+    assert lacking("ruler", [], [*worth_sentences(folder), *late_sentences(folder)]) == []
+    worths = [re.findall(r"(`\w+`) is worth (.*?) networks", line)[0] for line in worth_sentences(folder)]
     assert [worth for worth in worths if " ".join(worth) not in (RESULTS / "runs.md").read_text()] == []
 
 
