@@ -91,9 +91,9 @@ def _unknown(path: str, x: Tensor, rows: int) -> str:
     )
 
 
-# Inductor fuses cheap element-wise producers into their consumers. A factor is cheap, but its consumers are kernels over
-# whole activations: there its softplus and exponential are computed per pixel instead of per channel. An opaque copy of
-# the few thousand numbers of a factor prevents that. Eager code does not need it.
+# Inductor fuses cheap element-wise producers into their consumers. A factor is cheap, but its consumers are kernels
+# over whole activations: its softplus and exponential would be computed per pixel instead of per channel. An opaque
+# copy of the few thousand numbers of a factor prevents that. Eager code does not need it.
 
 
 @torch.library.custom_op("leanbayes::materialise", mutates_args=())
