@@ -16,7 +16,7 @@ import pytest
 import leanbayes as lb
 from leanbayes.cli import commands
 from leanbayes.cli.main import main
-from leanbayes.cli.options import comparison_options, parse, plan_of
+from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.compare.experiment import load
 from leanbayes.compare.job import DataSpec
 from tests.report import make

@@ -20,8 +20,7 @@ import torch
 
 from leanbayes.compare.experiment import maker
 from leanbayes.compare.job import method_of, PLAIN
-from leanbayes.compare.members import read_predictions, save_predictions, Saved
-from leanbayes.compare.ruler import paired, Ruler, score, Scored
+from leanbayes.compare.ruler import paired, read_predictions, Ruler, save_predictions, Saved, score, Scored
 from leanbayes.evaluation.result import commit, environment
 from leanbayes.runtime._files import write_text
 

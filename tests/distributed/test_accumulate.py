@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.cli.options import comparison_options, parse
+from leanbayes.cli.compare import comparison_options, parse
 from leanbayes.training import fit, Recipe, TrainingError
 from tests.training.problems import images, network, rank1, same, short
 

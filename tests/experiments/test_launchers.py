@@ -49,7 +49,7 @@ def job(launch=None, **changes):
     recipe = Recipe(epochs=1, batch_size=64, accelerator="cpu")
     source, judging = DataSpec(name="digits", train_rows=100), EvaluationSpec(samples=2, shift=False, test_images=40)
     return Job(
-        source=source, net="small", method=None, recipe=replace(recipe, **changes), judging=judging, launch=launch
+        source=source, net="small", method=None, recipe=replace(recipe, **changes), evaluation=judging, launch=launch
     )
 
 
@@ -116,7 +116,7 @@ def _rebuilt(said):
         net=said["net"],
         method=None,
         recipe=Recipe(**said["recipe"]),
-        judging=EvaluationSpec(**said["judging"] | {"ood": tuple(said["judging"]["ood"])}),
+        evaluation=EvaluationSpec(**said["judging"] | {"ood": tuple(said["judging"]["ood"])}),
         launch=None,
     )
 

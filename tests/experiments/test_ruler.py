@@ -139,7 +139,7 @@ def files(tmp_path_factory):
     found = {}
     for method, seeds in ((None, (0, 1)), (lb.Rank1(), (0,)), (lb.BatchEnsemble(), (0,))):
         for seed in seeds:
-            job = Job(source=source, net="small", method=method, recipe=replace(recipe, seed=seed), judging=judging)
+            job = Job(source=source, net="small", method=method, recipe=replace(recipe, seed=seed), evaluation=judging)
             result = perform(job, experiment, out, stage="train" if seed or method == lb.BatchEnsemble() else "compare")
             path = out / f"{job.name}-{seed}.npz"
             save_predictions(job.folder(out), path, samples=4)

@@ -22,7 +22,7 @@ RECIPE = lb.Recipe(epochs=2, batch_size=64, lr=0.05)
 
 
 def job(method=None, **changes) -> Job:
-    return Job(source=SOURCE, net="small", method=method, recipe=replace(RECIPE, **changes), judging=JUDGING)
+    return Job(source=SOURCE, net="small", method=method, recipe=replace(RECIPE, **changes), evaluation=JUDGING)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_a_finished_run_is_kept_and_other_settings_are_refused(experiment, tmp_p
 
 def test_a_single_test_row_is_judged_as_far_as_it_goes(tmp_path):
     judging = replace(JUDGING, test_images=1, ood=())
-    one = replace(job(lb.MCDropout(), epochs=1), judging=judging)
+    one = replace(job(lb.MCDropout(), epochs=1), evaluation=judging)
     result = perform(one, Experiment(SOURCE, "small", judging), tmp_path, progress=False)
     assert result["status"] == "done", result["error"]
     assert result["metrics"]["test"]["cnll"] is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -129,6 +129,11 @@ def _joined(order: Tensor, *parts: Any) -> Any:
     return record
 
 
+def members_of(model: nn.Module) -> list[nn.Module]:
+    """Return the members of an explicit ensemble; an empty list for any other model."""
+    return list(model.members) if isinstance(model, Ensemble) else []
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeepEnsemble(Method):
     """Whole copies of the network, each trained on its own: K times the cost of everything.
@@ -158,6 +163,10 @@ class DeepEnsemble(Method):
     @override
     def wrap(self, layer: nn.Module) -> StochasticLayer:
         raise TypeError("an explicit ensemble copies whole networks, not layers; give no `where`")
+
+    @override
+    def build(self, make_network: Callable[[int], nn.Module], seed: int) -> Ensemble:
+        return Ensemble([make_network(seed + 1000 * k) for k in range(self.components)], self)
 
     @override
     def whole(self, model: nn.Module) -> Ensemble:

@@ -1,115 +1,37 @@
-"""The comparison as data: a row for every contender, a column for every figure, the best marked."""
+"""The comparison as data: a row for each contender, a column for each figure, the best marked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
-from leanbayes.evaluation.statistics import Estimate, estimate, number
+from leanbayes.evaluation.statistics import difference_error, Estimate, estimate, number
 from leanbayes.metrics import ensemble_equivalent
 from leanbayes.report.columns import (
     Column,
     CORRUPTED,
     corrupted_facts,
     COST,
-    foreign_columns,
     Key,
     mean_rows,
+    ood_columns,
     Rows,
     test_columns,
 )
 from leanbayes.report.load import Contender, Group, REFERENCE, Run
-from leanbayes.report.marks import decimals_of, Mark, marks_of
 
-# -------------------- equivalent
-# How many networks of a deep ensemble is a method worth?
-
-
-ENSEMBLE = "deep_ensemble"  # whole copies of the network: what others are measured in
+ENSEMBLE = "deep_ensemble"  # whole copies of the network, the unit of `ensemble_equivalents`
 SIGNS = {"at least": "≥ ", "at most": "≤ ", "": ""}
-
-
-def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> list[Estimate | None]:
-    """Measure every contender in networks of a deep ensemble with the same calibrated NLL.
-
-    The curve, a + b / K between two measured sizes K, goes through the plain network, which is an ensemble of one, and
-    the ensembles of the group; without both there is none.
-    """
-    scores = [found.get(("test", "cnll")) for found in estimates]
-    known = [(c, score) for c, score in zip(group.contenders, scores, strict=True) if score is not None]
-    curve = {size: score.mean for contender, score in known if (size := _networks(contender))}
-    if 1 not in curve or len(curve) < 2:
-        return [None for _ in estimates]
-    found = [None if score is None else ensemble_equivalent(score.mean, curve) for score in scores]
-    return [None if e is None else Estimate(e.networks, None, 1, SIGNS[e.bound]) for e in found]
-
-
-def _networks(contender: Contender) -> int | None:
-    """Return how many independent networks a contender consists of; None for methods inside one network."""
-    if contender.is_reference:
-        return 1
-    size = contender.runs[0].fields.get("components")
-    return size if contender.name == ENSEMBLE and isinstance(size, int) and size > 0 else None
-
-
-# -------------------- price
-# What a whole training costs in trainings of the plain network, and an answer in its passes.
-
-
-MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, however many draws are asked for
-
-
-def training_ratio(run: Run) -> float | None:
-    """Return the cost of a training, from the measured step and the recipe; None where the step was not measured.
-
-        plain epochs + (split epochs + K tiled epochs) * draws * step ratio
-        -------------------------------------------------------------------
-                                    epochs
-
-    Epochs before the conversion train the plain network; a tiled step gives every row to all K components.
-    """
-    step = run.number("cost", "train_step_ratio")
-    epochs = run.number("recipe", "epochs")
-    if step is None or not epochs:
-        return step
-    plain = _least(run.number("recipe", "convert_at_epoch"), epochs)
-    tiled = epochs if run.part("recipe", "tile") else _least(run.number("recipe", "tile_last_epochs"), epochs)
-    tiled = min(tiled, epochs - plain)
-    components = run.number("method", "fields", "components") or 1
-    draws = run.number("recipe", "samples") or 1
-    return (plain + (epochs - plain - tiled + components * tiled) * draws * step) / epochs
-
-
-def _least(found: float | None, most: float) -> float:
-    return min(found or 0.0, most)
-
-
-def answer_passes(run: Run) -> float | None:
-    """Return the cost of one answer in passes of the plain network; None where it was not measured.
-
-    answer = passes * predict ratio: an answer of 16 draws, each at 1.1 plain passes, costs 17.6.
-    """
-    passes, ratio = passes_of(run), run.number("cost", "predict_ratio")
-    return None if passes is None or ratio is None else passes * ratio
-
-
-def passes_of(run: Run) -> float | None:
-    """Return how many passes an answer takes: as recorded, else by the draws or the members; None if unknown."""
-    recorded = run.number("cost", "passes")
-    if recorded is not None:
-        return recorded
-    if run.name == REFERENCE:
-        return 1.0
-    draws = run.number("settings", "judging", "samples")
-    members = run.number("method", "fields", "components") if run.name in MEMBERS else None
-    return min((count for count in (draws, members) if count), default=None)
+MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, for any number of draws
+MORE = 2  # extra decimals at most; a smaller difference does not matter to a reader
+Mark = Literal["best", "near", ""]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of one contender: the estimate, how it is written, whether it is the best or near it."""
+    """One figure of one contender: the estimate, its text, and its mark."""
 
     estimate: Estimate
     mean: str
@@ -124,46 +46,46 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One contender; a figure it lacks is None."""
+    """One contender; a missing figure is None."""
 
     contender: Contender
     cells: tuple[Cell | None, ...]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A comparison."""
+class Comparison:
+    """A table of contenders and figures."""
 
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
 
     @property
     def has_errors(self) -> bool:
-        """Whether any cell has a standard error: with one seed none has."""
+        """Whether any cell has a standard error; with one seed, none has."""
         return any(cell.sem for row in self.rows for cell in row.cells if cell)
 
-    def only(self, *places: str) -> Table:
-        """Return the table of the columns that have their place there."""
+    def only(self, *places: str) -> Comparison:
+        """Return the table of the columns in these places."""
         kept = [i for i, column in enumerate(self.columns) if column.place in places]
         rows = (Row(row.contender, tuple(row.cells[i] for i in kept)) for row in self.rows)
-        return Table(tuple(self.columns[i] for i in kept), tuple(rows))
+        return Comparison(tuple(self.columns[i] for i in kept), tuple(rows))
 
     def groups(self) -> list[tuple[str, int]]:
-        """Return the groups of neighbouring columns, each with the number of columns it spans."""
+        """Return the groups of neighbouring columns, each with its number of columns."""
         return [(name, len(list(columns))) for name, columns in groupby(self.columns, lambda column: column.group)]
 
 
-def comparison(group: Group) -> Table:
-    """Compare the contenders of a group on everything that at least one of them measured."""
+def comparison(group: Group) -> Comparison:
+    """Compare the contenders of a group on each figure that at least one of them has."""
     estimates = estimates_of(group)
     columns = [c for c in _columns(group) if any(c.key in found for found in estimates)]
     cells = [_cells(column, [found.get(column.key) for found in estimates]) for column in columns]
     rows = (Row(contender, tuple(column[i] for column in cells)) for i, contender in enumerate(group.contenders))
-    return Table(tuple(columns), tuple(rows))
+    return Comparison(tuple(columns), tuple(rows))
 
 
 def estimates_of(group: Group) -> list[dict[Key, Estimate]]:
-    """Estimate every figure of every contender over its seeds."""
+    """Return the mean over seeds of each figure, for each contender."""
     plain = mean_rows(group.plain.runs) if group.plain else []
     found = []
     for contender in group.contenders:
@@ -178,11 +100,11 @@ def estimates_of(group: Group) -> list[dict[Key, Estimate]]:
 
 
 def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
-    """Collect the figures of one run under keys such as ("test", "nll") or ("ood", "svhn", "entropy", "auroc").
+    """Return the figures of one run by keys such as ("test", "nll") or ("ood", "svhn", "entropy", "auroc").
 
     Args:
         run: the run.
-        plain: rows of the plain network under corruption, which an mCE is relative to.
+        plain: rows of the plain network under corruption, the reference of an mCE.
     """
     found: dict[Key, float | None] = {("shift", key): value for key, value in corrupted_facts(run, plain).items()}
     for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
@@ -211,19 +133,134 @@ def _items(content: Any) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _columns(group: Group) -> list[Column]:
-    """List all columns that a group may fill, in their order."""
+    """Return all columns of a group, in order."""
     scores: dict[str, dict[str, None]] = {}
     for run in group.runs:
         for name, content in _items(run.part("metrics", "ood")):
             others = [score for score, _ in _items(content.get("scores")) if score != content.get("by")]
             scores.setdefault(name, {}).update(dict.fromkeys(others))
-    foreign = [c for i, name in enumerate(sorted(scores)) for c in foreign_columns(name, scores[name], brief=i < 2)]
-    return [*test_columns(group.task), *CORRUPTED, *foreign, *COST]
+    ood = [c for i, name in enumerate(sorted(scores)) for c in ood_columns(name, scores[name], brief=i < 2)]
+    return [*test_columns(group.task), *CORRUPTED, *ood, *COST]
 
 
 def _cells(column: Column, estimates: list[Estimate | None]) -> list[Cell | None]:
-    """Write a column: equal decimals, marks at the best and at those that may be as good."""
+    """Write a column with equal decimals and marks."""
     known = [found for found in estimates if found is not None]
     decimals = decimals_of(column, known)
     marks = iter(marks_of(column, known, decimals))
     return [None if found is None else Cell(found, *column.write(found, decimals), next(marks)) for found in estimates]
+
+
+def decimals_of(column: Column, estimates: Sequence[Estimate]) -> int:
+    """Return the decimals of a column, enough to distinguish the best from worse values."""
+    usual = column.decimals(estimates)
+    if not column.marked or not estimates:
+        return usual
+    best = _best(column, estimates)
+    worse = [found for found in estimates if not _may_equal(found, best)]
+
+    def distinguishes(decimals: int) -> bool:
+        return _text(column, best, decimals) not in {_text(column, found, decimals) for found in worse}
+
+    return next((decimals for decimals in range(usual, usual + MORE + 1) if distinguishes(decimals)), usual)
+
+
+def marks_of(column: Column, estimates: Sequence[Estimate], decimals: int) -> list[Mark]:
+    """Mark the best mean and equal texts as "best", and means within one standard error of it as "near".
+
+    The standard error is that of the difference. If all texts are equal, there is no best.
+    """
+    read = [_text(column, found, decimals) for found in estimates]
+    if not column.marked or len(set(read)) < 2:
+        return [""] * len(estimates)
+    best = _best(column, estimates)
+    top = _text(column, best, decimals)
+
+    def mark(found: Estimate, text: str) -> Mark:
+        if text == top:
+            return "best"
+        return "near" if _may_equal(found, best) else ""
+
+    return [mark(found, text) for found, text in zip(estimates, read, strict=True)]
+
+
+def _best(column: Column, estimates: Sequence[Estimate]) -> Estimate:
+    sign = 1 if column.better == "higher" else -1
+    return max(estimates, key=lambda found: sign * found.mean)
+
+
+def _may_equal(found: Estimate, best: Estimate) -> bool:
+    return abs(found.mean - best.mean) <= difference_error(found, best)
+
+
+def _text(column: Column, found: Estimate, decimals: int) -> str:
+    return column.write(found, decimals)[0]
+
+
+def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> list[Estimate | None]:
+    """Return the size of the deep ensemble with the same calibrated NLL, for each contender.
+
+    The curve is a + b / K between measured sizes K. It needs the plain network (K = 1) and an ensemble of the group;
+    without both, all values are None.
+    """
+    scores = [found.get(("test", "cnll")) for found in estimates]
+    known = [(c, score) for c, score in zip(group.contenders, scores, strict=True) if score is not None]
+    curve = {size: score.mean for contender, score in known if (size := _networks(contender))}
+    if 1 not in curve or len(curve) < 2:
+        return [None for _ in estimates]
+    found = [None if score is None else ensemble_equivalent(score.mean, curve) for score in scores]
+    return [None if e is None else Estimate(e.networks, None, 1, SIGNS[e.bound]) for e in found]
+
+
+def _networks(contender: Contender) -> int | None:
+    """Return the number of independent networks of a contender; None for methods inside one network."""
+    if contender.is_reference:
+        return 1
+    size = contender.runs[0].fields.get("components")
+    return size if contender.name == ENSEMBLE and isinstance(size, int) and size > 0 else None
+
+
+def training_ratio(run: Run) -> float | None:
+    """Return the cost of a training, from the measured step and the recipe; None if the step was not measured.
+
+        plain epochs + (split epochs + K tiled epochs) * draws * step ratio
+        -------------------------------------------------------------------
+                                    epochs
+
+    Epochs before the conversion train the plain network. A tiled step gives each row to all K components.
+    """
+    step = run.number("cost", "train_step_ratio")
+    epochs = run.number("recipe", "epochs")
+    if step is None or not epochs:
+        return step
+    plain = _least(run.number("recipe", "convert_at_epoch"), epochs)
+    tiled = epochs if run.part("recipe", "tile") else _least(run.number("recipe", "tile_last_epochs"), epochs)
+    tiled = min(tiled, epochs - plain)
+    components = run.number("method", "fields", "components") or 1
+    draws = run.number("recipe", "samples") or 1
+    return (plain + (epochs - plain - tiled + components * tiled) * draws * step) / epochs
+
+
+def _least(found: float | None, most: float) -> float:
+    return min(found or 0.0, most)
+
+
+def answer_passes(run: Run) -> float | None:
+    """Return the cost of one answer in passes of the plain network; None if it was not measured.
+
+    answer = passes * predict ratio. For example, 16 draws at 1.1 plain passes each cost 17.6.
+    """
+    passes, ratio = passes_of(run), run.number("cost", "predict_ratio")
+    return None if passes is None or ratio is None else passes * ratio
+
+
+def passes_of(run: Run) -> float | None:
+    """Return the passes per answer: recorded, else the number of draws or members; None if unknown."""
+    recorded = run.number("cost", "passes")
+    if recorded is not None:
+        return recorded
+    if run.name == REFERENCE:
+        return 1.0
+    draws = run.number("settings", "judging", "samples")
+    members = run.number("method", "fields", "components") if run.name in MEMBERS else None
+    return min((count for count in (draws, members) if count), default=None)

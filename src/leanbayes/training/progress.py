@@ -47,16 +47,16 @@ class Nothing:
 
 
 class Lines:
-    """Writes a line after every tenth of the training."""
+    """Writes a line after every tenth of the work."""
 
-    def __init__(self, epochs: int) -> None:
+    def __init__(self, epochs: int, unit: str = "epoch") -> None:
         """Start the clock."""
-        self.epochs = epochs
+        self.epochs, self.unit = epochs, unit
         self.begin(0)
 
     def begin(self, done: float) -> None:
         """Start the clock again."""
-        self.done, self.clock = done, time.monotonic()
+        self.done, self.last, self.clock = done, done, time.monotonic()
 
     def step(self, done: float, values: dict[str, Any]) -> None:
         """Wait for the end of the epoch."""
@@ -64,11 +64,13 @@ class Lines:
     def epoch(self, done: float, values: dict[str, Any]) -> None:
         """Write a line if it is due."""
         every = max(1, round(self.epochs / LINES))
-        if round(done) % every and round(done) != self.epochs:
+        if int(done / every) == int(self.last / every) and round(done) != self.epochs:
             return
+        self.last = done
         each = (time.monotonic() - self.clock) / max(1e-9, done - self.done)
         left = duration(each * (self.epochs - done))
-        sys.stderr.write(f"epoch {round(done)} of {self.epochs}: {describe(values)}, {left} left\n")
+        values_shown = f": {describe(values)}" if values else ""
+        sys.stderr.write(f"{self.unit} {round(done):,} of {self.epochs:,}{values_shown}, {left} left\n")
         sys.stderr.flush()
 
 
@@ -96,18 +98,19 @@ class Bar:
 
     def epoch(self, done: float, values: dict[str, Any]) -> None:
         """Move the bar to the end of the epoch."""
-        self.bar.update(self.task, completed=done, description=describe(values))
+        epoch = f"{round(done)} of {self.epochs}"
+        self.bar.update(self.task, completed=done, description=describe(values), epoch=epoch)
 
 
 @contextmanager
-def display(epochs: int, *, shown: bool) -> Iterator[Display]:
+def display(epochs: int, *, shown: bool, unit: str = "epoch") -> Iterator[Display]:
     """Open what suits the place: a bar, lines, or nothing."""
     if not shown:
         yield Nothing()
         return
-    bar = _rich_bar() if sys.stderr.isatty() else None
+    bar = _rich_bar(unit) if sys.stderr.isatty() else None
     if bar is None:
-        yield Lines(epochs)
+        yield Lines(epochs, unit)
         return
     with bar:
         yield Bar(bar, epochs)
@@ -115,7 +118,8 @@ def display(epochs: int, *, shown: bool) -> Iterator[Display]:
 
 def describe(values: dict[str, Any]) -> str:
     """Say in a few words how an epoch goes."""
-    shown = [f"{name} {values[name]:.4g}" for name in ("loss", "kl", "lr") if name in values]
+    shown = [values["title"]] if "title" in values else []
+    shown += [f"{name} {values[name]:.4g}" for name in ("loss", "kl", "lr") if name in values]
     shown += [
         f"{name.replace('_', ' ')} {value:.4g}"
         for name, value in values.items()
@@ -135,7 +139,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _rich_bar() -> Any:
+def _rich_bar(unit: str) -> Any:
     """Return rich's bar, or None where rich is not installed."""
     try:
         from rich.console import Console
@@ -143,7 +147,7 @@ def _rich_bar() -> Any:
     except ModuleNotFoundError:
         return None
     return Progress(
-        TextColumn("epoch {task.fields[epoch]}"),
+        TextColumn(f"{unit} {{task.fields[epoch]}}"),
         BarColumn(bar_width=24),
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
