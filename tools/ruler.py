@@ -1,9 +1,9 @@
 """Measure methods by ensembles of plain networks: predictions of finished runs, sub-ensembles, equivalents, prices.
 
-python tools/ruler.py predict RUN FILE.npz [--device cuda]
-python tools/ruler.py score FILE.npz ... --out ruler.json
-python tools/ruler.py late FILE.npz ... --out late.json
-python tools/ruler.py price --out price.json
+python -m tools.ruler predict RUN FILE.npz [--device cuda]
+python -m tools.ruler score FILE.npz ... --out ruler.json
+python -m tools.ruler late FILE.npz ... --out late.json
+python -m tools.ruler price --out price.json
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import torch
 
 from leanbayes.compare.experiment import maker
 from leanbayes.compare.job import method_of, PLAIN
-from leanbayes.compare.ruler import paired, read_predictions, Ruler, save_predictions, Saved, score, Scored
 from leanbayes.evaluation.result import commit, environment
 from leanbayes.runtime._files import write_text
+from tools.ruler_scores import paired, read_predictions, Ruler, save_predictions, Saved, score, Scored
 
 Key = tuple[str, str]
 

@@ -82,7 +82,7 @@ def measure(options: Bench) -> dict[str, Any]:
     for name in wanted:
         if name not in kinds:
             raise ValueError(f"expected methods among {', '.join(kinds)}, got {name!r}")
-    counts = {"samples": options.samples, "turns": options.turns}
+    counts: dict[str, Any] = {"samples": options.samples, "turns": options.turns}
     costs = {name: asdict(measure_cost(convert(plain, kinds[name]()), plain, x, y, **counts)) for name in wanted}
     return {
         "net": options.net,

@@ -209,7 +209,6 @@ def _run_and_report(arguments: list[str], stage: Stage) -> int:
 
 
 def _run(options: Any, stage: Stage) -> int:
-    """Run the jobs; return 1 if any failed."""
     plan, out = plan_of(options), _out(options)
     check_alike(plan.jobs, out)
     if is_first():
@@ -222,7 +221,6 @@ def _run(options: Any, stage: Stage) -> int:
 
 
 def _show(out: Path) -> int:
-    """Write the report and print the table; return 1 if the report cannot be written."""
     try:
         path = build(out)
     except OSError as error:

@@ -271,7 +271,6 @@ def _digest(*tensors: Tensor) -> str:
 
 
 def _reserve_folder(folder: Path, settings: dict[str, Any], *, fresh: bool) -> None:
-    """Write the settings into the folder; raise if it has other settings."""
     path = folder / SETTINGS_FILE
     if fresh:
         for old in (path, *folder.glob("part-*.npz")):

@@ -58,11 +58,9 @@ class Experiment:
         self.ood  # noqa: B018  # an unknown name raises now
 
     def likelihood(self) -> Likelihood:
-        """Return a new likelihood for the task."""
         return likelihood_for(self.data)
 
     def plain(self, seed: int) -> nn.Module:
-        """Return the plain network, initialised by the seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return self.make()
@@ -87,12 +85,10 @@ class Experiment:
 
     @property
     def units(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation of regression targets; None for classes."""
         return units_of(self.data)
 
     @cached_property
     def ood(self) -> dict[str, Any]:
-        """Out-of-distribution inputs by name."""
         found = {name: data.ood(name, self.data, self.root) for name in self.evaluation.ood}
         limit = self.evaluation.test_images
         return {name: (self.data.inputs(x[_evenly(len(x), limit)]), None) for name, x in found.items()}
@@ -162,7 +158,6 @@ def load(source: DataSpec) -> DataSet:
 
 
 def _hold_out(whole: DataSet, wanted: int) -> DataSet:
-    """Replace the test set by evenly spaced training rows."""
     if wanted >= len(whole.train):
         raise ValueError(f"expected --hold-out to be below the {len(whole.train):,} training rows, got {wanted:,}")
     held = torch.zeros(len(whole.train), dtype=torch.bool)

@@ -53,7 +53,6 @@ class EvaluationSpec:
     test_images: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers before any training."""
         _check_counts(1, samples=self.samples)
         _check_counts(0, shift_images=self.shift_images, test_images=self.test_images)
 
@@ -84,7 +83,6 @@ class DataSpec:
     channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         _check_counts(0, train_rows=self.train_rows, hold_out=self.hold_out, split=self.split)
 
 
@@ -114,22 +112,18 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The method's name, or "plain"."""
         return PLAIN if self.method is None else self.method.name
 
     @property
     def title(self) -> str:
-        """The label; by default the method's name."""
         return self.label or self.name
 
     @property
     def seed(self) -> int:
-        """The seed of the run."""
         return self.recipe.seed
 
     @property
     def processes(self) -> int:
-        """The number of processes that train together."""
         return self.recipe.devices * self.recipe.nodes if self.launch is None else self.launch.processes
 
     def folder(self, out: Path) -> Path:
@@ -157,7 +151,6 @@ class Job:
 
     @property
     def id(self) -> str:
-        """A short digest of the settings."""
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -52,7 +52,6 @@ class LoadedRun:
 
     @property
     def units(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation of real targets; None for classes."""
         return experiment.units_of(self.data)
 
 
@@ -132,7 +131,6 @@ def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
 
 
 def _find_folder(path: Path) -> Path:
-    """Return the folder of a run; raise a sentence on what `path` is otherwise."""
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint '{path}' (looked in '{Path.cwd()}')")
     folder = path if path.is_dir() else path.parent

@@ -71,6 +71,8 @@ def perform(
     found = None if fresh else finished(job, folder)
     if found is not None and stage != "train":
         return found
+    if found is None and stage == "train" and is_first():
+        (folder / results.FILE).unlink(missing_ok=True)  # of a failed run; training alone writes none
     reserve_folder(job, folder)
     try:
         result = _perform(job, experiment, folder, stage, callbacks)
@@ -129,7 +131,6 @@ def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _training_settings(job: Job) -> dict[str, Any]:
-    """Return the settings without those of the evaluation."""
     return {name: value for name, value in _as_json(job.settings()).items() if name != "judging"}
 
 
@@ -139,13 +140,13 @@ def _launch(job: Job) -> dict[str, Any]:
 
 def _relocated(settings: Any, job: Job) -> dict[str, Any]:
     """Rename the data file in recorded settings to the job's, if it is the same file or was moved."""
-    settings = settings if isinstance(settings, dict) else {}
-    data, here = settings.get("data"), located(job.source.name)
+    known: dict[str, Any] = settings if isinstance(settings, dict) else {}
+    data, here = known.get("data"), located(job.source.name)
     if not (isinstance(data, dict) and isinstance(data.get("name"), str)):
-        return settings
+        return known
     there = Path(located(data["name"]))
     moved = not there.exists() and there.name == Path(here).name
-    return settings | {"data": data | {"name": here}} if moved or str(there) == here else settings
+    return known | {"data": data | {"name": here}} if moved or str(there) == here else known
 
 
 def _perform(
@@ -214,7 +215,6 @@ def write_model(model: nn.Module, path: Path) -> None:
 
 
 def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
-    """Return the fields that are known before the run."""
     data = experiment.data
     settings = job.settings()
     return {

@@ -19,7 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import Job
-from leanbayes.compare.run import Stage
+from leanbayes.compare.run import MODEL, Stage
 from leanbayes.compare.run_all import look_ahead, run_all
 from leanbayes.evaluation.result import commit, read_result
 
@@ -43,7 +43,7 @@ def run_on_workers(
         return run_all(jobs, out, stage=stage, fresh=fresh)
     look_ahead(jobs, out, stage=stage, fresh=fresh)
     on_processes(_perform, [(share, out, stage, fresh) for share in split_items(jobs, workers)])
-    return [_read_result(job, out) for job in jobs]
+    return [_read_result(job, out, stage) for job in jobs]
 
 
 def split_items(items: Sequence[Item], workers: int) -> list[list[Item]]:
@@ -87,10 +87,12 @@ def _perform(jobs: list[Job], out: Path, stage: Stage, fresh: bool) -> None:
     run_all(jobs, out, stage=stage, fresh=fresh)
 
 
-def _read_result(job: Job, out: Path) -> dict[str, Any]:
+def _read_result(job: Job, out: Path, stage: Stage) -> dict[str, Any]:
     found = read_result(job.folder(out))
     if found is not None:
         return found
+    if stage == "train" and (job.folder(out) / MODEL).is_file():
+        return {"status": "done", "metrics": {}}
     return {"status": "failed", "error": f"no result in '{job.folder(out)}': its worker died or was stopped"}
 
 
@@ -227,7 +229,6 @@ def _call_like_caller(
 
 
 def _perform_on_ray(shared: tuple[Path, Stage, bool], job: Job) -> tuple[dict[str, Any], str]:
-    """Perform one job; return its result and its messages."""
     out, stage, fresh = shared
     with redirect_stderr(io.StringIO()) as messages:
         (result,) = run_all([job], out, stage=stage, fresh=fresh)
@@ -235,7 +236,6 @@ def _perform_on_ray(shared: tuple[Path, Stage, bool], job: Job) -> tuple[dict[st
 
 
 def _lost(job: Job, out: Path, error: Exception) -> tuple[dict[str, Any], str]:
-    """Return the result of a job whose task returned none."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     message = f"no result in '{job.folder(out)}': its worker died or was stopped ({reason})"
     return {"status": "failed", "error": message}, f"{message}\n"

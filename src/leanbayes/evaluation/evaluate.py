@@ -57,13 +57,11 @@ class Result:
     targets: Tensor = field(repr=False)
 
     def __repr__(self) -> str:
-        """Return a short table: a line for each data set, then the cost."""
         lines = list(_lines(self.metrics, self.cost))
         wide = max(len(name) for name, _ in lines)
         return "\n".join([self._title(), *(f"{name:<{wide}}  {text}" for name, text in lines)])
 
     def _repr_html_(self) -> str:
-        """Return the same table for notebooks."""
         return html_table(self._title(), (), list(_lines(self.metrics, self.cost)))
 
     def _title(self) -> str:
@@ -181,7 +179,6 @@ class _Evaluator:
         return prediction, torch.cat(targets).cpu()
 
     def corrupted(self, shift: Shift) -> Iterator[dict[str, Any]]:
-        """Yield the figures of each corruption and severity."""
         for corruption, severity, x in shift:
             found, y = self.predict((x, shift.y), keep_samples=False)
             p, y = _over_classes(found), _class_numbers(found, y)
@@ -244,7 +241,6 @@ def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:
 def _usual_metrics(
     prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the figures of the test set, and the numbers to plot."""
     p, y = _over_classes(prediction), _class_numbers(prediction, targets)
     histograms = _histograms(prediction, others)
     if isinstance(prediction.likelihood, Gaussian):

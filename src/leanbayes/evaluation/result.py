@@ -157,7 +157,6 @@ def _head(folder: Path) -> str | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return git's output; None if git is missing or fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):

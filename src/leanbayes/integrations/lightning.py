@@ -66,7 +66,6 @@ class ElboSteps:
         return (tuple(x) if isinstance(x, list) else x), y
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss of `lb.elbo`, and log its terms."""
         x, y = self.split(batch)
         likelihood = own_likelihood(self.model) or Categorical()
         num_data = (self.num_data or self._count()) * targets_per_row(likelihood, y)

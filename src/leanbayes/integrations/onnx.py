@@ -147,12 +147,10 @@ class Called(nn.Module):
     """A network that takes all inputs as one object."""
 
     def __init__(self, network: nn.Module, output: Output | None) -> None:
-        """Store the network, and the function that picks its output."""
         super().__init__()
         self.network, self.output = network, output
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Return the network's output."""
         return call(self.network, inputs, self.output)
 
 
@@ -160,7 +158,6 @@ class Summary(nn.Module):
     """The mean and the uncertainties of the outputs of S draws."""
 
     def __init__(self, likelihood: Likelihood) -> None:
-        """Store the likelihood."""
         super().__init__()
         self.likelihood = likelihood
 
@@ -190,7 +187,6 @@ class Tracer:
         self.result = torch.empty(0)
 
     def inputs(self) -> list[Any]:
-        """Return the inputs of the whole graph."""
         from onnxscript import ir
 
         values = []
@@ -233,7 +229,6 @@ class Assembly:
     """A graph of repeated traces on different inputs, without duplicate nodes."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
-        """Start with the inputs alone."""
         self.inputs = list(inputs)
         self.nodes: list[Any] = []
         self.done: dict[tuple[Any, ...], Any] = {}
@@ -267,7 +262,6 @@ class Assembly:
         return [known[value] for value in traced.graph.outputs]
 
     def model(self, results: Sequence[Any], like: Any) -> Any:
-        """Return the finished model with named outputs."""
         from onnxscript import ir
 
         for name, value, traced in zip(OUTPUTS, results, like.graph.outputs, strict=True):
@@ -345,7 +339,6 @@ def _initialiser(name: str, tensor: Any) -> Any:
 
 
 def _about(model: nn.Module, likelihood: Likelihood) -> dict[str, Any]:
-    """Return the metadata: methods with their fields, likelihood, and versions."""
     stochastic: Any = [m for m in model.modules() if isinstance(m, StochasticLayer) or members_of(m)]
     methods = dict.fromkeys(module.method for module in stochastic)
     return {
@@ -389,7 +382,6 @@ def _check(samples: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence the exporters' remarks; errors are still raised."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -138,7 +138,6 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
     ) -> None:
-        """Store the parameters; `fit` checks them."""
         self.net = net
         self.method = method
         self.recipe = recipe
@@ -279,7 +278,6 @@ class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
         device: str = "auto",
         heteroscedastic: bool = False,
     ) -> None:
-        """Store the parameters; `fit` checks them."""
         super().__init__(
             net=net,
             method=method,
@@ -321,7 +319,6 @@ class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
         return in_units(p, *(torch.from_numpy(v) for v in (self.target_scaler_.mean_, self.target_scaler_.scale_)))
 
     def __sklearn_tags__(self) -> Any:
-        """Allow y to have several columns."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
@@ -340,7 +337,6 @@ def _own_randomness(recipe: Recipe) -> AbstractContextManager[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Silence Fabric's advice during training."""
     loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -77,7 +77,6 @@ class Column:
 
 
 def _middle(sizes: list[float]) -> float:
-    """Return the median of the non-zero sizes, or zero."""
     return statistics.median([size for size in sizes if size] or [0.0])
 
 

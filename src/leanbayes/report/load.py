@@ -18,15 +18,8 @@ from leanbayes.runtime._files import local
 
 REFERENCE = "plain"  # the network without a method, the unit of all costs and of the mCE
 SECTIONS: dict[str, type] = {
-    "method": dict,
-    "network": dict,
-    "data": dict,
-    "recipe": dict,
-    "metrics": dict,
-    "cost": dict,
-    "figures": dict,
+    **dict.fromkeys(("method", "network", "data", "recipe", "metrics", "cost", "figures", "environment"), dict),
     "history": list,
-    "environment": dict,
 }
 LARGEST = 1e100  # the square of a larger number overflows
 DEEPEST = 30  # levels of lists and mappings
@@ -78,7 +71,6 @@ class Look:
 
     @property
     def classes(self) -> str:
-        """Class names for the style sheet: series, colour, version."""
         return f"n{self.series} s{self.colour}" + (f" v{self.version}" if self.version else "")
 
 
@@ -121,23 +113,19 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the run came to its end."""
         return bool(self.record["status"] == "done")
 
     @property
     def name(self) -> str:
-        """Name of the method."""
         return str(self.record["method"]["name"])
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of the method."""
         found = self.part("method", "fields")
         return dict(found) if isinstance(found, Mapping) else {}
 
     @property
     def label(self) -> str:
-        """The label of the method."""
         return str(self.record["method"].get("label") or self.name)
 
     @cached_property
@@ -147,7 +135,6 @@ class Run:
 
     @property
     def seed(self) -> str:
-        """The seed, as text."""
         return str(self.record.get("seed"))
 
     @property
@@ -194,12 +181,10 @@ class Contender:
 
     @property
     def is_reference(self) -> bool:
-        """Whether this is the plain network."""
         return self.name == REFERENCE
 
     @property
     def series(self) -> int:
-        """Its number in the group."""
         return self.look.series
 
 
@@ -226,17 +211,14 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Data and network."""
         return f"{self.data}, {self.network}"
 
     @property
     def plain(self) -> Contender | None:
-        """The plain network, if it was run."""
         return next((contender for contender in self.contenders if contender.is_reference), None)
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """All finished runs."""
         return tuple(run for contender in self.contenders for run in contender.runs)
 
 

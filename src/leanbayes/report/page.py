@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,32 +29,17 @@ class Section:
 
     id: str
     group: Group
+    verdict: Verdict
+    table: Comparison
+    figures: list[Figure]
+    galleries: list[Gallery]
+    provenance: Provenance
 
-    @cached_property
-    def verdict(self) -> Verdict:
-        """The recommendation."""
-        return verdict(self.group)
-
-    @cached_property
+    @property
     def sentence(self) -> tuple[str, str, str]:
         """The recommendation, split around the recommended method."""
         found = self.verdict
         return found.sentence.partition(found.choice) if found.choice else (found.sentence, "", "")
-
-    @cached_property
-    def table(self) -> Comparison:
-        """The comparison."""
-        return comparison(self.group)
-
-    @cached_property
-    def figures(self) -> list[Figure]:
-        """The figures."""
-        return figures(self.group)
-
-    @cached_property
-    def galleries(self) -> list[Gallery]:
-        """The examples."""
-        return galleries(self.group)
 
     @property
     def open_gallery(self) -> str:
@@ -63,11 +47,6 @@ class Section:
         labels = [gallery.contender.label for gallery in self.galleries]
         stochastic = [g.contender.label for g in self.galleries if not g.contender.is_reference]
         return self.verdict.choice if self.verdict.choice in labels else [*stochastic, *labels][0]
-
-    @cached_property
-    def provenance(self) -> Provenance:
-        """Settings and environment of the runs."""
-        return provenance(self.group)
 
 
 def build(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -102,7 +81,7 @@ def render(results: Results) -> str:
     environment.filters |= {"breakable": _breakable, "short": _short, "cut": cut}
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
-        sections=[Section(f"group{i}", group) for i, group in enumerate(results.groups, 1)],
+        sections=[_section(f"group{i}", group) for i, group in enumerate(results.groups, 1)],
         damaged=results.damaged,
         rule=RULE,
         style=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
@@ -110,6 +89,10 @@ def render(results: Results) -> str:
         policy=_policy(script),
         key_symbol=key_symbol,
     )
+
+
+def _section(id: str, group: Group) -> Section:
+    return Section(id, group, verdict(group), comparison(group), figures(group), galleries(group), provenance(group))
 
 
 def _breakable(text: str) -> Markup:

@@ -102,7 +102,6 @@ def provenance(group: Group) -> Provenance:
 
 
 def _unique(values: Iterable[Any]) -> list[str]:
-    """Return the texts among the values, each once, in order."""
     return list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
 
 
@@ -141,7 +140,6 @@ def _versions(run: Run) -> str:
 
 
 def _seeds(group: Group) -> str:
-    """Return the seeds: once if all contenders have the same, else by contender."""
     seeds = {contender.label: ", ".join(run.seed for run in contender.runs) for contender in group.contenders}
     if len(set(seeds.values())) == 1:
         return next(iter(seeds.values()))
@@ -179,7 +177,6 @@ def _values(contender: Contender, name: str) -> str:
 
 
 def _remarks(runs: Iterable[Run]) -> list[str]:
-    """Return sentences on differences between the runs."""
     runs = list(runs)
     found = []
     for what, values, effect in (

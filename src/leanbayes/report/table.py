@@ -40,7 +40,6 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Mean and standard error in one line."""
         return f"{self.mean} ± {self.sem}" if self.sem else self.mean
 
 
@@ -65,7 +64,6 @@ class Comparison:
         return any(cell.sem for row in self.rows for cell in row.cells if cell)
 
     def only(self, *places: str) -> Comparison:
-        """Return the table of the columns in these places."""
         kept = [i for i, column in enumerate(self.columns) if column.place in places]
         rows = (Row(row.contender, tuple(row.cells[i] for i in kept)) for row in self.rows)
         return Comparison(tuple(self.columns[i] for i in kept), tuple(rows))
@@ -120,20 +118,17 @@ def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
 
 
 def _numbers(content: Any) -> Iterator[tuple[str, float]]:
-    """Yield the finite numbers of a mapping."""
     for key, value in content.items() if isinstance(content, Mapping) else ():
         if (found := number(value)) is not None:
             yield key, found
 
 
 def _items(content: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the mappings inside a mapping."""
     items = content.items() if isinstance(content, Mapping) else ()
     return [(key, value) for key, value in items if isinstance(value, Mapping)]
 
 
 def _columns(group: Group) -> list[Column]:
-    """Return all columns of a group, in order."""
     scores: dict[str, dict[str, None]] = {}
     for run in group.runs:
         for name, content in _items(run.part("metrics", "ood")):
@@ -144,7 +139,6 @@ def _columns(group: Group) -> list[Column]:
 
 
 def _cells(column: Column, estimates: list[Estimate | None]) -> list[Cell | None]:
-    """Write a column with equal decimals and marks."""
     known = [found for found in estimates if found is not None]
     decimals = decimals_of(column, known)
     marks = iter(marks_of(column, known, decimals))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal, TYPE_CHECKING
 
 from leanbayes.report.load import Failure, Group, Results
 from leanbayes.report.provenance import provenance
@@ -46,23 +46,23 @@ class Table:
     left: int = 1
 
     def markdown(self) -> str:
-        """Return the table in Markdown."""
         ruler = ["---" if i < self.left else "---:" for i in range(len(self.heads))]
         texts = [[inline(cell) if i < self.left else cell for i, cell in enumerate(row)] for row in self.rows]
         lines = [list(self.heads), ruler, *_marked(texts, self.marks, MARKDOWN_MARKS)]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
     def rich(self) -> RichTable:
-        """Return the table for a console of rich."""
         from rich import box
         from rich.markup import escape
         from rich.table import Table as RichTable
 
-        padding = 0 if self.left < len(self.heads) else (0, 1, 0, 0)
+        with_numbers = self.left < len(self.heads)
+        padding = 0 if with_numbers else (0, 1, 0, 0)
+        vertical: Literal["bottom", "top"] = "bottom" if with_numbers else "top"
         made = RichTable(box=box.SIMPLE_HEAD, title=escape(self.title), title_justify="left", padding=padding)
         for i, head in enumerate(self.heads):
             if i < self.left:
-                made.add_column(escape(head), overflow="fold", min_width=NAME_WIDTH, vertical="bottom")
+                made.add_column(escape(head), overflow="fold", min_width=NAME_WIDTH, vertical=vertical)
             else:
                 made.add_column(escape(head.replace(" ", "\n")), justify="right", vertical="bottom", no_wrap=True)
         texts = [[escape(cell) for cell in row] for row in self.rows]
@@ -71,7 +71,6 @@ class Table:
         return made
 
     def print(self) -> None:
-        """Print the table to standard output."""
         from rich.console import Console
 
         Console().print(self.rich(), highlight=False)
@@ -144,7 +143,6 @@ def _section(group: Group) -> str:
 
 
 def _table(group: Group, places: Sequence[str], *, with_errors: bool) -> Table:
-    """Return the comparison of a group as text."""
     found = comparison(group).only(*places)
     return Table(
         heads=["Method", *(column.head for column in found.columns)],

@@ -44,7 +44,6 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The contender's label."""
         return self.contender.label
 
     @property
@@ -56,12 +55,10 @@ class Candidate:
 
     @property
     def affordable(self) -> bool:
-        """Whether all costs are known and within the limits."""
         return self.excess is not None and self.excess <= 1
 
     @property
     def price(self) -> str:
-        """The costs in words."""
         written = {name: _WORDS[name](self.costs[name].mean) for name in LIMITS if name in self.costs}
         return _list(list(written.values())) if written else "a cost that was not measured"
 
@@ -134,7 +131,6 @@ def _sign(column: Column) -> int:
 
 
 def _clearly_better(column: Column, one: Candidate, other: Candidate) -> bool:
-    """Return whether one mean beats another by more than CLEAR standard errors of the difference."""
     gap = _sign(column) * (one.quality.mean - other.quality.mean)
     return gap > CLEAR * difference_error(one.quality, other.quality)
 
@@ -177,7 +173,6 @@ def _weigh(column: Column, plain: Candidate, best: Candidate) -> tuple[Candidate
 
 
 def _near(rivals: list[Candidate], choice: Candidate | None) -> str:
-    """Return the methods within the limits that may be as good as the choice."""
     near = [c.label for c in rivals if choice and _may_equal(c, choice)]
     return f"; {_list(near)} {'is' if len(near) == 1 else 'are'} within one standard error of it" if near else ""
 

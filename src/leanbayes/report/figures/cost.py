@@ -109,7 +109,6 @@ def _name_points(chart: Chart, crosses: list[Cross], names: list[str], covered: 
 
 
 def _around(points: list[Point], margin: float) -> Box:
-    """Return the box around points: left, top, right, bottom."""
     across, down = zip(*points, strict=True)
     return min(across) - margin, min(down) - margin, max(across) + margin, max(down) + margin
 

@@ -74,7 +74,6 @@ def training_figure(group: Group) -> Figure | None:
 
 
 def _history(run: Run, key: str) -> dict[float, float | None]:
-    """Return one column of a run's history by epoch."""
     rows = run.rows("history")
     return {float(row["epoch"]): number(row.get(key)) for row in rows if number(row.get("epoch")) is not None}
 
@@ -89,7 +88,6 @@ Plot = Callable[[Chart, Curve, Measure, str], None]
 
 
 def _panels(measures: Sequence[Measure], found: list[list[Curve]], across: str, plot: Plot) -> list[Panel]:
-    """Return one chart for each measure with curves."""
     panels = []
     for measure, curves in zip(measures, found, strict=True):
         if curves:
@@ -101,7 +99,6 @@ def _panels(measures: Sequence[Measure], found: list[list[Curve]], across: str, 
 
 
 def _across(label: str, curves: list[Curve]) -> Axis:
-    """Return an axis from the first to the last x, with whole ticks."""
     xs = [x for c in curves for x in c.points]
     low, high = min(xs), max(xs)
     axis = linear_axis(label, (low, high), wanted=max(min(6, int(high - low)), 1))
@@ -132,7 +129,6 @@ def _plot_line(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
 
 
 def _numbers(measures: Sequence[Measure], found: list[list[Curve]], across: str) -> Numbers:
-    """Return the points of all curves, a row for each contender and x."""
     values = [{c.contender.series: c.points for c in curves} for curves in found]
     contenders = {c.contender.series: c.contender for curves in found for c in curves}
     rows = []

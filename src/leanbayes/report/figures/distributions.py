@@ -210,7 +210,6 @@ def _varies(histogram: Histogram) -> bool:
 
 
 def _histogram(contender: Contender, histogram: Histogram, label: str, others: list[str], tallest: float) -> str:
-    """Plot the test set as an area and each other set as a line."""
     edges = histogram.edges
     ticks = tuple(tick for tick in linear_axis("", edges, wanted=3).ticks if edges[0] <= tick <= edges[-1])
     shares = tuple(tick for tick in (0.05, 0.2, 0.5, 1.0) if tick <= tallest * 1.1) or (tallest,)
@@ -226,7 +225,6 @@ def _histogram(contender: Contender, histogram: Histogram, label: str, others: l
 
 
 def _steps(edges: list[float], shares: list[float]) -> list[tuple[float, float]]:
-    """Return the corners of a histogram's outline."""
     return [(x, share) for left, right, share in zip(edges, edges[1:], shares, strict=False) for x in (left, right)]
 
 

@@ -87,7 +87,6 @@ def _name(index: Any, names: list[str]) -> str:
 
 
 def _bars(row: Mapping[str, Any], names: list[str]) -> list[Bar]:
-    """Return the most probable classes, and the true class."""
     chances, stds = _numbers(row.get("probabilities")), _numbers(row.get("spread"))
     stds += [0.0] * (len(chances) - len(stds))
     order = sorted(range(len(chances)), key=lambda i: -chances[i])[:CLASSES]

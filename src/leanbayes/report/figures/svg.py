@@ -83,7 +83,6 @@ LADDERS = (  # ticks of an axis, by the largest ratio of its ends
 
 
 def _round_step(step: float) -> float:
-    """Round a step up to 1, 2, 2.5 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(m * power for m in (1, 2, 2.5, 5, 10) if step <= m * power * (1 + 1e-9))
 
@@ -112,32 +111,26 @@ class Chart:
         return max(self.size.left, widest + TICK_GAP + (NAME_END if self.y.label else 0))
 
     def at(self, x: float, y: float) -> Point:
-        """Return the pixel of a pair of values."""
         s = self.size
         across, up = s.width - self.left - s.right, s.height - s.top - s.bottom
         return self.left + across * self.x.share(x), s.top + up * (1 - self.y.share(y))
 
     def line(self, points: Sequence[Point], classes: str, title: str = "") -> None:
-        """Add a line through the points."""
         self._add("polyline", classes, title, points=" ".join(_pair(self.at(*point)) for point in points))
 
     def area(self, points: Sequence[Point], classes: str, title: str = "") -> None:
-        """Fill the polygon of the points."""
         self._add("polygon", classes, title, points=" ".join(_pair(self.at(*point)) for point in points))
 
     def bar(self, low: Point, high: Point, classes: str, title: str = "") -> None:
-        """Fill the rectangle between two corners."""
         (x0, y1), (x1, y0) = self.at(*low), self.at(*high)
         self._add("rect", classes, title, x=_short(x0), y=_short(y0), width=_short(x1 - x0), height=_short(y1 - y0))
 
     def marker(self, point: Point, look: Look, title: str, kind: str = "") -> None:
-        """Add the marker of a contender."""
         classes = f"marker {look.classes} {kind}".rstrip()
         place = f"translate({_pair(self.at(*point))})"
         self._add("path", classes, title, transform=place, d=SHAPES[look.shape])
 
     def text(self, pixel: Point, text: str, anchor: str, kind: str = "label") -> None:
-        """Write a label at a pixel."""
         place = f'x="{_short(pixel[0])}" y="{_short(pixel[1])}" text-anchor="{anchor}"'
         self.marks.append(f'<text class="{kind}" {place}>{html.escape(text)}</text>')
 
@@ -155,7 +148,6 @@ class Chart:
         self.marks.append(f'<{tag} class="{classes}"{written}>{inside}</{tag}>')
 
     def _axes(self) -> str:
-        """Return ticks, grid lines and labels."""
         s, left, parts = self.size, _short(self.left), []
         for tick in self.y.ticks:
             y = self.at(self.x.low, tick)[1]

@@ -16,12 +16,11 @@ import leanbayes as lb
 from leanbayes import metrics
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
-from leanbayes.compare.members import read_predictions, save_predictions, Saved
-from leanbayes.compare.ruler import jackknife, paired, Ruler, score
 from leanbayes.compare.run import perform
 from tests.experiments.pages import lacking, RESULTS
 from tools.ruler import conversions, main, scores
 from tools.ruler_page import less_of, says, says_late, short, tables
+from tools.ruler_scores import jackknife, paired, read_predictions, Ruler, save_predictions, Saved, score
 
 ROWS, CLASSES = 300, 4
 

@@ -47,9 +47,9 @@ def say(monkeypatch):
 
 def job(launch=None, **changes):
     recipe = Recipe(epochs=1, batch_size=64, accelerator="cpu")
-    source, judging = DataSpec(name="digits", train_rows=100), EvaluationSpec(samples=2, shift=False, test_images=40)
+    source, spec = DataSpec(name="digits", train_rows=100), EvaluationSpec(samples=2, shift=False, test_images=40)
     return Job(
-        source=source, net="small", method=None, recipe=replace(recipe, **changes), evaluation=judging, launch=launch
+        source=source, net="small", method=None, recipe=replace(recipe, **changes), evaluation=spec, launch=launch
     )
 
 
@@ -138,7 +138,7 @@ def test_a_job_knows_who_started_it(say):
 
 @pytest.fixture(scope="module")
 def experiment():
-    return Experiment(job().source, "small", job().judging)
+    return Experiment(job().source, "small", job().evaluation)
 
 
 def test_processes_are_recorded_and_other_numbers_are_not_kept(experiment, tmp_path):
