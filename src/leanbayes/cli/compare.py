@@ -28,9 +28,7 @@ from leanbayes.runtime.distributed import is_first
 from leanbayes.training import Recipe
 
 NET_OF_KIND = {"image": "lenet", "table": "mlp", "series": "lstm-ehr"}
-SMALLEST_LENET = 28
-"""Smallest image side, in pixels, for LeNet's kernels; smaller images get the small network."""
-
+SMALLEST_LENET = 28  # smallest image side, in pixels, for LeNet's kernels; smaller images get the small network
 OOD = {
     "digits": ("noise", "shuffled"),
     "mnist": ("fashion-mnist", "notmnist"),

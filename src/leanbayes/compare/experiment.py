@@ -27,8 +27,7 @@ from leanbayes.shift import Shift
 OWN_NETWORK = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """The name of a user's network, package.module:function."""
 
-INITIAL_STD = 0.5
-"""Initial noise of standardised regression targets; it is learned."""
+INITIAL_STD = 0.5  # initial noise of standardised regression targets; it is learned
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,18 +19,13 @@ from leanbayes.methods._base import Method
 from leanbayes.runtime.distributed import Launch, launched
 from leanbayes.training import Recipe
 
-PLAIN = "plain"
-"""Name of the unconverted network in lists of methods."""
+PLAIN = "plain"  # name of the unconverted network in lists of methods
 
 Budget = Literal["quick", "short", "full"]
 BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
 
-FEW = 5000
-"""Fewer training images than this get small batches: they need many steps, also after conversion."""
-
-KL_EPOCHS = 200
-"""Epochs until the KL has its full weight, as in the papers; shorter trainings end before."""
-
+FEW = 5000  # fewer training images than this get small batches: they need many steps, also after conversion
+KL_EPOCHS = 200  # epochs until the KL has its full weight, as in the papers; shorter trainings end before
 METHOD = re.compile(r"\s*([\w-]+)\s*(?:\[([^\]]*)\])?\s*(?:,|$)")
 
 

@@ -24,8 +24,7 @@ from leanbayes.evaluation.result import read_json, read_result
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
 
 STATE = Path("checkpoint") / "last.safetensors"
-NOISE = "model/likelihood."
-"""Prefix of the likelihood's parameters in a training state."""
+NOISE = "model/likelihood."  # prefix of the likelihood's parameters in a training state
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from leanbayes.training.progress import display
 
 TABLE = "predictions.csv"
 TABLES = (".csv", ".tsv")
-POLL = 0.5
-"""Seconds between two counts of the finished parts."""
+POLL = 0.5  # seconds between two counts of the finished parts
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,8 @@ from leanbayes.training.fit import fit
 
 MODEL = "model.safetensors"
 SETTINGS_FILE = "job.json"
-NORM_ROWS = 1024
-"""Training rows for the norm statistics of a nested network at full width."""
-SHOWN = 6
-"""Example images of each kind in a result."""
+NORM_ROWS = 1024  # training rows for the norm statistics of a nested network at full width
+SHOWN = 6  # example images of each kind in a result
 Stage = Literal["train", "evaluate", "compare"]
 Callback = Callable[[Any], object]
 

@@ -25,8 +25,7 @@ from leanbayes.evaluation.result import commit, read_result
 
 Item = TypeVar("Item")
 Backend = Literal["auto", "local", "ray"]
-ADDRESS = "RAY_ADDRESS"
-"""The environment variable with the address of a Ray cluster."""
+ADDRESS = "RAY_ADDRESS"  # the environment variable with the address of a Ray cluster
 
 
 def run_on_workers(

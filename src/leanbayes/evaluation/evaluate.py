@@ -34,8 +34,7 @@ HISTOGRAM_BINS = 30
 PREDICTED_ROWS, PREDICTED_ROWS_ON_CPU = 4096, 512
 """Fewest rows for timing a prediction; fewer rows would measure kernel launches."""
 
-LEVELS = tuple(level / 20 for level in range(1, 20))
-"""Levels of the regression intervals whose coverage is plotted."""
+LEVELS = tuple(level / 20 for level in range(1, 20))  # levels of the regression intervals whose coverage is plotted
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,12 @@ from leanbayes.runtime._files import parse_json, write_text
 
 SCHEMA = 1
 FILE = "result.json"
-GROUPED_BY = ("data.name", "data.root", "net")
-"""Settings that define the group of a run in the report."""
+GROUPED_BY = ("data.name", "data.root", "net")  # settings that define the group of a run in the report
 MACHINE = ("accelerator", "devices", "nodes", "compile", "channels_last")
 """Fields of a recipe that choose the machine and the speed, not the result."""
 FREE = frozenset((*GROUPED_BY, "recipe.seed", *(f"recipe.{name}" for name in MACHINE)))
 """Settings in which the seeds of one method may differ."""
-PREFIXES = ("data.", "judging.", "method.fields.")
-"""Parts of a setting's name that are no part of its flag."""
+PREFIXES = ("data.", "judging.", "method.fields.")  # parts of a setting's name that are no part of its flag
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:

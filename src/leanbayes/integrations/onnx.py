@@ -36,15 +36,9 @@ from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, repeat_rows, to_device
 from leanbayes.runtime.passes import draws, many_draws
 
-KEY = "leanbayes"
-"""Key of the file's metadata: JSON on the model, the likelihood and versions."""
-
-OUTPUTS = Decomposition._fields
-"""Names of the graph's outputs: mean, total, aleatoric, epistemic."""
-
-ROWS = "rows"
-"""Name of the batch size in the graph."""
-
+KEY = "leanbayes"  # key of the file's metadata: JSON on the model, the likelihood and versions
+OUTPUTS = Decomposition._fields  # names of the graph's outputs: mean, total, aleatoric, epistemic
+ROWS = "rows"  # name of the batch size in the graph
 OLDEST_TORCH = "2.6"
 
 LARGEST_FILE = 2**31 - 2**26

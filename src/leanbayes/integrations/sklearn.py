@@ -38,29 +38,16 @@ from leanbayes.training.fit import fit
 Net = nn.Module | Callable[..., nn.Module] | str | None
 """A network to copy, a function of the keywords `num_outputs` and `input_shape`, a name of `lb.models`, or None."""
 
-HIDDEN = 100
-"""Hidden units of the default network."""
-
-FEWEST_STEPS = 200
-"""Fewest steps of a training: half a second on one core."""
-
-FEWEST_EPOCHS = 20
-"""Fewest epochs; large tables have more steps than that in each."""
-
-BATCH_SIZES = (32, 512)
-"""Smallest and largest batch."""
-
-STEPS_AN_EPOCH = 64
-"""Batches per epoch, between the smallest and the largest batch size."""
-
+HIDDEN = 100  # hidden units of the default network
+FEWEST_STEPS = 200  # fewest steps of a training: half a second on one core
+FEWEST_EPOCHS = 20  # fewest epochs; large tables have more steps than that in each
+BATCH_SIZES = (32, 512)  # smallest and largest batch
+STEPS_AN_EPOCH = 64  # batches per epoch, between the smallest and the largest batch size
 TALKATIVE = ("lightning_fabric.utilities.rank_zero", "lightning.fabric.utilities.rank_zero")
 """Loggers of Fabric's advice; an estimator is silent."""
 
-FLOATS = (np.float64, np.float32)
-"""Types of numbers that are kept; others become the first."""
-
-FIRST_NOISE = 0.5
-"""Initial noise, in standard deviations of the targets; it is learned."""
+FLOATS = (np.float64, np.float32)  # types of numbers that are kept; others become the first
+FIRST_NOISE = 0.5  # initial noise, in standard deviations of the targets; it is learned
 
 
 def default_recipe(rows: int) -> Recipe:

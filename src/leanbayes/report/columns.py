@@ -107,8 +107,8 @@ CLASSIFICATION = (
           digits=4, place="brief"),
     _test("nll", "NLL", "lower", "Mean of -log p(true class), in nats: right and unsure costs little, wrong and sure "
           "costs much.", place="brief"),
-    _test("cnll", "Calibrated NLL", "lower", "NLL after the best temperature, found by two-fold cross-validation: what "
-          "is left once sharpness is free."),
+    _test("cnll", "Calibrated NLL", "lower", "NLL after the best temperature, found by two-fold cross-validation: the "
+          "loss that remains once sharpness is free."),
     _test("ensemble_equivalent", "Ensemble equivalent", "higher", "Networks that a deep ensemble needs for the same "
           "calibrated NLL, along the line between those measured.", digits=2, marked=False),
     _test("ece", "ECE", "lower", "Expected calibration error: mean gap between confidence and accuracy over bins.",
@@ -193,7 +193,7 @@ def ood_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column
     def column(key: Key, title: str, better: Any, help: str, place: Any = "rest") -> Column:
         return Column(key=("ood", name, *key), title=title, group=group, better=better, help=help, place=place)
 
-    first = f"{area}, {what} by uncertainty: 1 tells them apart, 0.5 is chance."
+    first = f"{area}, {what} by uncertainty: 1 separates them, 0.5 is chance."
     found = f"Share of test inputs taken for out-of-distribution ones where 95 % of {name} are found."
     return [
         column(("auroc",), f"AUROC {short}", "higher", first, "brief" if brief else "main"),

@@ -96,10 +96,10 @@ def _section(id: str, group: Group) -> Section:
 
 
 def _breakable(text: str) -> Markup:
-    """Allow line breaks after underscores, and none around ±."""
+    """Allow line breaks after underscores and opening brackets, and none around ±."""
     from markupsafe import escape, Markup
 
-    return Markup(str(escape(text)).replace("_", "_<wbr>").replace(" ± ", "&nbsp;±&nbsp;"))
+    return Markup(str(escape(text)).replace("_", "_<wbr>").replace("[", "[<wbr>").replace(" ± ", "&nbsp;±&nbsp;"))
 
 
 def _short(text: str) -> Markup:

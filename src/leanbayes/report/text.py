@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 WIDTH = 100
-NAME_WIDTH = 8
-"""Least width of the methods' names in the terminal; longer names are folded."""
+NAME_WIDTH = 8  # least width of the methods' names in the terminal; longer names are folded
 MARKDOWN_MARKS = {"best": "**{}**", "near": "*{}*", "": "{}"}
 TERMINAL_MARKS = {"best": "[bold green]{}[/]", "near": "[green]{}[/]", "": "{}"}
 LEGEND = (
