@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def _predict(work: Work, parts: list[Part]) -> None:
         found = predict(model, x, likelihood, samples=work.samples, seed=work.seed, keep_samples=False).to("cpu")
         found = found if work.units is None else in_units(found, *work.units)
         remove_leftovers(part.path)
-        write_whole(part.path, _writer({name: getattr(found, name).numpy() for name in FIELDS}))
+        write_whole(part.path, partial(_write, {name: getattr(found, name).numpy() for name in FIELDS}))
 
 
 def _prepare(work: Work, x: Tensor, part: Part) -> Tensor:
@@ -182,12 +183,9 @@ def _prepare(work: Work, x: Tensor, part: Part) -> Tensor:
         raise ValueError(f"rows {part.start} to {part.stop - 1}: {error}") from error
 
 
-def _writer(arrays: dict[str, Any]) -> Callable[[Path], None]:
-    def write(path: Path) -> None:
-        with path.open("wb") as file:  # given a name, numpy would append .npz
-            np.savez(file, **arrays)
-
-    return write
+def _write(arrays: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:  # given a name, numpy would append .npz
+        np.savez(file, **arrays)
 
 
 def _load_model(model: nn.Module | PathLike, net: nn.Module | None) -> nn.Module:

@@ -29,17 +29,7 @@ NOISE = "model/likelihood."  # prefix of the likelihood's parameters in a traini
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained network with its likelihood and data.
-
-    Attributes:
-        folder: of the run.
-        net: name of the network.
-        method: name of the method.
-        model: the network as it was evaluated.
-        likelihood: how to read its outputs.
-        source: the spec of its data.
-        data: the data set.
-    """
+    """The trained network of a run as it was evaluated, the names of network and method, its likelihood and data."""
 
     folder: Path
     net: str
@@ -85,21 +75,16 @@ class Preparation:
                 f"expected rows of shape {self.shape}, as {self.name} has, got {tuple(rows.shape[1:])}; resize images, "
                 "pick the same features"
             )
-        return self._tokens(x) if self.mean is None else self._normalised(x, self.mean, self.std)
+        if self.mean is None or self.std is None:
+            if x.is_floating_point():
+                raise ValueError(f"expected tokens as {self.name} has, whole numbers, got {x.dtype}")
+            return x.long()
+        check_inputs(x.numpy(), "the part")
+        return normalised(tensor(x.numpy()), self.mean, self.std)
 
     def _channels_first(self, rows: Array) -> Array:
         read = reading_like(rows.shape[1:], self.shape, self.channels)
         return channels_first(rows, self.name, read) if read is not None or rows.ndim != 4 else rows
-
-    def _tokens(self, x: Tensor) -> Tensor:
-        if x.is_floating_point():
-            raise ValueError(f"expected tokens as {self.name} has, whole numbers, got {x.dtype}")
-        return x.long()
-
-    def _normalised(self, x: Tensor, mean: Tensor, std: Tensor | None) -> Tensor:
-        assert std is not None
-        check_inputs(x.numpy(), "the part")
-        return normalised(tensor(x.numpy()), mean, std)
 
 
 def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:

@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Self
 
@@ -111,27 +111,17 @@ def _check_outputs(made: nn.Module, num_outputs: int, features: int) -> None:
         )
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Bayesian(BaseEstimator):  # type: ignore[misc]
-    """Parameters, training and prediction of both estimators."""
+    """Parameters, training and prediction of both estimators; `fit` checks the parameters."""
 
-    def __init__(
-        self,
-        *,
-        net: Net = None,
-        method: Method | str | None = None,
-        recipe: Recipe | None = None,
-        samples: int = 16,
-        standardize: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-    ) -> None:
-        self.net = net
-        self.method = method
-        self.recipe = recipe
-        self.samples = samples
-        self.standardize = standardize
-        self.random_state = random_state
-        self.device = device
+    net: Net = None
+    method: Method | str | None = None
+    recipe: Recipe | None = None
+    samples: int = 16
+    standardize: bool = True
+    random_state: int | np.random.RandomState | None = None
+    device: str = "auto"
 
     def uncertainty(self, X: ArrayLike) -> Prediction:
         """Return the prediction of each row, with its uncertainty split into aleatoric and epistemic."""
@@ -231,17 +221,14 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
             return np.log(self.predict_proba(X))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
     """A regression with uncertainty: a network whose weights have a posterior, with learned noise.
 
     Args:
         net: as for `BayesianClassifier`; with `heteroscedastic` it has two outputs for each target.
-        method: as for `BayesianClassifier`.
-        recipe: as for `BayesianClassifier`.
-        samples: draws per prediction.
+        method, recipe, samples, random_state, device: as for `BayesianClassifier`.
         standardize: scale each column to mean zero and standard deviation one; targets are always scaled.
-        random_state: as for `BayesianClassifier`.
-        device: as for `BayesianClassifier`.
         heteroscedastic: let the network predict the noise of each row, instead of one number for all rows.
 
     Attributes:
@@ -253,28 +240,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
         >>> mean, std = regressor.predict(X_test, return_std=True)
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        net: Net = None,
-        method: Method | str | None = None,
-        recipe: Recipe | None = None,
-        samples: int = 16,
-        standardize: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        heteroscedastic: bool = False,
-    ) -> None:
-        super().__init__(
-            net=net,
-            method=method,
-            recipe=recipe,
-            samples=samples,
-            standardize=standardize,
-            random_state=random_state,
-            device=device,
-        )
-        self.heteroscedastic = heteroscedastic
+    heteroscedastic: bool = False
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train on rows (n, features) with targets (n,) or (n, targets)."""
