@@ -21,9 +21,10 @@ from torch import nn, Tensor
 from leanbayes import metrics
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.run import autocast, SETTINGS_FILE
-from leanbayes.core.conversion import mean, stochastic_layers
+from leanbayes.core.conversion import is_stochastic
+from leanbayes.core.plain import mean
 from leanbayes.core.predictor import distinct_draws, predict
-from leanbayes.data.cache import written
+from leanbayes.data.cache import write_npz
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import commit, read_json
 from leanbayes.methods.ensemble import members_of
@@ -34,6 +35,8 @@ from leanbayes.runtime.passes import components_of
 FIGURES = ("accuracy", "nll", "cnll", "ece")
 BOOTSTRAPS = 400
 """Bootstrap samples of the test rows, for standard errors."""
+FLOOR_DRAWS = 200
+"""Draws of the classes of the test rows from a network's own probabilities."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +68,7 @@ class Saved:
 
 
 def save_predictions(
-    folder: Path, out: Path, *, samples: int = 16, device: str = "cpu", root: str | None = None
+    folder: Path, out: Path, *, samples: int = 16, noise: bool = True, device: str = "cpu", root: str | None = None
 ) -> Saved:
     """Predict the test rows with the network of a finished run, in its training precision, and write an `.npz`.
 
@@ -73,6 +76,7 @@ def save_predictions(
         folder: of the run.
         out: the file to write.
         samples: draws of `both`, and of each member with noise.
+        noise: predict also with each member with noise, which takes most of the passes.
         device: of the prediction.
         root: folder of the known data sets; default that of the run.
     """
@@ -86,7 +90,7 @@ def save_predictions(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = run.data.inputs(run.data.test.x), run.data.test.y
     with autocast(recipe.get("precision", "32-true"), torch.device(device)):
-        parts = {name: p.float().cpu() for name, p in _parts(model, x, run.likelihood.to(device), samples)}
+        parts = {name: p.float().cpu() for name, p in _parts(model, x, run.likelihood.to(device), samples, noise)}
     about = {
         "net": run.net,
         "method": settings["method"],
@@ -98,8 +102,7 @@ def save_predictions(
     }
     saved = Saved(about, y.long(), parts)
     arrays = {f"p_{name}": p.numpy() for name, p in parts.items()}
-    with written(out) as file:
-        np.savez_compressed(file, allow_pickle=False, about=np.array(json.dumps(about)), y=saved.y.numpy(), **arrays)
+    write_npz(out, {"about": np.array(json.dumps(about)), "y": saved.y.numpy(), **arrays})
     return saved
 
 
@@ -118,18 +121,20 @@ def read_predictions(path: Path) -> Saved:
         raise ValueError(f"expected predictions of a run in '{path}', got something else ({error})") from error
 
 
-def _parts(model: nn.Module, x: Tensor, likelihood: Likelihood, samples: int) -> Iterator[tuple[str, Tensor]]:
+def _parts(
+    model: nn.Module, x: Tensor, likelihood: Likelihood, samples: int, noise: bool
+) -> Iterator[tuple[str, Tensor]]:
     def average(network: nn.Module, draws: int = 1, component: int | None = None) -> Tensor:
         return predict(network, x, likelihood, samples=draws, component=component, keep_samples=False).mean
 
     distinct = distinct_draws(model)
     yield "both", average(model, distinct or samples)
-    if members_of(model) or not any(True for _ in stochastic_layers(model)):
+    if members_of(model) or not is_stochastic(model):
         return
     yield "centre", average(mean(model))
     for k in range(components_of(model)):
         yield f"member{k}", average(mean(model, component=k))
-        if distinct is None:
+        if distinct is None and noise:
             yield f"noise{k}", average(model, samples, component=k)
 
 
@@ -159,6 +164,22 @@ def score(probabilities: Tensor, y: Tensor) -> Scored:
     }
     figures = {name: float(values.mean()) for name, values in each.items()}
     return Scored(figures | {"ece": float(metrics.ece(probabilities, y))}, each)
+
+
+def ece_floor(probabilities: Tensor, *, draws: int = FLOOR_DRAWS) -> dict[str, float]:
+    """Return the ECE of a calibrated network with these probabilities, which is positive because rows are few.
+
+    Classes are drawn from the probabilities, so the network is calibrated and its ECE is noise. A measured ECE within
+    the central 95 % of these is not distinguishable from that of a calibrated network.
+
+    Returns:
+        `mean`, `low` (2.5 %) and `high` (97.5 %) over the draws.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(probabilities.double(), draws, replacement=True, generator=generator)
+    values = torch.stack([torch.as_tensor(metrics.ece(probabilities, y)) for y in drawn.unbind(1)]).double()
+    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return {"mean": float(values.mean()), "low": low, "high": high}
 
 
 class Ruler:

@@ -15,7 +15,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from leanbayes import metrics
 from leanbayes.compare.experiment import Experiment
-from leanbayes.core.conversion import mean, strip
+from leanbayes.core.plain import mean, strip
 from leanbayes.core.predictor import predict
 from leanbayes.runtime.passes import components_of
 from leanbayes_papers.study import Case, new_figure, Numbers, save_figure

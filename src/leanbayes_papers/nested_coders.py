@@ -26,9 +26,8 @@ from leanbayes.generative import (
     VAE,
     VNDAutoencoder,
 )
-from leanbayes.generative.networks import ConvDecoder, ConvEncoder
-from leanbayes.metrics.features import classifier_features
-from leanbayes.metrics.generation import compare_images
+from leanbayes.generative.autoencoder import ConvDecoder, ConvEncoder
+from leanbayes.metrics import classifier_features, compare_images
 from leanbayes.training import Recipe
 from leanbayes_papers.study import Case, Numbers
 from leanbayes_papers.suite import Setting

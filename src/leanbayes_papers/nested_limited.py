@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from leanbayes.core.conversion import mean
+from leanbayes.core.plain import mean
 from leanbayes.methods.nested.config import NestedDropout
 from leanbayes.methods.variance import VarianceLayers
 from leanbayes.phase import prune, Sparse

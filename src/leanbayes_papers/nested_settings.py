@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from leanbayes import data as sets
 from leanbayes.compare.experiment import pick_device
-from leanbayes.core.conversion import mean
 from leanbayes.core.norm import update_norm
+from leanbayes.core.plain import mean
 from leanbayes.data import DataSet
 from leanbayes.evaluation.evaluate import evaluate
 from leanbayes.methods._base import Method

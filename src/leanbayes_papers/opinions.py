@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import mean
 from leanbayes.core.norm import update_norm
+from leanbayes.core.plain import mean
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.data import AnnotatedImages

@@ -12,7 +12,7 @@ from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
 from leanbayes.compare.run import Callback
 from leanbayes.compare.run_all import run_all
-from leanbayes.data.annotated.sets import annotated_name
+from leanbayes.data.annotated import annotated_name
 from leanbayes.runtime.distributed import rank_and_world
 from leanbayes_papers.checkpoints import Checkpoints
 from leanbayes_papers.outcome import Outcome

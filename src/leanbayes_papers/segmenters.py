@@ -26,8 +26,9 @@ from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.mc_dropout import MCDropout
 from leanbayes.methods.nested.config import NestedDropout
 from leanbayes.models import UNet
-from leanbayes.training import fit, Recipe
+from leanbayes.training import Recipe
 from leanbayes.training.data import seeded
+from leanbayes.training.fit import fit
 from leanbayes_papers.nested_settings import ANNEALED
 from leanbayes_papers.study import Case
 from leanbayes_papers.trained import FOLDER

@@ -29,7 +29,8 @@ from leanbayes.methods.mean_field import MeanField
 from leanbayes.methods.patch import ModelPatch
 from leanbayes.methods.rank1 import BatchEnsemble, Rank1
 from leanbayes.methods.variance import VarianceLayers
-from leanbayes.training import fit, Recipe
+from leanbayes.training import Recipe
+from leanbayes.training.fit import fit
 from leanbayes_papers.study import Case
 from leanbayes_papers.suite import Setting
 from leanbayes_papers.trained import loaded, Trained, Trainee

@@ -24,7 +24,8 @@ from leanbayes.data import DataSet
 from leanbayes.distributions.likelihoods import Categorical
 from leanbayes.methods._base import Method
 from leanbayes.models import build
-from leanbayes.training import fit, Recipe
+from leanbayes.training import Recipe
+from leanbayes.training.fit import fit
 from leanbayes_papers.study import Case
 
 FOLDER = "trained"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from leanbayes.core.conversion import mean
+from leanbayes.core.plain import mean
 from leanbayes.data import DataSet
 from leanbayes.methods.ensemble import Ensemble
 from leanbayes.methods.variance import VarianceLayers

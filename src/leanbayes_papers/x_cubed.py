@@ -18,7 +18,8 @@ from leanbayes.methods._base import Method
 from leanbayes.methods.implicit import ImplicitNodes
 from leanbayes.methods.mean_field import MeanField
 from leanbayes.models import MLP
-from leanbayes.training import fit, Recipe
+from leanbayes.training import Recipe
+from leanbayes.training.fit import fit
 from leanbayes_papers.study import Case, new_figure, Numbers, save_figure
 
 POINTS, EDGE, NOISE, WIDTH = 30, 4.0, 3.0, 256

@@ -20,7 +20,7 @@ from leanbayes_papers.runner import run
 from leanbayes_papers.study import Case
 from leanbayes_papers.suite import Setting
 from leanbayes_papers.trained import Trained
-from tests.data.test_icu import write_cache
+from tests.data.test_physionet import write_cache
 from tests.experiments.pages import lacking, RESULTS
 
 ehr = importlib.import_module("leanbayes_papers.rank1_ehr")

@@ -31,7 +31,7 @@ from leanbayes_papers.text_networks import (
     sentences,
 )
 from leanbayes_papers.trained import Trained
-from tests.data.test_sentences import write_cache
+from tests.data.test_polarity import write_cache
 from tests.experiments.pages import lacking, RESULTS
 from tests.needs import need_transformers
 

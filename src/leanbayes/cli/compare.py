@@ -20,7 +20,7 @@ from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job, MethodS
 from leanbayes.compare.run import Stage
 from leanbayes.compare.run_all import check_alike
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
-from leanbayes.data.load import resolve
+from leanbayes.data.loading import resolve
 from leanbayes.methods import all_methods
 from leanbayes.methods._base import Method
 from leanbayes.report import build, load_results, markdown, terminal
@@ -203,11 +203,11 @@ def plan_of(options: Any) -> Plan:
 def _run_and_report(arguments: list[str], stage: Stage) -> int:
     options = parse(comparison_options(), arguments, stage)
     code = _run(options, stage)
-    return max(code, _show(_out(options))) if is_first() else code
+    return max(code, _show(out_of(options))) if is_first() else code
 
 
 def _run(options: Any, stage: Stage) -> int:
-    plan, out = plan_of(options), _out(options)
+    plan, out = plan_of(options), out_of(options)
     check_alike(plan.jobs, out)
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
@@ -233,7 +233,8 @@ def _show(out: Path) -> int:
     return 0
 
 
-def _out(options: Any) -> Path:
+def out_of(options: Any) -> Path:
+    """Return the folder of a comparison."""
     return Path(options.out) if options.out is not None else Path("runs") / Path(options.data).stem
 
 

@@ -15,10 +15,9 @@ from leanbayes.compare.run import at_full_width, MODEL, SETTINGS_FILE
 from leanbayes.core.checkpoint import FILES, header_of, load
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.data import DataSet
-from leanbayes.data.checks import Array, check_inputs
-from leanbayes.data.dataset import Channels, normalised
-from leanbayes.data.files.npz import tensor
-from leanbayes.data.layout import channels_first, reading_like
+from leanbayes.data.checks import check_inputs
+from leanbayes.data.dataset import Array, Channels, normalised
+from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import read_json, read_result
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
@@ -83,7 +82,7 @@ class Preparation:
         return normalised(tensor(x.numpy()), self.mean, self.std)
 
     def _channels_first(self, rows: Array) -> Array:
-        read = reading_like(rows.shape[1:], self.shape, self.channels)
+        read = channel_axis_like(rows.shape[1:], self.shape, self.channels)
         return channels_first(rows, self.name, read) if read is not None or rows.ndim != 4 else rows
 
 

@@ -19,7 +19,7 @@ from torch import nn, Tensor
 from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Job, located
 from leanbayes.core.checkpoint import save
-from leanbayes.core.conversion import own_likelihood, stochastic_layers
+from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.summary import summary
 from leanbayes.data import DataSet
@@ -28,6 +28,7 @@ from leanbayes.evaluation import result as results
 from leanbayes.evaluation.evaluate import evaluate, Result
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import untied, write_tensors
+from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
 from leanbayes.training import History
@@ -170,7 +171,7 @@ def _perform(
 
 def _evaluate(job: Job, experiment: Experiment, model: nn.Module, likelihood: Likelihood) -> Result:
     _, x, y = experiment.test
-    plain = experiment.plain(job.seed).to(next(model.parameters()).device)
+    plain = experiment.plain(job.seed).to(device_of(model))
     if job.recipe.channels_last:
         model, plain = (network.to(memory_format=torch.channels_last) for network in (model, plain))  # type: ignore[call-overload]
     return evaluate(
@@ -191,7 +192,7 @@ def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
     """Return the network to evaluate: one with ordered channels at full width, any other unchanged."""
     if not any(layer.ordered for _, layer in stochastic_layers(model)):
         return model
-    device = next(model.parameters()).device
+    device = device_of(model)
     x = data.inputs(data.train.x[:NORM_ROWS]).to(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)  # the norm statistics come from draws: the same ones at each evaluation
@@ -205,7 +206,7 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any
 
 def write_model(model: nn.Module, path: Path) -> None:
     """Save a trained model: a converted one with `lb.save`, a plain one as its state dict."""
-    if members_of(model) or any(True for _ in stochastic_layers(model)):
+    if members_of(model) or is_stochastic(model):
         save(model, path)
         return
     tensors, tied = untied(model.state_dict())

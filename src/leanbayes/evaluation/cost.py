@@ -21,7 +21,7 @@ from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.core.summary import summary
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.methods.ensemble import members_of
-from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, slice_rows, to_device
+from leanbayes.runtime.batches import call, device_of, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.runtime.probe import learn_rows_from
 
 Work = Callable[[], object]
@@ -77,7 +77,7 @@ def measure_cost(
     """
     counts = summary(model)
     passes = min(samples, distinct_draws(model) or samples)
-    device = next(plain.parameters()).device
+    device = device_of(plain)
     x, y = to_device(x, device), y.to(device)
     batch, classes = slice_rows(x, len(y), 0, batch_size or len(y)), y[: batch_size or len(y)]
     steps = [_training_step(network, batch, classes, likelihood, output, compile) for network in (model, plain)]

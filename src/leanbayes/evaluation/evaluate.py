@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from leanbayes import metrics as scores
 from leanbayes.core.conversion import own_likelihood
-from leanbayes.core.prediction import my_share, of_all_processes, Prediction
+from leanbayes.core.prediction import my_share, of_all_processes, over_classes, Prediction
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.evaluation.cost import Cost, measure_cost
 from leanbayes.evaluation.statistics import numbers
-from leanbayes.recalibrate._shared import over_classes
-from leanbayes.runtime.batches import Inputs, leading_rows, Output, slice_rows
+from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, slice_rows
 from leanbayes.runtime.display import counted, html_table
 from leanbayes.shift import Shift
 
@@ -193,7 +192,7 @@ class _Evaluator:
     def cost(self, plain: nn.Module, test: Data, compiled: bool) -> Cost:
         """Measure a training step on one batch, and a prediction on more rows."""
         if isinstance(test, tuple):
-            on_cpu = next(plain.parameters()).device.type == "cpu"
+            on_cpu = device_of(plain).type == "cpu"
             rows = leading_rows(test[0]) or 0
             wanted = max(self.batch_size, PREDICTED_ROWS_ON_CPU if on_cpu else PREDICTED_ROWS)
             x, y = slice_rows(test[0], rows, 0, wanted), test[1][:wanted]
@@ -233,7 +232,7 @@ def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:
         aleatoric=p.aleatoric * square,
         epistemic=p.epistemic * square,
         samples=None if p.samples is None else p.samples * std + mean,
-        noise=None if p.noise is None else p.noise * square,
+        variances=None if p.variances is None else p.variances * square,
     )
 
 
@@ -293,12 +292,12 @@ def _classification(p: Prediction, y: Tensor) -> dict[str, Any]:
 
 def _regression(p: Prediction, y: Tensor) -> dict[str, Any]:
     assert p.samples is not None
-    assert p.noise is not None
+    assert p.variances is not None
     low, high = p.interval(0.95)
     return {
         "rmse": scores.rmse(p.mean, y),
-        "lpd": scores.lpd(p.samples, p.noise, y),
-        "crps": scores.crps(p.samples, p.noise, y),
+        "lpd": scores.lpd(p.samples, p.variances, y),
+        "crps": scores.crps(p.samples, p.variances, y),
         "coverage": scores.interval_coverage(low, high, y),
     }
 
