@@ -121,3 +121,11 @@ def test_the_state_keeps_no_variables_after_a_pass():
     bnn = lb.convert(network(), METHODS["rank1"])
     bnn(torch.randn(4, 5))
     assert not bnn[0].state.variables
+
+
+def test_the_history_keeps_no_variables():
+    bnn = lb.convert(network(), METHODS["rank1"])
+    bnn(torch.randn(4, 5)).sum()
+    state = bnn[0].state
+    assert state.history.latest is not None
+    assert not state.history.latest.state.variables

@@ -169,7 +169,7 @@ class PassState:
                 self._draw_ahead(module)
         if torch.compiler.is_compiling():
             return
-        self.history.begin(replace(self))
+        self.history.begin(replace(self, variables={}))
         if self.noise and not self.fixed and self.component is not None:
             self.region = _region()
             for layers in self._plan(module).whole_groups():
