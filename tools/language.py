@@ -28,6 +28,7 @@ CLEAN = (
     *("docs/results/ruler.md", "docs/results/runs.md", "docs/results/wrn28.md"),
     *("src/leanbayes/__init__.py", "src/leanbayes/data", "src/leanbayes/generative", "src/leanbayes/metrics"),
     *("src/leanbayes/models", "src/leanbayes/phase", "src/leanbayes/recalibrate", "src/leanbayes/shift"),
+    *("src/leanbayes/training", "tests/training"),
     *("tests/contract", "tests/data", "tests/distributed", "tests/distributions", "tests/docs", "tests/examples"),
     *("tests/generative", "tests/golden", "tests/layers", "tests/methods", "tests/metrics", "tests/models"),
     *("tests/oracle", "tests/phase", "tests/shift", "tests/slim", "tests/tools"),
