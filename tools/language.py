@@ -28,6 +28,7 @@ CLEAN = (
     *("docs/results/ruler.md", "docs/results/runs.md", "docs/results/wrn28.md"),
     *("src/leanbayes/__init__.py", "src/leanbayes/data", "src/leanbayes/generative", "src/leanbayes/metrics"),
     *("src/leanbayes/models", "src/leanbayes/phase", "src/leanbayes/recalibrate", "src/leanbayes/shift"),
+    *("src/leanbayes/slim", "src/leanbayes/training", "tests/training"),
     *("tests/contract", "tests/data", "tests/distributed", "tests/distributions", "tests/docs", "tests/examples"),
     *("tests/generative", "tests/golden", "tests/layers", "tests/methods", "tests/metrics", "tests/models"),
     *("tests/oracle", "tests/phase", "tests/shift", "tests/slim", "tests/tools"),
@@ -51,8 +52,8 @@ RULES = (
     (r"\b[Gg]o(?:es)?\s+on\b", "resumes, continues"),
     (r"\b(?:[Ss]omebody|[Nn]obody|[Ww]hoever)\b", "the caller, another module"),
     (r"\b[Tt]ak(?:e|es|en|ing)\s+apart\b", "lowered, decomposed"),
-    # The class `Law`, its module and the law of large numbers keep the word.
-    (r"\blaws?\b(?!\.\w|\(|=|\s+of\s+large\s+numbers)", "distribution"),
+    # The class `Law`, its module, arguments of that name and the law of large numbers keep the word.
+    (r"\blaws?\b(?!\.\w|\(|=|:|\s+of\s+large\s+numbers)", "distribution"),
     (r"\brests\b", "is frozen"),
 )
 ANY = re.compile("|".join(pattern for pattern, _ in RULES))
