@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,13 +81,6 @@ def _branch_point(q: Posterior, p: Prior) -> tuple[Tensor, Tensor]:
     return log_size - q.scale.log(), angle.expand_as(q.scale)
 
 
-class Estimate(NamedTuple):
-    """A Monte Carlo estimate and the standard error of its mean."""
-
-    value: Tensor
-    standard_error: Tensor
-
-
 def kl(q: Distribution, p: Distribution) -> Tensor:
     """Return KL(q || p) = E_q[log q - log p] per element, in nats.
 
@@ -109,13 +102,6 @@ def kl(q: Distribution, p: Distribution) -> Tensor:
 def finite_priors(posterior: type[Distribution]) -> list[str]:
     """Name the priors to which a posterior of this law has a finite divergence."""
     return [_NAMES[p] for q, p in _FORMULAS if q is posterior]
-
-
-def kl_monte_carlo(q: Distribution, p: Distribution, samples: int = 10_000) -> Estimate:
-    """Estimate KL(q || p) per element from samples of q, with the standard error of the estimate."""
-    draws = q.rsample(torch.Size((samples,)))
-    ratio = q.log_prob(draws) - p.log_prob(draws)
-    return Estimate(ratio.mean(0), ratio.std(0) / math.sqrt(samples))
 
 
 def rebuild(law: Distribution, change: Callable[[Tensor], Tensor]) -> Distribution:

@@ -25,9 +25,6 @@ from torch import Tensor
 
 EULER = 0.5772156649015329
 
-ZERO_MEAN = -0.5 * (math.log(4 * math.pi * math.e) + EULER)
-"""KL(N(0, sigma^2) || 1 / |w|), the same for every sigma. `log_uniform_kl` is the divergence less this constant."""
-
 SMALLEST_STD = 1e-12
 """Standard deviations below pay as much as this one, so that a mean of zero under a finite alpha pays no infinity."""
 

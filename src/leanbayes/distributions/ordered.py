@@ -173,8 +173,6 @@ class BernoulliChain(_Ordered):
         """P(z_i = 1) = prod_{k<=i} pi_k (equation 2)."""
         return self.keep.cumprod(-1)
 
-    marginals = mean
-
     @property
     def variance(self) -> Tensor:
         """Of each element on its own."""
@@ -253,10 +251,6 @@ class Downhill(_Ordered):
         shape = self._extended_shape(torch.Size(sample_shape))
         uniform = torch.rand(shape, dtype=self.log_tails.dtype, device=self.log_tails.device)
         return downhill(self.log_tails, self.temperature, gumbel(uniform), hard)
-
-    def hard_rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw masks of zeros and ones with the gradient of soft ones: straight-through, biased (see `downhill`)."""
-        return self.rsample(sample_shape, hard=True)
 
     @override
     def log_prob(self, value: Tensor) -> Tensor:
