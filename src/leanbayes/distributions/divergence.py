@@ -88,8 +88,8 @@ def kl(q: Distribution, p: Distribution) -> Tensor:
         if type(q) not in _NAMES:
             raise ValueError(f"expected a posterior out of {', '.join(_NAMES.values())}, got a {_name(q)}")
         raise ValueError(
-            f"expected a pair of distributions with a finite divergence, got a {_name(q)} posterior and a {_name(p)} prior "
-            f"(KL is infinite or undefined); with a {_name(q)} posterior take a prior out of "
+            f"expected a pair of distributions with a finite divergence, got a {_name(q)} posterior and a "
+            f"{_name(p)} prior (KL is infinite or undefined); with a {_name(q)} posterior take a prior out of "
             f"{', '.join(finite_priors(type(q)))}"
         )
     return formula(q, p)

@@ -101,7 +101,7 @@ def spread_around(
 ) -> Tensor:
     """Draw component centres Normal(around, spread), then shift them so that their average is exactly `around`.
 
-    The average network then equals the converted network. The shift leaves a standard deviation of sqrt(1 - 1/K) spread.
+    The average network then equals the converted network. The standard deviation becomes sqrt(1 - 1/K) spread.
     """
     centres = torch.randn(shape, device=device, dtype=dtype) * spread
     return centres - centres.mean(0, keepdim=True) + around
