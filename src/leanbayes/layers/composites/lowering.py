@@ -104,7 +104,7 @@ def raise_back(model: nn.Module, spare: Callable[[nn.Module], bool] = lambda uni
 
 
 def aliases(model: nn.Module) -> dict[str, list[str]]:
-    """Return further names of layers in a lowered model, by path: the composite's path, and the path before lowering."""
+    """Return further names of layers in a lowered model, by path: that of the composite, and that before lowering."""
     composites = {path: module for path, module in model.named_modules() if isinstance(module, Composite)}
     names: dict[str, list[str]] = {}
     for path, composite in composites.items():
