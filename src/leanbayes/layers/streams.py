@@ -18,7 +18,7 @@ class Stream:
 
     Attributes:
         size: number of channels.
-        lanes: number of equal blocks that are narrowed alike; channel c is at position c mod (size / lanes) of its lane.
+        lanes: number of equal blocks that are narrowed alike; channel c has position c mod (size / lanes) in its lane.
         block: number of neighbours that are dropped together: the channels of an attention head.
         filtered: whether a depthwise convolution passes them.
         held: why no channel may go; empty if they may.
