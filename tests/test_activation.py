@@ -38,7 +38,7 @@ def test_what_cannot_be_done_is_said():
     with pytest.raises(ValueError, match="no activation module follows layer '0'"):
         lb.layers.activate(nn.Sequential(nn.Linear(2, 2)), "0", nn.Softplus)
     shared = nn.ReLU()
-    with pytest.raises(ValueError, match="the activation '1' behind layer '0' also serves as 3"):
+    with pytest.raises(ValueError, match="the activation '1' after layer '0' also serves as 3"):
         lb.layers.activate(nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared), "0", nn.Softplus)
     with pytest.raises(ValueError, match="matches no layer"):
         lb.layers.activate(network(), "head", nn.Softplus)

@@ -341,7 +341,7 @@ def test_somebody_elses_attention_is_refused():
 
 def test_packed_weights_are_not_there_to_be_computed_with():
     ours = Attention.lowered(multihead())
-    with pytest.raises(TypeError, match="taken apart into layers; call it"):
+    with pytest.raises(TypeError, match="lowered into layers; call it"):
         F.linear(torch.randn(2, WIDTH), ours.in_proj_weight)
 
 

@@ -263,7 +263,7 @@ def test_other_maps_are_refused_with_a_reason():
         hooked: "weight_hh_l0 is computed by a parametrisation",
         more: r"tensors or modules of its own \(seen\)",
     }.items():
-        with pytest.raises(ValueError, match=f"{type(module).__name__} cannot be taken apart: .*{reason}"):
+        with pytest.raises(ValueError, match=f"{type(module).__name__} cannot be lowered: .*{reason}"):
             Recurrent.lowered(module)
 
 

@@ -14,8 +14,8 @@ from torch import distributions as td
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.distributions.divergence import kl_monte_carlo
 from leanbayes.distributions.law import LIMIT
+from tests.oracle.monte_carlo import kl_monte_carlo
 from tests.readings import cauchy, reading_of
 
 ROWS = 6

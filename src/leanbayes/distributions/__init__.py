@@ -1,1 +1,1 @@
-"""Mathematics only: laws of factors, their divergences, mixtures, assignments."""
+"""Mathematics only: distributions of factors, divergences, likelihoods, assignments, random numbers."""

@@ -1,4 +1,4 @@
-"""A mixture of K laws over n factors, with its parameters: the primitive under rank-1 factors and node posteriors."""
+"""Learned mixture of K distributions over n factors, used by rank-1 factors and node posteriors."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from leanbayes.distributions.positive import inverse_softplus, softplus
 
 
 class Factor(nn.Module):
-    """K laws over n factors, z_k ~ law(loc_k, softplus(rho_k)); shapes (K, n)."""
+    """K distributions over n factors, z_k ~ law(loc_k, softplus(rho_k)); shapes (K, n)."""
 
     def __init__(self, name: LawName, centres: Tensor, stds: Tensor) -> None:
-        """Start from component centres and scales, both (K, n)."""
         super().__init__()
         self.law = law(name)
         if not self.law.has_loc:  # the only parameter is the scale, and it is the centre
@@ -31,7 +30,7 @@ class Factor(nn.Module):
         self.names = tuple(self._parameters)
 
     def parameters_of_all(self) -> tuple[Tensor, Tensor]:
-        """Return location and scale of all components (K, n); zeros for what the law does not have."""
+        """Return location and scale of all components (K, n); zeros for a parameter that does not exist."""
         nothing = torch.zeros_like(getattr(self, self.names[0]))
         return (
             self.loc if self.law.has_loc else nothing,
@@ -45,9 +44,9 @@ class Factor(nn.Module):
         return known.shape[1]
 
     def forward(self, component: Assignment | None, noise: Tensor | None) -> Tensor:
-        """Return factors (R, n): samples of the rows' components under the noise (R, n), or centres without noise.
+        """Return factors (R, n) of the rows' components: samples under noise (R, n), or centres if noise is None.
 
-        Without a component, the centres averaged over all components (1, n).
+        If `component` is None, return the centres averaged over all components (1, n).
         """
         loc, scale = self.parameters_of_all()
         if component is None:
@@ -59,14 +58,14 @@ class Factor(nn.Module):
         return self.law.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
 
     def distribution(self) -> Distribution:
-        """Return the component laws, float32, shape (K, n)."""
+        """Return the component distributions in float32, shape (K, n)."""
         return joint_distribution([self])
 
 
 def joint_distribution(factors: Sequence[Factor]) -> Distribution:
-    """Return the component laws of several factors of one law side by side, float32, (K, n_1 + n_2 + ...).
+    """Return the component distributions of several factors of one `Law`, joined: float32, (K, n_1 + n_2 + ...).
 
-    What is computed of them then takes a few large operations instead of many small ones.
+    A few large operations then replace many small ones.
     """
     kind = factors[0].law
     parts = [torch.cat([getattr(factor, name) for factor in factors], 1).float() for name in factors[0].names]
@@ -76,7 +75,7 @@ def joint_distribution(factors: Sequence[Factor]) -> Distribution:
 
 
 def joint_sample(factors: Sequence[Factor], component: Assignment, noise: Sequence[Tensor]) -> list[Tensor]:
-    """Return samples (R, n_1), (R, n_2), ... of several factors of one law, by a few large operations."""
+    """Return samples (R, n_1), (R, n_2), ... of several factors of one `Law`, by a few large operations."""
     kind = factors[0].law
     parts = {name: torch.cat([getattr(factor, name) for factor in factors], 1) for name in factors[0].names}
     nothing = torch.zeros_like(next(iter(parts.values())))
@@ -92,7 +91,7 @@ def require_positive(centres: Tensor) -> None:
     """Raise unless every component centre is positive."""
     if not centres.is_meta and bool((centres <= 0).any()):
         raise ValueError(
-            f"a factor of this law is positive, but component centres start at {centres.min().item():.3g}; "
+            f"a factor of this distribution is positive, but component centres start at {centres.min().item():.3g}; "
             "take a smaller init_spread"
         )
 
@@ -100,10 +99,9 @@ def require_positive(centres: Tensor) -> None:
 def spread_around(
     around: float, spread: float, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Draw component centres Normal(around, spread), then centre them: their average is `around` exactly.
+    """Draw component centres Normal(around, spread), then shift them so that their average is exactly `around`.
 
-    The average network is then the network that was converted. Centring K centres leaves a standard deviation of
-    sqrt(1 - 1/K) spread.
+    The average network then equals the converted network. The standard deviation becomes sqrt(1 - 1/K) spread.
     """
     centres = torch.randn(shape, device=device, dtype=dtype) * spread
     return centres - centres.mean(0, keepdim=True) + around

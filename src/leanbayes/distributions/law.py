@@ -1,9 +1,9 @@
-"""Laws of one multiplicative factor, written as a transform of standard noise.
+"""Distributions of one multiplicative factor, each a transform of standard noise.
 
-A factor is `z = sample(loc, scale, noise)`, where `noise` has no parameters. Whoever holds the noise holds the
-draw: it can be made before the forward pass, kept, repeated, and moved between devices.
+A factor is `z = sample(loc, scale, noise)`. The noise has no parameters and determines the draw. It can be made before
+the forward pass, stored, repeated and moved between devices.
 
-| law         | z                       | centre        | noise    |
+| name        | z                       | centre        | noise    |
 |-------------|-------------------------|---------------|----------|
 | normal      | loc + scale * n         | mean          | normal   |
 | cauchy      | loc + scale * c(u)      | median        | uniform  |
@@ -11,9 +11,7 @@ draw: it can be made before the forward pass, kept, repeated, and moved between 
 | half_cauchy | scale * abs(c(u))       | median        | uniform  |
 | point       | loc                     | loc           | none     |
 
-with c(u) = tan(pi (u - 1/2)), which has a Cauchy distribution.
-
-The centre is the mean where there is one and the median where there is none.
+with c(u) = tan(pi (u - 1/2)), which has a Cauchy distribution. The centre is the mean, or the median if there is none.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from leanbayes.distributions.random import Kind
 LawName = Literal["normal", "cauchy", "log_normal", "half_cauchy", "point"]
 
 LIMIT = 10.0
-"""Heavy-tailed draws are clipped to [-10, 10], as in the rank-1 paper's code: one wild factor ruins a batch."""
+"""Heavy-tailed draws are clipped to [-10, 10], as in the rank-1 paper's code: one extreme factor ruins a batch."""
 
 
 class Law(abc.ABC):
@@ -50,10 +48,10 @@ class Law(abc.ABC):
 
     @abc.abstractmethod
     def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
-        """Return the law as a `torch.distributions` object."""
+        """Return a `torch.distributions` object."""
 
     def centre(self, loc: Tensor, scale: Tensor) -> Tensor:
-        """Return the mean, or the median where there is no mean."""
+        """Return the mean, or the median if there is no mean."""
         return loc
 
     def locate(self, centre: Tensor, scale: Tensor) -> Tensor:
@@ -61,7 +59,7 @@ class Law(abc.ABC):
         return centre
 
     def prior(self, around: float, std: float) -> Distribution:
-        """Return the prior of this law with scale `std` and, where it has a location, centred at `around`."""
+        """Return the prior with scale `std`, centred at `around` if it has a location."""
         scale = torch.tensor(std, device="cpu")
         return self.distribution(self.locate(torch.tensor(around, device="cpu"), scale), scale)
 
@@ -149,7 +147,6 @@ class PointLaw(Law):
 
 
 def _cauchy(uniform: Tensor) -> Tensor:
-    """Turn uniform numbers in [0, 1) into standard Cauchy ones."""
     return torch.tan(math.pi * (uniform - 0.5))
 
 
@@ -163,7 +160,7 @@ LAWS: dict[str, Law] = {
 
 
 def law(name: str) -> Law:
-    """Look a law up by its name."""
+    """Return the `Law` with a name."""
     if name not in LAWS:
-        raise ValueError(f"expected a law out of {', '.join(get_args(LawName))}, got {name!r}")
+        raise ValueError(f"expected a distribution out of {', '.join(get_args(LawName))}, got {name!r}")
     return LAWS[name]

@@ -1,4 +1,4 @@
-"""Likelihoods: how outputs of a network become probabilities of targets. Task knowledge lives here and nowhere else."""
+"""Likelihoods map network outputs to probabilities of targets. All task knowledge is here."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ Measure = Literal["entropy", "variance"]
 
 
 class Likelihood(nn.Module, abc.ABC):
-    """What a network's output says about a target.
+    """Distribution of a target given a network's output.
 
     Attributes:
-        measure: how uncertainty is counted: entropies in nats, or variances.
+        measure: of uncertainty: entropies in nats, or variances.
         options: constructor arguments, as checkpoints store them.
     """
 
     measure: ClassVar[Measure]
 
     def __init__(self, **options: Any) -> None:
-        """Remember the constructor's arguments."""
         super().__init__()
         self.options = options
 
     @abc.abstractmethod
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return log p(y | outputs) for every target, in float32, or in float64 where the outputs are."""
+        """Return log p(y | outputs) for every target, in float32, or in float64 if the outputs are."""
 
     @abc.abstractmethod
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what one draw predicts (probabilities or means) and its own uncertainty (entropy or variance)."""
+        """Return the prediction of one draw (probabilities or means) and its uncertainty (entropy or variance)."""
 
     @abc.abstractmethod
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
@@ -45,9 +44,9 @@ class Likelihood(nn.Module, abc.ABC):
         return log_prob.mean()
 
     def targets_per_row(self, y: Tensor) -> int:
-        """Return how many targets a row has among those that `average` averages over: 1 where `log_prob` is a row's.
+        """Return the number of targets per row that `average` averages over; 1 if `log_prob` is per row.
 
-        The bound of N rows spreads the KL over N times as many. Targets to be ignored count, too.
+        The bound of N rows divides the KL by N times this number. Ignored targets count, too.
         """
         return 1
 
@@ -56,16 +55,17 @@ class Likelihood(nn.Module, abc.ABC):
         return -self.average(self.log_prob(outputs, y), y)
 
     def forward(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return `nll(outputs, y)`: a likelihood can be used like any torch loss."""
         return self.nll(outputs, y)
 
 
 class Categorical(Likelihood):
     """Classes, from logits on one axis: (B, C) with targets (B,), or dense (B, C, ...) with targets (B, ...).
 
+    `log_prob` is zero for ignored targets.
+
     Args:
         axis: the class axis of the outputs.
-        ignore_index: targets with this value count for nothing; targets are whole numbers of any type.
+        ignore_index: targets with this value are ignored; targets are whole numbers of any type.
         class_weight: weight of each class in the training loss.
         label_smoothing: of the training loss, as in `torch.nn.CrossEntropyLoss`.
     """
@@ -80,7 +80,6 @@ class Categorical(Likelihood):
         class_weight: Tensor | list[float] | None = None,
         label_smoothing: float = 0.0,
     ) -> None:
-        """Keep the options of the cross-entropy."""
         weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
         super().__init__(
             axis=axis,
@@ -92,33 +91,27 @@ class Categorical(Likelihood):
         self.register_buffer("class_weight", weight, persistent=False)
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the log-probability of each target class; zero where it is ignored."""
         logits = self._logits(outputs)
         y = _class_numbers(y, logits)
         return -self._cross_entropy(logits, y, reduction="none")
 
     def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
-        """Average over the targets that are not ignored."""
         return log_prob.sum() / (y.long() != self.ignore_index).sum()
 
     def targets_per_row(self, y: Tensor) -> int:
-        """Return 1, or for dense targets the positions of a row."""
         return y.shape[1:].numel()
 
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return torch's cross-entropy with the options given."""
         logits = self._logits(outputs)
         weight = None if self.class_weight is None else self.class_weight.to(logits.dtype)
         y = _class_numbers(y, logits)
         return self._cross_entropy(logits, y, weight=weight, label_smoothing=self.label_smoothing)
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return class probabilities (B, C, ...) and their entropy (B, ...)."""
         probabilities = self._logits(outputs).softmax(1)
         return probabilities, entropy(probabilities)
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
-        """Return the log of the mean probability of each target class; zero where it is ignored."""
         y = _class_numbers(y, mean)
         check_classes(y, mean.shape[1], self.ignore_index)
         ignored = y == self.ignore_index
@@ -126,7 +119,7 @@ class Categorical(Likelihood):
         return picked.log().masked_fill(ignored, 0.0)
 
     def _cross_entropy(self, logits: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """Return torch's cross-entropy; a class that the logits do not have is named, where torch notices it."""
+        """Return torch's cross-entropy; if torch notices a class without logit, raise an error that names it."""
         try:
             return F.cross_entropy(logits, y, ignore_index=self.ignore_index, **options)
         except IndexError:
@@ -134,7 +127,7 @@ class Categorical(Likelihood):
             raise
 
     def _logits(self, outputs: Tensor) -> Tensor:
-        """Return logits with classes on axis 1, as exact as `exact` says."""
+        """Return logits with classes on axis 1, in the type of `exact`."""
         if outputs.dim() < 2 or outputs.shape[self.axis] < 2:
             raise ValueError(
                 f"Categorical expected at least two classes on axis {self.axis}, got outputs of shape "
@@ -149,33 +142,30 @@ class Bernoulli(Likelihood):
     measure = "entropy"
 
     def __init__(self) -> None:
-        """Take no options."""
         super().__init__()
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return the log-probability of each target."""
         outputs = exact(outputs)
         y = match_shape(y, outputs, "Bernoulli").to(outputs.dtype)
         return -F.binary_cross_entropy_with_logits(outputs, y, reduction="none")
 
     def targets_per_row(self, y: Tensor) -> int:
-        """Return the number of labels of a row."""
         return y.shape[1:].numel()
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return probabilities of yes and their entropies, both in the shape of the outputs."""
         probability = exact(outputs).sigmoid()
         return probability, binary_entropy(probability)
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
-        """Return the log of the mean probability of each target."""
         y = match_shape(y, mean, "Bernoulli").to(mean.dtype)
-        # Near one, 1 - p is rounded to zero although the network meant a small number: 2^-25 in float32.
+        # Near one, 1 - p is rounded to zero although the network's value is small but positive: 2^-25 in float32.
         return torch.xlogy(y, mean) + torch.xlogy(1 - y, (1 - mean).clamp(min=torch.finfo(mean.dtype).eps / 4))
 
 
 class Gaussian(Likelihood):
     """Real targets (B, D) with Gaussian noise: fixed, learned (one for all), or predicted for each input.
+
+    `log_prob` is joint: summed over all axes but the first.
 
     Args:
         std: standard deviation of the noise; the starting value if it is learned.
@@ -187,7 +177,6 @@ class Gaussian(Likelihood):
     measure = "variance"
 
     def __init__(self, std: float = 1.0, learn: bool = False, heteroscedastic: bool = False) -> None:
-        """Keep the noise, as a parameter if it is learned."""
         super().__init__(std=std, learn=learn, heteroscedastic=heteroscedastic)
         if not (isinstance(std, (int, float)) and 0 < std < math.inf):
             raise ValueError(f"expected std to be a positive number, got {std!r}")
@@ -201,12 +190,10 @@ class Gaussian(Likelihood):
             self.register_buffer("log_std", log_std, persistent=False)
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """Return log Normal(y | mean, variance), summed over all axes but the first."""
         mean, variance = self.predictive(outputs)
         return _normal_log_prob(match_shape(y, mean, "Gaussian"), mean, variance).flatten(1).sum(1)
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return means and variances (B, D)."""
         outputs = exact(outputs)
         if outputs.dim() == 1:
             outputs = outputs[:, None]
@@ -221,7 +208,6 @@ class Gaussian(Likelihood):
         return mean, F.softplus(raw) + 1e-6
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
-        """Return the log of the mean density over draws, jointly over all axes but the first."""
         if samples is None or noise is None:
             raise ValueError("the density of a mixture needs its draws; call predict with keep_samples=True")
         each = _normal_log_prob(match_shape(y, mean, "Gaussian"), samples, noise).flatten(2).sum(2)
@@ -229,16 +215,16 @@ class Gaussian(Likelihood):
 
 
 LIKELIHOODS: dict[str, type[Likelihood]] = {kind.__name__: kind for kind in (Categorical, Gaussian, Bernoulli)}
-"""What a checkpoint may name."""
+"""Likelihoods that a checkpoint may name."""
 
 
 def exact(outputs: Tensor) -> Tensor:
-    """Return outputs in float64 where they are, else in float32: those of autocast are shorter."""
+    """Return float64 outputs unchanged, others in float32: those of autocast are shorter."""
     return outputs if outputs.dtype == torch.float64 else outputs.float()
 
 
 def check_classes(y: Tensor, classes: int, ignored: int) -> None:
-    """Raise if a target is none of the classes that a network has outputs for."""
+    """Raise if the network has no output for a target."""
     outside = y[((y < 0) | (y >= classes)) & (y != ignored)]
     if len(outside):
         raise ValueError(
@@ -274,9 +260,9 @@ def match_shape(y: Tensor, like: Tensor, name: str) -> Tensor:
 
 
 def _class_numbers(y: Tensor, like: Tensor) -> Tensor:
-    """Return classes as int64; raise unless y holds one whole number, or no or yes, for every position of (B, C, ...).
+    """Return classes as int64; raise unless y holds one whole number or bool for every position of (B, C, ...).
 
-    Before they are compared: a byte equals an `ignore_index` of -100 if it is 156.
+    Convert before any comparison: the byte 156 equals an `ignore_index` of -100.
     """
     expected = (like.shape[0], *like.shape[2:])
     if y.shape != expected or y.is_floating_point():

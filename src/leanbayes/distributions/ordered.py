@@ -1,14 +1,14 @@
-"""Ordered masks: an element is kept only if all elements before it are.
+"""Ordered masks (nested dropout): an element is kept only if all elements before it are kept.
 
-Of K elements there are K such masks. Mask j keeps elements 1 to j; j is its *tail*, the last element kept. The first
-element is always kept. A law over masks is K tail probabilities, held as logarithms; -inf is a tail that never occurs.
+K elements have K such masks. Mask j keeps elements 1 to j; j is its *tail*, the last element kept. The first element is
+always kept. A distribution over masks is K log tail probabilities; -inf is a tail that never occurs.
 
 * `BernoulliChain`: masks from conditional keep probabilities, the prior.
-* `Downhill`: masks relaxed into [0, 1], the posterior; as the temperature falls to zero, a Bernoulli chain again.
+* `Downhill`: masks relaxed into [0, 1], the posterior. At temperature zero it is a Bernoulli chain.
 
-Variational Nested Dropout, sections 2.1 to 2.3, equation (11), appendices A.1 and A.2. Property 1, equation (3), the
-geometric law and the shorthand in (11) are misprinted there and stand corrected here. The functions are for layers,
-which are compiled and bring their own noise; the classes call them.
+Variational Nested Dropout, sections 2.1 to 2.3, equation (11), appendices A.1 and A.2. Misprints in property 1,
+equation (3), the geometric distribution and equation (11) are corrected here. Compiled layers call the functions with
+their own noise; the classes call the same functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.distributions import constraints, Distribution, register_kl
 from typing_extensions import override
 
-TOLERANCE = 1e-6  # how far rounding may take a first element from one, or a step upwards
+TOLERANCE = 1e-6  # allowed rounding error of the first element and of a step upwards
 
 
 def gumbel(uniform: Tensor) -> Tensor:
@@ -34,14 +34,14 @@ def gumbel(uniform: Tensor) -> Tensor:
 def downhill(log_tails: Tensor, temperature: float | Tensor, gumbel: Tensor, hard: bool = False) -> Tensor:
     """Draw masks z_i = 1 - sum_{j<i} c_j with c = softmax((log_tails + gumbel) / temperature).
 
-    Property 1 with c_0 := 0. Computed as the sum of c_j over j >= i, which keeps small z_i exact; z_1 is exactly one.
+    Property 1 with c_0 := 0. The sum of c_j over j >= i keeps small z_i exact; z_1 is exactly one.
 
     Args:
         log_tails: logarithms of tail probabilities (..., K), up to a constant. Those of -inf receive no gradient.
-        temperature: positive. Give compiled code a tensor where it changes: every new float is compiled anew.
+        temperature: positive. If it changes, pass compiled code a tensor: every new float compiles again.
         gumbel: Gumbel noise that broadcasts with `log_tails`.
         hard: return the mask of the argmax with the gradient of the soft one (straight-through). The value is a draw of
-            the zero-temperature limit; the gradient is biased, being that of another function.
+            the zero-temperature limit; the gradient is biased.
     """
     scores = _divided(log_tails + gumbel, temperature)
     if not hard:
@@ -50,7 +50,7 @@ def downhill(log_tails: Tensor, temperature: float | Tensor, gumbel: Tensor, har
     if not scores.requires_grad:
         return mask.to(scores.dtype)
     steps = scores.softmax(-1)
-    soft = steps - steps.cumsum(-1)  # less one: only its gradient counts, for the bracket is exactly zero
+    soft = steps - steps.cumsum(-1)  # less one: the bracket below is exactly zero, only its gradient counts
     return mask + (soft - soft.detach())
 
 
@@ -59,7 +59,7 @@ def log_tails_of(keep_logits: Tensor, always_on: int = 1) -> Tensor:
 
     Args:
         keep_logits: logits of the conditional keep probabilities of elements 2 to K (..., K - 1).
-        always_on: how many first elements are always kept; logits of elements 2 to `always_on` are not used.
+        always_on: number of first elements that are always kept; logits of elements 2 to `always_on` are not used.
     """
     _check_always_on(keep_logits.shape[-1] + 1, always_on)
     if always_on > 1:
@@ -69,9 +69,9 @@ def log_tails_of(keep_logits: Tensor, always_on: int = 1) -> Tensor:
 
 
 def keep_of(keep_logits: Tensor) -> Tensor:
-    """Return prod_{k<=j} pi_k (..., K), the probabilities that elements are kept, for the pi of `log_tails_of`.
+    """Return the keep probabilities prod_{k<=j} pi_k (..., K), for the pi of `log_tails_of`.
 
-    Exponentials of sums: small ones are neither lost in a difference nor below zero.
+    Exponentials of sums: small values are neither lost in a difference nor below zero.
     """
     return F.pad(F.logsigmoid(keep_logits).cumsum(-1).exp(), (1, 0), value=1.0)
 
@@ -79,7 +79,7 @@ def keep_of(keep_logits: Tensor) -> Tensor:
 def tail_kl(log_q: Tensor, log_p: Tensor) -> Tensor:
     """Return sum_j q_j (log q_j - log p_j) over the last axis, in nats, with 0 log 0 = 0 (equation 11).
 
-    Infinite where p never gives a tail that q gives. Tails that q never gives receive no gradient.
+    Infinite if q has a tail that p never has. Tails that q never has receive no gradient.
     """
     never = log_q.exp() == 0
     log_q, log_p = log_q.masked_fill(never, 0.0), torch.where(never, 0.0, log_p)  # hence 1 * (0 - 0) below
@@ -89,7 +89,7 @@ def tail_kl(log_q: Tensor, log_p: Tensor) -> Tensor:
 def geometric_tails(count: int, stop: float, always_on: int = 1) -> Tensor:
     """Return P(I = i) = (1 - stop)^(i-1) stop, counted from the last element that is always on (Rippel et al., 2014).
 
-    Truncated: what is left falls to the last element. These are the tails of the Bernoulli chain with pi = 1 - stop.
+    The last element takes the remaining probability: the tails of the Bernoulli chain with pi = 1 - stop.
     """
     _check_always_on(count, always_on)
     if not 0 <= stop <= 1:
@@ -100,19 +100,18 @@ def geometric_tails(count: int, stop: float, always_on: int = 1) -> Tensor:
 
 
 def uniform_tails(count: int, always_on: int = 1) -> Tensor:
-    """Return equal probabilities for all tails that `always_on` allows, the categorical law of Cui et al. (2020)."""
+    """Return equal probabilities for all tails that `always_on` allows (Cui et al., 2020)."""
     _check_always_on(count, always_on)
     free = count - always_on + 1
     return F.pad(torch.full((free,), 1 / free), (always_on - 1, 0))
 
 
 class OrderedMask(constraints.Constraint):
-    """Vectors that begin with one and never rise, up to rounding; `discrete`: of zeros and ones."""
+    """Vectors that begin with one and never rise, up to rounding; only zeros and ones if `discrete`."""
 
     event_dim = 1
 
     def __init__(self, discrete: bool) -> None:
-        """Choose between masks and their relaxation."""
         self.is_discrete = discrete
 
     @override
@@ -122,7 +121,7 @@ class OrderedMask(constraints.Constraint):
 
 
 class _Ordered(Distribution):
-    """What both laws share; `stored` names the parameter (..., K)."""
+    """Common part of both distributions; `stored` names the parameter (..., K)."""
 
     stored: str
     log_tails: Tensor
@@ -141,7 +140,7 @@ class _Ordered(Distribution):
         return new
 
     def _checks(self, name: str, parameter: Tensor, validate_args: bool | None) -> bool:
-        """Refuse what is no vector, and say whether to check values too: that waits for the device."""
+        """Raise unless the parameter is a vector; return whether to check values, which waits for the device."""
         if parameter.dim() == 0 or parameter.shape[-1] == 0 or not parameter.is_floating_point():
             raise ValueError(f"expected {name} (..., K) of floats, got {parameter.dtype} {tuple(parameter.shape)}")
         return self._validate_args if validate_args is None else validate_args
@@ -173,11 +172,8 @@ class BernoulliChain(_Ordered):
         """P(z_i = 1) = prod_{k<=i} pi_k (equation 2)."""
         return self.keep.cumprod(-1)
 
-    marginals = mean
-
     @property
     def variance(self) -> Tensor:
-        """Of each element on its own."""
         return self.mean * (1 - self.mean)
 
     @property
@@ -188,13 +184,12 @@ class BernoulliChain(_Ordered):
 
     @override
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw masks as products of independent variables: no element waits for the one before."""
         with torch.no_grad():
+            # A product of independent variables: no loop over elements.
             return torch.bernoulli(self.keep.expand(self._extended_shape(torch.Size(sample_shape)))).cumprod(-1)
 
     @override
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return the log probability of masks (..., K), -inf for what is no ordered mask."""
         value = value.to(self.keep.dtype)  # a mask may be boolean
         log_prob = torch.where(self._drops_of(value) == 1, self.log_tails, 0.0).sum(-1)
         return log_prob.masked_fill(~self.support.check(value), -math.inf)
@@ -242,29 +237,24 @@ class Downhill(_Ordered):
     @property
     def limit(self) -> BernoulliChain:
         """The chain at temperature zero: pi_j = P(tail >= j) / P(tail >= j - 1), one where that is 0 / 0."""
-        floor = torch.finfo(self.log_tails.dtype).min  # finite: -inf less -inf would be no number
+        floor = torch.finfo(self.log_tails.dtype).min  # finite: -inf less -inf is nan
         beyond = self.log_tails.clamp_min(floor).flip(-1).logcumsumexp(-1).flip(-1)
         keep = beyond.diff(dim=-1).exp().clamp_max(1.0)
         return BernoulliChain(F.pad(keep, (1, 0), value=1.0), validate_args=False)
 
     @override
     def rsample(self, sample_shape: Any = (), hard: bool = False) -> Tensor:
-        """Draw soft masks, differentiable in the tails and the temperature."""
         shape = self._extended_shape(torch.Size(sample_shape))
         uniform = torch.rand(shape, dtype=self.log_tails.dtype, device=self.log_tails.device)
         return downhill(self.log_tails, self.temperature, gumbel(uniform), hard)
-
-    def hard_rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw masks of zeros and ones with the gradient of soft ones: straight-through, biased (see `downhill`)."""
-        return self.rsample(sample_shape, hard=True)
 
     @override
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the log density of (z_2, ..., z_K), -inf off the support.
 
         Gamma(K) tau^(K-1) [sum_i beta_i / c_i^tau]^(-K) prod_i beta_i / c_i^(tau+1) with c_i = z_i - z_{i+1} and
-        z_{K+1} := 0; equation (3) prints z_{i-1} - z_i. Tails that never occur are left out of K, the sum and the
-        product, and their c_i must be zero. A c_i that rounding made zero counts as the smallest positive number.
+        z_{K+1} := 0; equation (3) prints z_{i-1} - z_i. K, the sum and the product omit tails that never occur, whose
+        c_i must be zero. A c_i that rounding made zero counts as the smallest positive number.
         """
         drops, never = self._drops_of(value), self.log_tails == -math.inf
         count = (~never).sum(-1).to(value.dtype)
@@ -278,7 +268,7 @@ class Downhill(_Ordered):
 
 
 def kl_downhill_chain(q: Downhill | BernoulliChain, p: BernoulliChain) -> Tensor:
-    """Return KL(q || p) in nats (equation 11); for a Downhill q that of its zero-temperature limit, as in the paper."""
+    """Return KL(q || p) in nats (equation 11); a Downhill q counts as its zero-temperature limit, as in the paper."""
     return tail_kl(q.log_tails, p.log_tails)
 
 
@@ -287,7 +277,7 @@ register_kl(BernoulliChain, BernoulliChain)(kl_downhill_chain)  # type: ignore[n
 
 
 def _divided(scores: Tensor, temperature: float | Tensor) -> Tensor:
-    """Return scores / temperature, of which -inf gives a learned temperature no gradient, instead of 0 * inf."""
+    """Return scores / temperature; a score of -inf gives a learned temperature the gradient 0, not 0 * inf."""
     if not (isinstance(temperature, Tensor) and temperature.requires_grad):
         return scores / temperature
     never = scores == -math.inf
@@ -306,7 +296,7 @@ def _drops(mask: Tensor) -> Tensor:
 
 
 def _log(probability: Tensor) -> Tensor:
-    """Return the logarithm, -inf at zero, where the gradient is zero instead of infinite."""
+    """Return the logarithm; at zero it is -inf with a gradient of zero, not infinite."""
     zero = probability == 0
     return probability.masked_fill(zero, 1.0).log().masked_fill(zero, -math.inf)
 

@@ -1,4 +1,4 @@
-"""Positive numbers stored as real ones, so that configurations can speak in standard deviations."""
+"""Softplus parameters: positive numbers stored as real ones; and the point mass, a distribution without scale."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints, Distribution
 
 SMALLEST = 1e-7
-"""Added after the softplus: a scale never reaches zero, its logarithm stays finite."""
+"""Added after the softplus: a scale stays above zero, so its logarithm is finite."""
 
 
 SMALLEST_STD = 1e-6
@@ -28,10 +28,6 @@ def inverse_softplus(value: Tensor) -> Tensor:
     return shifted + (-(-shifted).expm1()).log()
 
 
-# -------------------- point
-# The point mass: a distribution that always says the same.
-
-
 class PointMass(Distribution):
     """All probability at `loc`. It has samples, a mean and a variance of zero, but no density."""
 
@@ -39,20 +35,16 @@ class PointMass(Distribution):
     has_rsample = True
 
     def __init__(self, loc: Tensor) -> None:
-        """Place the mass at `loc`."""
         self.loc = loc
         super().__init__(loc.shape, validate_args=False)
 
     @property
     def mean(self) -> Tensor:
-        """The only value."""
         return self.loc
 
     @property
     def variance(self) -> Tensor:
-        """Zero."""
         return torch.zeros_like(self.loc)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Repeat `loc`."""
         return self.loc.expand(self._extended_shape(torch.Size(sample_shape)))

@@ -1,10 +1,10 @@
 """Random numbers from a seed and an index, by tensor arithmetic alone: the same on any device.
 
-`uniforms` is for variables whose number is known only when an activation arrives (the channels under a dropout layer):
-a draw keeps one seed, and number c is computed where it is needed, in compiled graphs and exported networks alike.
+`uniforms` serves variables whose count is known only at the activation (channels under dropout). A draw stores one
+seed and computes number c on use, also in compiled graphs and exported networks.
 
-`normals` and `shares` are for as many numbers as a network has weights. Torch's generators differ between devices, and
-to draw ten million numbers on a CPU and send them to a GPU takes longer than ten passes of the network.
+`normals` and `shares` serve one number for each weight. Torch's generators differ between devices. Ten million
+numbers drawn on a CPU and sent to a GPU cost more than ten passes of the network.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def standard(
 ) -> Tensor:
     """Draw standard numbers from torch's global generator on `device`, or from `generator` alone.
 
-    A generator draws on its own device, a CPU, so that the numbers are the same for every device. If they are to be
-    `counted`, it draws one seed, and the numbers are computed from it on `device`.
+    A generator draws on its own device, a CPU, so the numbers are the same for every device. If `counted`, it draws
+    one seed, from which the numbers are computed on `device`.
     """
     if generator is None:  # compiled code must not name a generator, not even as None
         if kind == "seed":
@@ -54,7 +54,7 @@ def standard(
 def uniforms(seeds: Tensor, like: Tensor) -> Tensor:
     """Return uniform numbers in [0, 1), one for each seed (rows, 1) and each column of `like` (any, columns).
 
-    A few rounds of h <- (h^2 + a c + s) mod (2^31 - 1): squaring mixes, the index and the seed keep rows apart.
+    A few rounds of h <- (h^2 + a c + s) mod (2^31 - 1): squaring mixes, index c and seed s separate rows.
     """
     index = torch.ones_like(like[:1], dtype=torch.int64).cumsum(1)  # not arange: a traced network has no sizes yet
     state = (seeds * 48271 + index * 69621) % PRIME
@@ -64,7 +64,7 @@ def uniforms(seeds: Tensor, like: Tensor) -> Tensor:
 
 
 PIECE = 2**16
-"""Pairs of numbers that a CPU makes at a time: they stay in its cache."""
+"""Pairs of numbers per step on a CPU: they fit in its cache."""
 
 GOLDEN, FIRST, SECOND = (n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The constants of SplitMix64 (Steele, Lea, Flood, 2014), as signed numbers."""
@@ -83,7 +83,7 @@ def shares(shape: tuple[int, ...], generator: torch.Generator, device: torch.dev
 def _counted(
     shape: tuple[int, ...], generator: torch.Generator, device: torch.device, law: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Fill a shape with what a law makes of the bits 0, 1, ... of a seed, two numbers (pairs, 2) of each."""
+    """Fill a shape with `law(bits)`: two numbers (pairs, 2) from the bits of each index 0, 1, ... of a seed."""
     seed = int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device))
     pairs = -(-math.prod(shape) // 2)
     drawn = torch.empty(pairs, 2, device=device, dtype=torch.float32)
@@ -103,7 +103,7 @@ def _bits(seed: int, index: Tensor) -> Tensor:
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """Shift to the right and fill with zeros, where torch fills with the sign."""
+    """Shift to the right and fill with zeros; torch's `>>` fills with the sign."""
     return (bits >> by).bitwise_and_(2 ** (64 - by) - 1)
 
 

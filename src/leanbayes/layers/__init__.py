@@ -1,4 +1,4 @@
-"""Where the channels of a layer are, and which layers are meant."""
+"""Layer families (channels, linear maps), layer selectors and activation exchange."""
 
 from leanbayes.layers.activation import Abs as Abs
 from leanbayes.layers.activation import activate as activate

@@ -1,4 +1,4 @@
-"""Exchange the activation behind a layer: |x| behind zero-mean layers, softplus where curvature is measured."""
+"""Exchange the activation after a layer: |x| after zero-mean layers, softplus to measure curvature."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from leanbayes.layers.select import choose, Where
 
 
 class Abs(nn.Module):
-    """|x|: what a rectifier behind a zero-mean layer loses half of."""
+    """|x|; a rectifier after a zero-mean layer would lose half of it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the absolute value of every entry."""
         return x.abs()
 
 
@@ -32,17 +31,16 @@ ACTIVATIONS: tuple[type[nn.Module], ...] = (
     nn.Hardswish,
     Abs,
 )
-"""What counts as an activation."""
+"""Classes that count as activations."""
 
 
 def activate(model: nn.Module, where: Where, make: Callable[[], nn.Module]) -> nn.Module:
-    """Return a copy of a model with another activation behind the chosen layers.
+    """Return a copy of a model with another activation after the chosen layers.
 
-    The activation that is exchanged is the first one that is registered behind the layer; one that is called as a
-    function inside `forward` cannot be seen.
+    It replaces the first activation module registered after each layer. A function called in `forward` is not found.
 
     Args:
-        model: a plain or converted network; it stays as it is.
+        model: a plain or converted network; it stays unchanged.
         where: layers, as `convert` takes them.
         make: makes the new activation, such as `lb.layers.Abs` or `torch.nn.Softplus`.
 
@@ -57,20 +55,20 @@ def activate(model: nn.Module, where: Where, make: Callable[[], nn.Module]) -> n
     layers = [(path, module) for path, module in places if path and not isinstance(module, ACTIVATIONS)]
     chosen = choose(layers, where)
     for path in chosen:
-        owner, _, name = _behind(path, places).rpartition(".")
+        owner, _, name = _next_activation(path, places).rpartition(".")
         setattr(model.get_submodule(owner), name, make())
     return model
 
 
-def _behind(path: str, places: list[tuple[str, nn.Module]]) -> str:
-    """Return where the first activation behind a layer is registered."""
+def _next_activation(path: str, places: list[tuple[str, nn.Module]]) -> str:
+    """Return the path of the first activation after a layer."""
     start = next(position for position, (name, _) in enumerate(places) if name == path)
     for name, module in places[start + 1 :]:
         if isinstance(module, ACTIVATIONS):
             others = [other for other, same in places if same is module and other != name]
             if others:
                 raise ValueError(
-                    f"the activation '{name}' behind layer '{path}' also serves as {', '.join(others)}; give the layer "
+                    f"the activation '{name}' after layer '{path}' also serves as {', '.join(others)}; give the layer "
                     "one of its own"
                 )
             return name

@@ -1,13 +1,13 @@
-"""Follow channels through a network: which layers make, pass on, add up, join and read the same ones.
+"""Follow channels through a network: find the layers that make, pass, add, join and read the same channels.
 
-A *stream* is a set of channels that can only be dropped together: the outputs of a linear map, and whatever else is
-added to them, normalised with them or convolved depthwise. A network is traced by `torch.fx` and read as such:
+A *stream* is a set of channels that can only be dropped together: the outputs of a linear map, and all channels that
+are added to them, normalised with them or convolved depthwise. The walk over a `torch.fx` graph applies these rules:
 
-* a linear map reads the streams of its input and begins one of its own;
-* a depthwise convolution and a norm pass a stream on; sums and products make one stream of two;
-* a concatenation puts streams side by side; flattening repeats every channel once for each pixel;
-* a grouped convolution reads and makes streams in *lanes*, equal blocks that can be narrowed only alike;
-* what nobody here understands holds its streams fast, and so does the output of the network.
+* a linear map reads the streams of its input and begins a new one;
+* a depthwise convolution and a norm pass a stream; sums and products make one stream of two;
+* a concatenation joins streams; flattening repeats every channel once for each pixel;
+* a grouped convolution reads and makes streams in *lanes*, equal blocks that can only be narrowed alike;
+* an unknown operation holds its streams: no channel of them may go. The output of the network holds its streams, too.
 """
 
 from __future__ import annotations
@@ -41,18 +41,16 @@ from leanbayes.layers.streams import Segment as Segment
 from leanbayes.layers.streams import Stream as Stream
 from leanbayes.layers.tracing import names_in, trace, Traced
 
-# -------------------- probes
-# Try modules of unknown classes out: which of them make nothing of zeros.
-
+# Probes: run modules of unknown classes to see whether they keep zeros.
 
 RANKS = (2, 3, 4)
-"""Numbers of axes of the inputs that are tried."""
+"""Numbers of axes of the probe inputs."""
 
 
 def keeps_zeros(module: nn.Module) -> bool:
-    """Say whether a module of another library treats every number by itself and makes zero of zero: an activation.
+    """Return whether another library's module is elementwise and maps zero to zero: an activation.
 
-    It must have no parameter, no buffer and no part. It is tried on inputs of two, three and four axes, in eval mode.
+    It must have no parameter, buffer or submodule. It runs in eval mode on inputs of two, three and four axes.
     """
     if type(module).__module__.startswith("torch.") or any(True for _ in module.children()):
         return False
@@ -79,9 +77,9 @@ def _elementwise(module: nn.Module, rank: int) -> bool:
 
 
 def quiet(norm: Any) -> bool:
-    """Say whether a norm returns zeros where its scale and shift are zero: one whose activation keeps zeros, if any.
+    """Return whether a norm returns zeros for zero scale and shift; torch's norms do.
 
-    A subclass with a forward of its own is tried on a copy, in eval mode; torch's own norms do so.
+    A copy of a subclass with its own forward is run in eval mode: its activation must keep zeros.
     """
     if type(norm).forward in [kind.forward for kind in CHANNEL_NORMS]:
         return True
@@ -98,7 +96,7 @@ def quiet(norm: Any) -> bool:
 
 
 def activates(norm: Any) -> bool:
-    """Say whether a norm has a forward of its own: a factor of its output is then none of its scale and shift."""
+    """Return whether a norm has its own forward; a factor of its output is then no factor of scale and shift."""
     return type(norm).forward not in [kind.forward for kind in CHANNEL_NORMS]
 
 
@@ -107,11 +105,11 @@ def follow(
 ) -> Channels:
     """Follow the channels of a network from its input to its output.
 
-    Without an example the forward runs on proxies. Parts of which it cannot be read so are named in
-    `Channels.untraced`; what they read and return is held, and modules inside them are followed each by itself.
+    Without an example the forward runs on proxies. `Channels.untraced` names parts that cannot be traced; their inputs
+    and outputs are held, and each module inside them is followed alone.
 
     Args:
-        model: any network; layers with noise around them count as the layers that they are made of.
+        model: any network; a stochastic layer counts as its plain layer.
         base_of: returns the plain layer inside a layer.
         example: inputs to call the network with: a tensor, a tuple, or a mapping by name.
 
@@ -148,7 +146,7 @@ def follow(
 
 
 def _beware(found: Channels, model: nn.Module) -> None:
-    """Take care where parts were followed alone: the order of calls is unknown, and others may reach into them."""
+    """Hold makers inside parts that were followed alone: the order of calls is unknown, other code may use them."""
     maps = (path for path, layer in model.named_modules() if isinstance(layer, LINEAR_MAPS))
     found.first = next((path.removesuffix(".base") for path in maps), None)  # as registered
     for path in found.untraced:
@@ -160,7 +158,7 @@ def _beware(found: Channels, model: nn.Module) -> None:
 
 
 class _Walk:
-    """One walk over traced graphs, with the layout of every value."""
+    """One walk over traced graphs; `layouts` has the layout of every value."""
 
     def __init__(self, found: Channels, layers: dict[str, nn.Module]) -> None:
         self.found, self.layers = found, layers
@@ -175,7 +173,7 @@ class _Walk:
             self.layouts[node] = self.visit(node)
 
     def finish(self) -> None:
-        """Hold what only the whole walk shows."""
+        """Hold streams for reasons that only the whole walk shows."""
         self.found.first = next(iter(self.found.makers), None)
         if self.hidden:
             self.found.hold_all("code that torch cannot watch, such as an autograd.Function, may read it")
@@ -223,9 +221,9 @@ class _Walk:
         return self.unknown(node, f"{kind} reads it")
 
     def each_channel(self, path: str, x: Layout | None, channels: int) -> Layout | None:
-        """A layer with numbers for every channel: a norm, a PReLU."""
+        """Return the layout after a layer with numbers for every channel: a norm, a PReLU."""
         x = _resolved(self.found, x, channels)
-        if path in self.found.inputs:  # called twice: what it reads has to stay alike
+        if path in self.found.inputs:  # called twice: both inputs must keep the same channels
             x = self.found.merge(self.found.inputs[path], x)
         self.found.inputs[path] = self.found.outputs[path] = x
         return x
@@ -252,7 +250,7 @@ class _Walk:
         )
 
     def merged(self, node: fx.Node, name: str) -> Layout | None:
-        """A sum or product of two values; a number that is added would fill what was dropped."""
+        """Return the layout of a sum or product of two values; an added number would fill dropped channels."""
         operands = [*node.args, *node.kwargs.values()]
         values = [self.layouts[value] for value in operands if isinstance(value, fx.Node)]
         if name in QUOTIENTS and (len(values) > 1 or not isinstance(operands[0], fx.Node)):
@@ -264,17 +262,17 @@ class _Walk:
         return self.unknown(node, "a number is added to it") if name in SUMS else values[0]
 
     def weighed(self, operands: list[Any]) -> Layout | None:
-        """Return the layout of a product with a tensor that has one number for all channels, where shapes are known."""
+        """Return the layout of a product with a tensor of known shape that has one number for all channels."""
         for value, other in (operands, reversed(operands)):
             x, shape = self.layouts[value], other.meta.get("shape")
             if x is not None and self.layouts[other] is None and shape is not None and not self.heads.among(other):
-                behind = x[0].pixels + 1
-                if len(shape) < behind or shape[-behind] == 1:
+                axis = x[0].pixels + 1  # of the channels, from the right
+                if len(shape) < axis or shape[-axis] == 1:
                     return x
         return None
 
     def joined(self, node: fx.Node, tensors: Any, axis: Any) -> Layout | None:
-        """A concatenation over channels."""
+        """Return the layout of a concatenation over channels."""
         parts = [self.layouts[value] for value in tensors] if isinstance(tensors, (list, tuple)) else [None]
         if all(parts) and self.is_row_axis(tensors[0], axis):
             return functools.reduce(self.found.merge, parts)
@@ -285,12 +283,12 @@ class _Walk:
         return segments
 
     def is_row_axis(self, value: fx.Node, axis: Any) -> bool:
-        """Say whether an axis is known not to be that of the channels: steps are joined there, or rows."""
+        """Return whether an axis is known not to be the channel axis: steps or rows are joined there."""
         shape, x = value.meta.get("shape"), self.layouts[value]
         return shape is not None and x is not None and axis % len(shape) != len(shape) - 1 - x[0].pixels
 
     def averaged(self, node: fx.Node, x: Layout | None, axes: Any, kept: bool) -> Layout | None:
-        """A mean over axes of pixels, which are gone afterwards unless they are kept."""
+        """Return the layout of a mean over pixel axes, which vanish unless `kept`."""
         pixels = x[0].pixels if x else 0
         axes = axes if isinstance(axes, (tuple, list)) else (axes,)
         if x is None or not all(isinstance(a, int) and (2 <= a < 2 + pixels or -pixels <= a < 0) for a in axes):
@@ -305,7 +303,7 @@ class _Walk:
 
 
 def _linear(found: Channels, path: str, layer: Any, x: Layout | None) -> Layout:
-    """Let a linear map read a layout, and begin a stream unless it is depthwise."""
+    """Record that a linear map reads a layout; begin a stream unless the map is depthwise."""
     family, groups = family_of(layer), getattr(layer, "groups", 1)
     assert family is not None
     inputs, outputs, pixels = family.inputs(layer), family.outputs(layer), -1 - family.axis
@@ -328,7 +326,7 @@ def _linear(found: Channels, path: str, layer: Any, x: Layout | None) -> Layout:
 
 
 def _depthwise(found: Channels, path: str, x: Layout) -> Layout:
-    """Pass channels on that are convolved each by itself."""
+    """Pass the streams of a depthwise convolution."""
     if len(x) > 1:
         found.hold(x, "a depthwise convolution reads several streams")
     for part in x:
@@ -338,9 +336,9 @@ def _depthwise(found: Channels, path: str, x: Layout) -> Layout:
 
 
 def _resolved(found: Channels, x: Layout | None, inputs: int, pixels: int | None = None) -> Layout | None:
-    """Find out how often flattening has repeated every channel, now that the number of inputs is known.
+    """Compute how often flattening repeated every channel from the number of inputs.
 
-    What cannot be so many channels, or has other axes behind them than the reader thinks, is held.
+    A layout is held if it cannot have this number of channels or of pixel axes.
     """
     if x is None:
         return None
@@ -353,19 +351,17 @@ def _resolved(found: Channels, x: Layout | None, inputs: int, pixels: int | None
 
 
 def _passes(name: str, x: Layout | None) -> bool:
-    """Say whether a function passes on a layout as it is."""
     return name in ELEMENTWISE or (name in OVER_PIXELS and x is not None and x[0].pixels > 0)
 
 
 def _makes_rows(name: str, node: fx.Node, x: Layout | None) -> bool:
-    """Say whether a function makes rows of images."""
     if name == "flatten":
         return _flattens(x, _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
     return name in ("view", "reshape") and node.args[2:] == (-1,) and _is_batch(node.args[1])
 
 
 def _is_batch(size: Any) -> bool:
-    """Say whether a number is the length of the first axis of something: `x.size(0)`, `x.shape[0]`."""
+    """Return whether a number is the length of a first axis: `x.size(0)`, `x.shape[0]`."""
     return isinstance(size, fx.Node) and word(size.target) in ("size", "getitem") and size.args[1:] == (0,)
 
 
@@ -375,7 +371,6 @@ def _flattens(x: Layout | None, start: Any, end: Any) -> bool:
 
 
 def _flattened(x: Layout | None) -> Layout | None:
-    """Repeat every channel for each of its pixels; what has none stays as it is."""
     if x is None or x[0].pixels == 0:
         return x
     return tuple(part._replace(repeat=UNKNOWN_REPEAT, pixels=0) for part in x)

@@ -1,11 +1,11 @@
-"""Where each kind of layer keeps its channels: the one table that methods read.
+"""Table of layer families: channels and linear maps of each layer class. Methods read this table only.
 
-A method speaks of input channels, output channels and a linear map. A `Family` record says what these are for a
-Linear, a convolution, a transposed convolution, an embedding, a norm or a dropout, so that no method knows a layer
-type. An embedding is the linear map of words that are written as unit vectors; its input channels are the words.
+A `Family` record defines input channels, output channels and the linear map of a Linear, a convolution, a transposed
+convolution, an embedding, a norm or a dropout. No method knows a layer class. An embedding is the linear map of unit
+vectors; its input channels are the words.
 
-A layer with a forward of its own belongs to a family if `recognise` finds that it computes the same map. `register`
-adds a family for a class of your own.
+A layer with its own forward belongs to a family if `recognise` finds that it computes the same map. `register` adds a
+family for another class.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from leanbayes.layers.recognise import (
 
 
 class _ByName(type):
-    """Makes a class stand for one of the same name in a library that need not be installed."""
+    """Lets a class represent one of the same name in a library that may not be installed."""
 
     def __instancecheck__(cls, layer: object) -> bool:
         return _namesake(layer, cls) is not cls
 
 
 class Conv1D(nn.Module, metaclass=_ByName):
-    """Stands for transformers' `Conv1D` (GPT-2): y = x W + b with W of shape (inputs, outputs)."""
+    """Represents transformers' `Conv1D` (GPT-2): y = x W + b with W of shape (inputs, outputs)."""
 
     library = "transformers"
 
 
 class _ByMap(type):
-    """Makes a class stand for all layers that have the parameters of one kind of layer and compute its map."""
+    """Lets a class represent all layers with the parameters and the map of one kind of layer."""
 
     def __instancecheck__(cls, layer: object) -> bool:
         kind = _registered(layer)
@@ -56,27 +56,27 @@ class _ByMap(type):
 
 
 class LinearLike(nn.Module, metaclass=_ByMap):
-    """Stands for layers y = W x + b of any class, with W of shape (outputs, inputs), and for registered linear maps."""
+    """Represents layers y = W x + b of any class, W of shape (outputs, inputs), and registered linear maps."""
 
 
 class NormLike(nn.Module, metaclass=_ByMap):
-    """Stands for layers of any class that end in Norm and scale their channels, and for registered norms."""
+    """Represents layers that scale channels, with a class name that ends in Norm, and registered norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """Where one kind of layer keeps its channels, and how to apply its linear map.
+    """Channels of one kind of layer.
 
     Attributes:
         kind: the layer type that this record describes.
         inputs: number of input channels of a layer.
         outputs: number of output channels of a layer.
         axis: the channel axis of inputs and outputs, counted from the right (from the left for batch-like norms).
-        weight: `layer -> weight`, the effective weight where it is a function of the stored one; None: it is stored.
-        plain: `(layer, tensors) -> layer'`, an ordinary layer with these tensors; None: the same class can hold them.
-        form: how a layer with a forward of its own computes the map; empty for the layers of the kind itself.
+        weight: `layer -> weight`, the effective weight as a function of the stored one; None: the stored one.
+        plain: `(layer, tensors) -> layer'`, a plain layer with these tensors; None: the same class can hold them.
+        form: how a layer with its own forward computes the map; empty for layers of the kind itself.
         way: how such a layer was recognised.
-        by_channel: of a norm, whether it treats every channel by itself and scales with its weight and bias.
+        by_channel: whether a norm treats every channel alone and scales with its weight and bias.
     """
 
     kind: type[nn.Module]
@@ -90,7 +90,6 @@ class Family:
     by_channel: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle a record by the layer type it describes."""
         return _record, (self.kind, Finding(self.form, self.way, "", self.by_channel))
 
 
@@ -123,10 +122,10 @@ class LinearFamily(Family):
 
 
 def family_of(layer: nn.Module) -> Family | None:
-    """Return the family of a layer, or None where there is none.
+    """Return the family of a layer, or None.
 
-    A subclass counts as its parent only if it computes what its parent computes. One with a `forward` of its own is
-    run to find out: a LoRA layer or a fake-quantised layer is another map. Parametrised layers do not override it.
+    A subclass belongs to the family of its parent if it computes the same map. If it has its own `forward`, it is run
+    to find out: a LoRA or fake-quantised layer computes another map. Parametrised layers keep the parent's `forward`.
     """
     kind: Any = _kind_of(layer)
     if kind is None:
@@ -142,16 +141,16 @@ def register(
     weight: Callable[[Any], Tensor] | None = None,
     linear: Callable[..., Tensor] | None = None,
 ) -> Family:
-    """Register a layer class of your own: methods convert its layers as they convert those of a torch class.
+    """Register a layer class, so that methods convert its layers like those of a torch class.
 
-    The layer has a parameter `weight`, perhaps a `bias`, and the channels of `like`. It is run on random inputs when it
-    is converted: a layer that computes something else is refused with the reason.
+    The layer has a parameter `weight`, optionally a `bias`, and the channels of `like`. Conversion runs it on random
+    inputs and rejects a layer that computes another map, with the reason.
 
     Args:
         kind: the class, subclasses included.
         like: the torch class whose channels it has: `nn.Linear`, a convolution, or a norm.
-        weight: `layer -> weight`, where the effective weight is a function of the stored one. Noise goes to the
-            effective weight, and a draw is a layer of class `like` with the drawn one.
+        weight: `layer -> weight`, the effective weight as a function of the stored one. Noise is added to the effective
+            weight, and a draw is a layer of class `like` with the drawn weight.
         linear: `(layer, x, weight) -> y`, the map with an effective weight and without bias; by default that of `like`
             if `weight` is given, else the layer's own forward.
 
@@ -185,7 +184,7 @@ def register(
 
 
 def refusal(layer: nn.Module) -> str | None:
-    """Say why a layer that looks like a member of a family is not treated as one; None where all is well."""
+    """Return why a layer that resembles a family is not treated as a member; None if it is."""
     kind = _kind_of(layer)
     if kind is None or kind in DROPOUTS:
         return None
@@ -218,7 +217,7 @@ def _finding_refusal(layer: nn.Module, kind: type[nn.Module]) -> str | None:
 
 
 def follows_channels(layer: nn.Module) -> bool:
-    """Say whether channels can be cut out of a layer: its weight is stored, and a norm treats each by itself."""
+    """Return whether channels can be removed from a layer: its weight is stored, and a norm treats each alone."""
     family = family_of(layer)
     if family is None or family.weight is not None:
         return False
@@ -230,16 +229,16 @@ def _kind_of(layer: object) -> type[nn.Module] | None:
 
 
 def _registered(layer: object) -> type[nn.Module] | None:
-    """Return the registered class of a layer, the most special of several."""
+    """Return the most specific registered class of a layer."""
     return next((kind for kind in type(layer).__mro__ if kind in _REGISTERED), None) if _REGISTERED else None
 
 
 _REGISTERED: dict[type[nn.Module], type[nn.Module]] = {}
-"""Classes of users, with the torch class whose channels they have."""
+"""Registered classes, with the torch class whose channels they have."""
 
 
 def _finding(layer: nn.Module, kind: type[nn.Module]) -> Finding:
-    """Return how a layer computes the map of its kind, or why it does not."""
+    """Return how a layer computes the map of its kind, or the reason why not."""
     if kind not in _REGISTERED and _same_map(layer, kind):
         return Finding()
     if kind in DROPOUTS:
@@ -254,7 +253,7 @@ def _finding(layer: nn.Module, kind: type[nn.Module]) -> Finding:
 
 @cache
 def _record(kind: Any, finding: Finding) -> Family:
-    """Return the record of the layers of a kind that compute its map in one way."""
+    """Return the record of layers of one kind and form."""
     family = _TABLE[kind]
     if not finding.form:
         return family
@@ -268,7 +267,7 @@ def _record(kind: Any, finding: Finding) -> Family:
 
 
 def _is_linear(layer: nn.Module) -> bool:
-    """Say whether a layer of another class is a linear map of vectors."""
+    """Return whether a layer of another class is a linear map of vectors."""
     if not looks_linear(layer) or any(isinstance(layer, kind) for kind in _TABLE if kind not in (LinearLike, NormLike)):
         return False
     if any(nn.parameter.is_lazy(p) for p in layer.parameters()):
@@ -277,13 +276,12 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _same_map(layer: nn.Module, kind: type) -> bool:
-    """Say whether a layer computes what the layers of a kind do."""
     parent, names = _namesake(layer, kind), ("forward", "_conv_forward")
     return all(getattr(type(layer), name, None) is getattr(parent, name, None) for name in names)
 
 
 def _namesake(layer: object, kind: type) -> type:
-    """Return the class, among those of a layer, that a class found by name stands for; others stand for themselves."""
+    """Return the class of a layer that `kind` represents by name, else `kind`."""
     if not isinstance(kind, _ByName):
         return kind
     library: str = getattr(kind, "library", "")
@@ -310,7 +308,7 @@ def _scale_transpose(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor
 
 
 def _pool_conv(layer: Any, x: Tensor) -> Tensor:
-    # One output channel a group: a kernel of ones whose first axis is the group.
+    # A kernel of ones with one output channel per group.
     return _conv(layer, x, layer.weight.new_ones(layer.groups, *layer.weight.shape[1:]))
 
 
@@ -412,7 +410,7 @@ CHANNEL_NORMS = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
-"""Norms that treat every channel by itself, so that the others may leave."""
+"""Norms that treat every channel alone, so that channels can be dropped."""
 
 _FAMILIES = (
     _LINEAR,
@@ -436,23 +434,23 @@ _FAMILIES = (
 _TABLE: dict[type[nn.Module], Family] = {family.kind: family for family in _FAMILIES}
 
 EMBEDDINGS: tuple[type[nn.Module], ...] = (nn.Embedding,)
-"""The layers that look vectors up; their inputs are numbers of words, which no factor can multiply."""
+"""Layers that look up vectors; no factor can multiply their inputs, which are indices."""
 
 LINEAR_MAPS: tuple[type[nn.Module], ...] = tuple(
     family.kind for family in _FAMILIES if isinstance(family, LinearFamily) and family.kind not in EMBEDDINGS
 )
-"""The layers with a linear map between channels: what factor methods target."""
+"""Layers with a linear map between channels, the targets of factor methods."""
 
 TRANSPOSED: tuple[type[nn.Module], ...] = (Conv1D, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-"""The linear maps whose weight is (inputs, outputs of a group, ...)."""
+"""Linear maps whose weight has the shape (inputs, outputs of a group, ...)."""
 
 DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-"""The layers that drop what passes; how many channels they see, only the input tells."""
+"""Layers that drop activations; only the input shows their number of channels."""
 
 NORMS: tuple[type[nn.Module], ...] = tuple(
     family.kind for family in _FAMILIES if not isinstance(family, LinearFamily) and family.kind not in DROPOUTS
 )
-"""The layers that scale and shift channels."""
+"""Layers that scale and shift channels."""
 
 TORCH_MAPS = tuple(kind for kind in LINEAR_MAPS if not isinstance(kind, (_ByMap, _ByName)))
 TORCH_NORMS = tuple(kind for kind in NORMS if not isinstance(kind, _ByMap))
@@ -469,4 +467,4 @@ _STANDARDISED = {
         _CONV2D, weight=standardised, linear=same_conv, pool=pool_same, plain=plain_same, form=STANDARDISED_SAME
     ),
 }
-"""Records of convolutions whose effective weight is standardised, by form."""
+"""Convolutions with standardised weights, by form."""

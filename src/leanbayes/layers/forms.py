@@ -1,11 +1,11 @@
-"""Forms in which layers with a forward of their own compute a map: their own forward, or an effective weight.
+"""Layers with their own forward: run it with another weight, or compute an effective weight.
 
 Convolutions with standardised weights (Qiao et al., 2019; Brock et al., 2021) have an effective weight W',
 
     y = W' * x + b,      W'_o = g_o c (W_o - mean(W_o)) / sqrt(var(W_o) + eps)        g_o c = 1 without a gain
 
-which is a function of the stored one. Noise goes to W', and a draw is a plain convolution with the drawn W': no stored
-weight has it as its standardised one.
+which is a function of the stored weight. Noise is added to W'. A draw is a plain convolution with the drawn W', since
+no stored weight standardises to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import fx, nn, Tensor
 from torch.func import functional_call
 
 SYM_MAX: Any = torch.sym_max  # untyped
-"""The larger of two sizes, which torch.fx can trace; `max` it cannot."""
+"""The larger of two sizes; torch.fx can trace it, unlike `max`."""
 
 
 def call_own(layer: nn.Module, x: Tensor, weight: Tensor, *args: Any) -> Tensor:
@@ -31,7 +31,7 @@ def call_own(layer: nn.Module, x: Tensor, weight: Tensor, *args: Any) -> Tensor:
 
 
 def pool_own(layer: Any, x: Tensor, *args: Any) -> Tensor:
-    """Return the sum of the input channels under the kernel, one output per group, by a layer's own forward."""
+    """Return the sum of input channels under the kernel, one output per group, by the layer's own forward."""
     # All outputs of a group are the same sum: one of each is kept.
     axis = -1 - (layer.weight.dim() - 2)
     y = call_own(layer, x, torch.ones_like(layer.weight), *args)
@@ -40,7 +40,7 @@ def pool_own(layer: Any, x: Tensor, *args: Any) -> Tensor:
 
 
 def plain_like(kind: Any, layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Return a layer of a torch class with these tensors, and with the settings of the given layer."""
+    """Return a layer of a torch class with these tensors and the settings of the given layer."""
     plain: nn.Module = kind.__new__(kind)
     plain.__dict__.update(layer.__dict__)
     plain._parameters, plain._buffers, plain._modules = {}, {}, {}
@@ -51,7 +51,7 @@ def plain_like(kind: Any, layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn
 
 
 def standardised(layer: Any) -> Tensor:
-    """Return the effective weight, by the operation that these layers use themselves."""
+    """Return the effective weight, by the operation of these layers."""
     gain = layer._parameters.get("gain")
     rows = layer.weight.reshape(1, layer.weight.shape[0], -1)
     scale = None if gain is None else (gain * layer.scale).view(-1)
@@ -60,7 +60,7 @@ def standardised(layer: Any) -> Tensor:
 
 
 def pad_same(x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]) -> Tensor:
-    """Pad an image with zeros so that a convolution gives ceil(size / stride) outputs; written to be traced."""
+    """Pad an image with zeros so that a convolution gives ceil(size / stride) outputs; torch.fx can trace it."""
     pads: list[Any] = []
     for axis in range(len(kernel) - 1, -1, -1):  # F.pad begins with the last axis
         size = x.shape[2 + axis]
@@ -86,7 +86,7 @@ def plain_same(layer: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
     module = _SameConv(layer)
     graph = fx.Tracer().trace(module)
     for node in graph.nodes:
-        node.type = None  # annotations are strings here, which a graph cannot be pickled with
+        node.type = None  # annotations are strings here, and a graph with strings cannot be pickled
     plain = fx.GraphModule(module, graph, "Conv2dSame")
     for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"):
         setattr(plain, name, getattr(layer, name))
@@ -95,7 +95,7 @@ def plain_same(layer: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def give(plain: nn.Module, layer: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put tensors into a plain layer as its weight and bias; a bias that is not given is shared."""
+    """Set weight and bias of a plain layer; a bias that is not given is shared."""
     for name in ("weight", "bias"):
         old = layer._parameters.get(name)
         if name in tensors:

@@ -1,4 +1,4 @@
-"""Hooks of one module, handed to the module that takes its place."""
+"""Move hooks and names of tied weights from a module to its replacement."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HOOKS = (
 
 
 def copy_hooks(source: nn.Module, target: nn.Module) -> None:
-    """Register the hooks of one module on another, too."""
+    """Copy the hooks of one module to another."""
     for name in HOOKS:
         setattr(target, name, copy.copy(getattr(source, name)))
     target._is_full_backward_hook = source._is_full_backward_hook
 
 
 def move_hooks(source: nn.Module, target: nn.Module) -> None:
-    """Hand the hooks of one module to another, and leave it with none."""
+    """Move the hooks of one module to another."""
     for name in HOOKS:
         own = getattr(source, name)
         setattr(target, name, own)
@@ -34,21 +34,16 @@ def move_hooks(source: nn.Module, target: nn.Module) -> None:
     target._is_full_backward_hook, source._is_full_backward_hook = source._is_full_backward_hook, None
 
 
-# -------------------- ties
-# Names of tied weights, which some models keep: they follow the weights when layers are wrapped or unwrapped.
-#
-# A model of Hugging Face's transformers knows by name which of its weights are one, and ties them again in
-# `tie_weights`, `init_weights` and `save_pretrained`. The weight of a wrapped layer is one level deeper: `head.weight`
-# is `head.base.weight` then.
-
+# Hugging Face's transformers store the names of tied weights and tie them again in `tie_weights`, `init_weights` and
+# `save_pretrained`. The weight of a wrapped layer is one level deeper: `head.weight` becomes `head.base.weight`.
 
 KEPT = ("_tied_weights_keys", "all_tied_weights_keys")
-"""Attributes with {name: name of the weight that it is}; the first may hold patterns, which are left as they are."""
+"""Attributes {name: name of the tied weight}; the first may hold patterns, which stay unchanged."""
 BASE = ".base"
 
 
 def follow_ties(model: nn.Module) -> None:
-    """Correct the names of tied weights in a model whose layers were just wrapped, or unwrapped."""
+    """Update the names of tied weights after layers were wrapped or unwrapped."""
     for module in model.modules():
         for attribute in KEPT:
             kept = getattr(module, attribute, None)
@@ -59,7 +54,7 @@ def follow_ties(model: nn.Module) -> None:
 
 
 def _found(model: nn.Module, name: str) -> str:
-    """Return the name under which a parameter is there: with `base` or without."""
+    """Return the name of an existing parameter: with `base` or without."""
     path, _, leaf = name.rpartition(".")
     other = path.removesuffix(BASE) if path.endswith(BASE) else path + BASE
     return name if _has(model, path, leaf) or not _has(model, other, leaf) else f"{other}.{leaf}"

@@ -1,12 +1,11 @@
-"""Recognise layers with a forward of their own that compute the map of a known family, by running them.
+"""Recognise layers with their own forward that compute the map of a known family, by running them.
 
-A library's `Linear`, a convolution with "same" padding or a batch norm followed by an activation is a subclass with
-another `forward`. `recognise` runs a float64 copy of such a layer on the CPU, with random parameters and three random
-inputs, in eval and in training mode, and compares to 1e-6. A linear map passes if it is linear in inputs and weights,
-adds its bias to its channels, and turns scaled weights into scaled inputs and outputs: all that methods rely on. A norm
-passes if each number of its weight and bias acts on its own channel alone.
+Examples are a library's `Linear`, a convolution with "same" padding, a batch norm with an activation. `recognise` runs
+a float64 copy on the CPU, with random parameters and three random inputs, in eval and training mode, to 1e-6. A linear
+map passes if it is linear in inputs and weights, adds its bias to its channels, and turns scaled weights into scaled
+inputs and outputs. A norm passes if each number of its weight and bias acts on its own channel alone.
 
-On the meta device no layer can run. There a table of class names decides, which tests hold to what the probe finds.
+On the meta device no layer can run. There a table of class names decides; tests compare it with the probe.
 """
 
 from __future__ import annotations
@@ -30,13 +29,12 @@ from leanbayes.layers.hooks import HOOKS
 TOLERANCE = 1e-6
 INPUTS = 3
 ROWS = 64
-"""Rows of the input of a norm: a rectifier must not hide a channel in all of them."""
+"""Rows of a norm's input, enough that a rectifier hides no channel in all of them."""
 ENTRIES = 4
-"""Outputs whose coefficients are looked at."""
+"""Outputs whose coefficients are checked."""
 
 OWN, STANDARDISED, STANDARDISED_SAME = "own", "standardised", "standardised_same"
-"""Forms: call the layer's own forward with other weights; a convolution with standardised weights, padded by its own
-numbers or so that the output has the size of the input over the stride."""
+"""Forms: the layer's own forward with other weights; standardised convolution; the same with "same" padding."""
 
 PROBE, TABLE = "by a probe", "by its name"
 
@@ -67,7 +65,7 @@ NAMES: dict[tuple[str, str], str] = {
     ("transformers", "T5LayerNorm"): OWN,
     ("transformers", "NoNorm"): OWN,
 }
-"""What the probe finds for classes of other libraries, by library and class name: used on the meta device."""
+"""Forms of other libraries' classes, by library and class name, for the meta device."""
 
 
 class Finding(NamedTuple):
@@ -76,9 +74,9 @@ class Finding(NamedTuple):
     Attributes:
         form: how the layer computes the map of its family.
         way: how this was found: by a probe, or by the name of the class.
-        reason: why the layer is not recognised; empty where it is.
-        by_channel: of a norm, whether it treats every channel by itself and scales with its weight and bias, so that
-            channels can be dropped.
+        reason: why the layer is not recognised; empty if it is.
+        by_channel: whether a norm treats every channel alone and scales with its weight and bias, so that channels can
+            be dropped.
     """
 
     form: str = ""
@@ -88,15 +86,15 @@ class Finding(NamedTuple):
 
 
 class Difference(Exception):
-    """What keeps a layer from being recognised, as a clause."""
+    """The reason why a layer is not recognised, as a clause."""
 
 
 def recognise(layer: nn.Module, family: Any, forms: dict[str, Any]) -> Finding:
-    """Return whether a layer computes the map of a family, and in which form; layers of equal settings are run once.
+    """Return whether a layer computes the map of a family, and its form; layers of equal settings run once.
 
     Args:
-        layer: the layer, which is left unchanged.
-        family: the record of the layers that it may equal.
+        layer: the layer; it stays unchanged.
+        family: the record to compare with.
         forms: further records to try, by form; each computes an effective weight.
     """
     if any(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers())):
@@ -117,7 +115,7 @@ _BY_SETTINGS: dict[Any, Finding] = {}
 
 
 def by_name(layer: nn.Module) -> Finding:
-    """Return what the table of class names says of a layer that cannot run."""
+    """Return the entry of the class-name table for a layer that cannot run."""
     own: Any
     for own in type(layer).__mro__:
         library = own.__module__.split(".")[0]
@@ -137,7 +135,7 @@ def _probed(layer: nn.Module, family: Any, forms: dict[str, Any]) -> Finding:
     """Try the layer's own forward first, then each form with an effective weight."""
     tries: dict[str, tuple[Any, Callable[..., bool]]] = {OWN: (family, _probe_of(family))}
     tries |= {form: (record, _compare_effective) for form, record in forms.items()}
-    if family.weight is not None:  # registered with an effective weight: nothing else is meant
+    if family.weight is not None:  # registered with an effective weight: no other form counts
         tries = {OWN: (family, _compare_effective)}
     reason = ""
     for form, (record, probe) in tries.items():
@@ -147,7 +145,7 @@ def _probed(layer: nn.Module, family: Any, forms: dict[str, Any]) -> Finding:
                 return Finding(form, PROBE, by_channel=probe(layer, record, generator))
         except Difference as difference:
             reason = reason or str(difference)
-        except Exception as error:  # another library's code meets random numbers: anything may happen
+        except Exception as error:  # another library's code on random numbers: any error is possible
             said = (str(error).splitlines() or ["no message"])[0]
             reason = reason or f"it could not be run alone ({type(error).__name__}: {said})"
     return Finding(reason=reason)
@@ -173,7 +171,7 @@ def _alone() -> Iterator[None]:
 
 
 def looks_linear(layer: nn.Module) -> bool:
-    """Say whether a layer has the parameters of a linear map of vectors, and nothing else."""
+    """Return whether a layer has the parameters of a linear map of vectors and no others."""
     there = {name: p for name, p in layer._parameters.items() if p is not None}
     if "weight" not in there or not set(there) <= {"weight", "bias"} or layer._modules or _is_of_torch(layer):
         return False
@@ -184,7 +182,7 @@ def looks_linear(layer: nn.Module) -> bool:
 
 
 def looks_like_norm(layer: nn.Module) -> bool:
-    """Say whether a layer is called a norm, and has one number for each channel."""
+    """Return whether a layer's name ends in Norm and it has one number per channel."""
     sizes = {name: tuple(p.shape) for name, p in layer._parameters.items() if p is not None}
     named = NORM_NAME.search(type(layer).__name__) is not None and not _is_of_torch(layer)
     return named and "weight" in sizes and set(sizes) <= {"weight", "bias"} and len(set(sizes.values())) == 1
@@ -236,7 +234,7 @@ def _check_linear(twin: Any, family: Any, x: Tensor, generator: torch.Generator)
 
 
 def _check_coefficients(f: Callable[..., Tensor], x: Tensor, weight: Tensor, generator: torch.Generator) -> None:
-    """Check that a weight counts once or not at all: local reparameterisation takes squares of weights for weights."""
+    """Check that each coefficient is 0 or 1: local reparameterisation replaces weights by their squares."""
     y = f(x, weight).flatten()
     if not y.requires_grad:
         raise Difference("it does not read its weight")
@@ -260,7 +258,7 @@ def _compare_effective(layer: nn.Module, family: Any, generator: torch.Generator
 
 
 def _linear_inputs(layer: Any, family: Any, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield three inputs: rows, then rows of tokens for maps of vectors; images of several sizes for convolutions."""
+    """Yield three inputs: rows and tokens for maps of vectors, images of several sizes for convolutions."""
     channels = family.inputs(layer)
     for number in range(INPUTS):
         if family.axis == -1:
@@ -271,7 +269,7 @@ def _linear_inputs(layer: Any, family: Any, generator: torch.Generator) -> Itera
 
 
 def _smallest_image(layer: Any) -> list[int]:
-    """Return a size that a kernel fits into, with its padding, in every direction."""
+    """Return an image size that fits the kernel with its padding."""
     kernel = layer.weight.shape[2:]
     dilation = layer.dilation
     padding = [0] * len(kernel) if isinstance(layer.padding, str) else layer.padding
@@ -297,7 +295,7 @@ def _probe_embedding(layer: Any, family: Any, generator: torch.Generator) -> boo
 
 
 def _probe_norm(layer: nn.Module, family: Any, generator: torch.Generator) -> bool:
-    """Find a shape of inputs under which the layer is a norm; say whether it treats every channel by itself."""
+    """Find an input shape for which the layer is a norm; return whether it treats every channel alone."""
     found: Exception | None = None
     for shape, axis in _norm_shapes(layer, family):
         try:
@@ -307,14 +305,14 @@ def _probe_norm(layer: nn.Module, family: Any, generator: torch.Generator) -> bo
                 for _ in range(INPUTS)
             ]
             return all(by_channel) and axis == 1
-        except Exception as error:  # an image norm refuses rows, and the other way round
+        except Exception as error:  # an image norm rejects rows, and vice versa
             found = error if found is None or isinstance(error, Difference) else found
     assert found is not None
     raise found
 
 
 def _norm_shapes(layer: Any, family: Any) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield shapes that a norm may take, with the axis of its channels."""
+    """Yield possible input shapes of a norm, with the channel axis."""
     n = layer.weight.numel()
     if family.axis == -1:
         yield (ROWS, 3, *layer.weight.shape), -1
@@ -322,7 +320,7 @@ def _norm_shapes(layer: Any, family: Any) -> Iterator[tuple[tuple[int, ...], int
 
 
 def _check_norm(twin: Any, shape: tuple[int, ...], axis: int, generator: torch.Generator) -> bool:
-    """Check that a norm reads its weight and bias, each number for its own channel; say if it scales with them."""
+    """Check that each number of a norm's weight and bias acts on its channel; return whether it scales with them."""
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
     names = [name for name in ("weight", "bias") if twin._parameters.get(name) is not None]
     given = {name: _small(getattr(twin, name).shape, name, generator) for name in names}
@@ -347,7 +345,7 @@ def _check_reads(changed: Tensor, moved: Tensor, name: str) -> None:
 
 
 def _is_by_channel(twin: Any, given: dict[str, Tensor], x: Tensor, y: Tensor, some: Tensor) -> bool:
-    """Say whether channels are treated by themselves, and scaled weights and biases scale the output."""
+    """Return whether each channel is treated alone, and scaled weights and biases scale the output."""
     there = _on_channels(some.view(-1), x, 1)
     other = _run(twin, given, torch.where(there, x + 1, x))
     alone = not bool((other != y)[~there.expand_as(y)].any())
@@ -357,14 +355,13 @@ def _is_by_channel(twin: Any, given: dict[str, Tensor], x: Tensor, y: Tensor, so
 
 
 def _by_number(changed: Tensor, weight: Tensor, axis: int) -> Tensor:
-    """Return, for each number of a weight, whether something changed in its channel."""
+    """Return for each number of a weight whether its channel changed."""
     if axis == 1:
         return changed.transpose(0, 1).flatten(1).any(1).view(weight.shape)
     return changed.reshape(-1, *weight.shape).any(0)
 
 
 def _small(shape: torch.Size, name: str, generator: torch.Generator) -> Tensor:
-    """Return scales around one, and shifts around zero."""
     noise = torch.rand(shape, generator=generator, dtype=torch.float64)
     return noise + 0.5 if name == "weight" else (noise - 0.5) / 5
 
@@ -431,11 +428,11 @@ SIMPLE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device, type
 
 
 class _NotSimple(Exception):
-    """A value that has no equal."""
+    """Raised for a value that cannot be compared."""
 
 
 def _settings(module: nn.Module) -> Any:
-    """Return what decides how a layer computes, hashable; None where something in it cannot be compared."""
+    """Return the hashable settings of a layer's computation; None if a value cannot be compared."""
     try:
         return _settings_of(module)
     except _NotSimple:

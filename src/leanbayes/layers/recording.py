@@ -1,9 +1,8 @@
 """Record the functions that a network calls on example inputs, as a `torch.fx` graph with the shapes of results.
 
-What cannot be traced on proxies (sizes in conditions, loops over tensors, Hugging Face's models) runs on tensors. A
-`TorchFunctionMode`, which belongs to one thread, sees every function of torch that is called. A tensor with a history
-that it has not seen comes from code that torch cannot watch (`autograd.Function`): the graph then begins with a
-`hidden` node, and no channel may go.
+Networks that proxies cannot trace (sizes in conditions, loops over tensors, Hugging Face's models) run on tensors. A
+`TorchFunctionMode`, which is local to its thread, sees every call of a torch function. A tensor with an unseen history
+comes from code that torch cannot watch (`autograd.Function`). It becomes a `hidden` node, and no channel may go.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from typing_extensions import override
 from leanbayes.layers.tracing import asked_of_originals, blame, Interceptor, IsLeaf, twin_of
 
 HIDDEN = "<hidden>"
-"""The name of a placeholder for tensors that were made out of sight."""
+"""Name of the placeholder for tensors of unseen functions."""
 
 QUERIES = frozenset(
     "__get__ __len__ __hash__ __repr__ __format__ size dim ndimension numel nelement stride storage_offset "  # noqa: SIM905
     "element_size is_contiguous is_floating_point is_complex get_device type".split()
 )
-"""Functions that ask a tensor for anything but its values."""
+"""Functions that do not read the values of a tensor."""
 
 
 def record(model: nn.Module, example: Any, is_leaf: IsLeaf, base_of: Callable[[nn.Module], nn.Module]) -> fx.Graph:
-    """Run a network on example inputs, in eval mode, and return the graph of what it called.
+    """Run a network on example inputs, in eval mode, and return the graph of its calls.
 
-    Nothing of the network changes: a twin with its own buffers runs, and the random state is restored.
+    The network stays unchanged: a twin with its own buffers runs, and the random state is restored.
 
     Raises:
         ValueError: if the network does not run on the example.
@@ -82,14 +81,14 @@ class _Recorder(TorchFunctionMode, Interceptor):
             self.know(tensor, self.graph.placeholder(f"input_{number}"))
 
     def know(self, tensor: Tensor, node: fx.Node) -> None:
-        """Remember which node made a tensor."""
+        """Store the node of a tensor."""
         node.meta["shape"] = tuple(tensor.shape)
         self.nodes[id(tensor)] = node
         self.alive.append(tensor)
 
     @contextmanager
     def closed(self) -> Iterator[None]:
-        """Write down nothing meanwhile."""
+        """Record nothing inside the context."""
         self.inside += 1
         try:
             yield
@@ -103,7 +102,7 @@ class _Recorder(TorchFunctionMode, Interceptor):
         result = func(*args, **kwargs)
         if query and not self.inside and isinstance(result, Tensor):  # x.T, x.data
             symbols = self.symbols(args), self.symbols(kwargs)
-        if symbols is not None:  # of the time before the call, which may change its arguments in place
+        if symbols is not None:  # made before the call, which may change its arguments in place
             self.made("call_function", func, *symbols, result)
         return result
 
@@ -121,7 +120,7 @@ class _Recorder(TorchFunctionMode, Interceptor):
         return result
 
     def made(self, kind: str, target: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Write down a call; of several results, each is an item."""
+        """Record a call; each of several results is an item."""
         node = self.graph.create_node(kind, target, args, kwargs)
         if isinstance(result, Tensor):
             self.know(result, node)
@@ -132,7 +131,7 @@ class _Recorder(TorchFunctionMode, Interceptor):
                 self.know(item, self.graph.call_function(operator.getitem, (node, number)))
 
     def symbols(self, value: Any) -> Any:
-        """Put nodes in the place of tensors."""
+        """Replace tensors by nodes."""
         if isinstance(value, Tensor):
             return self.node_of(value)
         if isinstance(value, Mapping):
@@ -142,7 +141,7 @@ class _Recorder(TorchFunctionMode, Interceptor):
         return value if isinstance(value, (int, float, str, slice, type(...))) or value is None else repr(value)
 
     def node_of(self, tensor: Tensor) -> fx.Node:
-        """Return the node that made a tensor: of a parameter or constant an attribute, of an unseen function HIDDEN."""
+        """Return the node of a tensor: an attribute for parameters and constants, HIDDEN for unseen functions."""
         known = self.nodes.get(id(tensor))
         if known is not None:
             return known
@@ -155,7 +154,7 @@ class _Recorder(TorchFunctionMode, Interceptor):
 
 
 def _own_parameter(parameter: Tensor) -> Tensor:
-    """Return a parameter of the same memory that has a gradient: results then show that they were computed."""
+    """Return a parameter of the same memory with a gradient: results of computations then have a history."""
     return nn.Parameter(parameter.detach(), requires_grad=parameter.is_floating_point())
 
 

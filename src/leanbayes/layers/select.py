@@ -1,4 +1,4 @@
-"""Which layers: globs on dotted paths, predicates, and roles such as "the last three convolutions"."""
+"""Select layers by globs on dotted paths, predicates, or position ("the last three convolutions")."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def choose(
 ) -> set[str]:
     """Return the paths of the layers that `where` picks; all of them for None. Globs match `aliases` of a path, too.
 
-    Errors call what was wrong by the name of the caller's `argument`, and what it chooses from by that of the `things`.
+    Errors name the caller's `argument` and the `things` it chooses from.
 
     Raises:
-        TypeError: if `where` is nothing that picks layers.
-        ValueError: if a name or glob matches nothing; a misspelt layer must not pass unnoticed.
+        TypeError: if `where` cannot pick layers.
+        ValueError: if a name or glob matches nothing, such as a misspelt layer.
     """
     paths = [path for path, _ in layers]
     if where is None:
@@ -79,7 +79,7 @@ def choose(
 
 
 def _check(where: Any, argument: str, things: str) -> None:
-    """Refuse what picks no layers; a layer and its type can be called like a predicate, but answer something else."""
+    """Raise unless `where` can pick layers; a layer or its type is callable but no predicate."""
     if isinstance(where, Sequence):
         fits = all(isinstance(pattern, str) for pattern in where)
     else:

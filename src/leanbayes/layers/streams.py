@@ -1,4 +1,4 @@
-"""Streams of channels: which of them stay or go together, and where they are on an axis."""
+"""Streams: sets of channels that stay or go together, and their places on an axis."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Stream:
     """Channels that stay or go together.
 
     Attributes:
-        size: how many they are.
-        lanes: equal blocks of them that are narrowed alike; channel c is at position c mod (size / lanes) of its lane.
-        block: neighbours that are dropped together: the channels of an attention head.
-        filtered: whether a depthwise convolution passes them on.
-        held: why none of them may go; empty where they may.
+        size: number of channels.
+        lanes: number of equal blocks that are narrowed alike; channel c has position c mod (size / lanes) in its lane.
+        block: number of neighbours that are dropped together: the channels of an attention head.
+        filtered: whether a depthwise convolution passes them.
+        held: why no channel may go; empty if they may.
     """
 
     size: int
@@ -35,9 +35,9 @@ class Segment(NamedTuple):
     """A part of a channel axis.
 
     Attributes:
-        stream: the number of the stream that lies here.
+        stream: number of the stream.
         repeat: how often every channel is repeated, one after the other.
-        pixels: number of axes behind the channel axis; none in the output of a Linear.
+        pixels: number of axes after the channel axis; 0 in the output of a Linear.
     """
 
     stream: int
@@ -50,17 +50,17 @@ Layout = tuple[Segment, ...]
 
 @dataclass
 class Channels:
-    """What `follow` found.
+    """Result of `follow`; layers are named by path.
 
     Attributes:
-        inputs: the layout of what each linear map, norm and per-channel layer reads, by path; None where it is unknown.
-        outputs: the layout of what it returns.
-        makers: the linear maps that begin streams, in the order of the forward pass.
-        first: path of the linear map that reads the input.
-        normed: paths of linear maps whose output goes straight into a norm, and nowhere else.
-        first_readers: what reads a stream directly behind a map that begins it.
-        scores: paths of makers whose channels only weigh those of others: the queries and keys of attention heads.
-        untraced: why modules could not be traced, by path.
+        inputs: input layout of each linear map, norm and per-channel layer; None if unknown.
+        outputs: output layout of the same layers.
+        makers: linear maps that begin streams, in the order of the forward pass.
+        first: the linear map that reads the input.
+        normed: linear maps whose output goes into a norm only.
+        first_readers: nodes that read a stream directly after the map that begins it.
+        scores: makers whose channels only weigh other channels: the queries and keys of attention heads.
+        untraced: reasons why modules could not be traced.
     """
 
     inputs: dict[str, Layout | None] = field(default_factory=dict)
@@ -79,7 +79,7 @@ class Channels:
         return self._streams[self.root(number)]
 
     def root(self, number: int) -> int:
-        """Return the number by which a stream is known after all merging."""
+        """Return the number of a stream after all merges."""
         while self._parents[number] != number:
             number = self._parents[number]
         return number
@@ -95,7 +95,7 @@ class Channels:
         return (Segment(len(self._parents) - 1, pixels=pixels),)
 
     def merge(self, one: Layout | None, other: Layout | None) -> Layout | None:
-        """Make one layout of two that are added; both are held where they do not match part by part."""
+        """Make one layout of two that are added; hold both if they do not match part by part."""
         if one is None or other is None or not self._match(one, other):
             self.hold(one, "it is added to something of another layout")
             self.hold(other, "it is added to something of another layout")
@@ -105,18 +105,18 @@ class Channels:
         return one
 
     def hold_all(self, reason: str) -> None:
-        """Let no channel of any stream go."""
+        """Hold all streams."""
         for stream in self._streams:
             stream.held = stream.held or reason
 
     def hold(self, layout: Layout | None, reason: str) -> None:
-        """Let no channel of these streams go."""
+        """Hold the streams of a layout: no channel may go."""
         for part in layout or ():
             stream = self.stream(part.stream)
             stream.held = stream.held or reason
 
     def in_lanes(self, layout: Layout | None, lanes: int) -> None:
-        """Narrow a stream only by equal parts of so many blocks, as a grouped convolution reads it."""
+        """Narrow a stream only by equal parts of n lanes, as a grouped convolution reads it."""
         if layout is None:
             return
         if len(layout) != 1:
@@ -134,7 +134,7 @@ class Channels:
         return sizes(one) == sizes(other)
 
     def in_blocks(self, number: int, block: int) -> None:
-        """Drop the channels of a stream only in blocks of neighbours, as attention heads have them."""
+        """Drop the channels of a stream only in blocks of neighbours, the attention heads."""
         stream = self.stream(number)
         if stream.lanes > 1 or stream.block not in (1, block):
             stream.held = stream.held or "its blocks do not fit the heads of attention"
@@ -157,17 +157,13 @@ class Channels:
 
 
 def positions(stream: Stream) -> Iterator[int]:
-    """Yield the position of every channel in its lane: what stays is decided by position."""
+    """Yield the position of every channel in its lane, which decides whether it stays."""
     per_lane = math.ceil(stream.size / stream.lanes)
     return (channel % per_lane // stream.block for channel in range(stream.size))
 
 
-# -------------------- axes
-# Where the channel axis goes when a function turns, cuts or merges axes, for graphs that know shapes.
-#
-# Shapes come from a recorded pass (`leanbayes.layers.recording`). A graph that was traced on proxies knows none, and
-# nothing here applies to it.
-
+# Axes: follow the channel axis through functions that permute, split or merge axes. Shapes come from a recorded pass
+# (`leanbayes.layers.recording`). A graph traced on proxies has no shapes, and these functions do not apply.
 
 Shape = tuple[int, ...]
 VIEWS = ("view", "reshape", "flatten", "unflatten", "viewas")
@@ -175,14 +171,14 @@ OVER_AXES = ("mean", "sum")
 
 
 def shapes(node: fx.Node) -> tuple[Shape, Shape] | None:
-    """Return the shapes of the first argument and of the result; None where they are unknown."""
+    """Return the shapes of the first argument and of the result; None if unknown."""
     first = node.args[0] if node.args else None
     old, new = first.meta.get("shape") if isinstance(first, fx.Node) else None, node.meta.get("shape")
     return None if old is None or new is None else (old, new)
 
 
 def rearranged(node: fx.Node, name: str, x: Layout | None) -> Layout | None:
-    """Return the layout after a function that rearranges axes; None where the channels cannot be followed."""
+    """Return the layout after a function that rearranges axes; None if the channels cannot be followed."""
     known = shapes(node)
     if x is None or known is None or any(part.repeat == UNKNOWN_REPEAT for part in x):
         return None
@@ -192,31 +188,31 @@ def rearranged(node: fx.Node, name: str, x: Layout | None) -> Layout | None:
         return _viewed(x, channels, old, new)
     order = moved(node, name, len(old))
     if order is not None:
-        return _behind(x, len(new) - 1 - order.index(channels))
+        return _with_pixels(x, len(new) - 1 - order.index(channels))
     if name == "getitem":
-        behind = _indexed(node.args[1], channels, len(old))
-        return None if behind is None else _behind(x, behind)
+        pixels = _indexed(node.args[1], channels, len(old))
+        return None if pixels is None else _with_pixels(x, pixels)
     if name in OVER_AXES:
         axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
         return _reduced(x, channels, axes, old, new)
     return None
 
 
-def _behind(x: Layout, pixels: int) -> Layout:
+def _with_pixels(x: Layout, pixels: int) -> Layout:
     return tuple(part._replace(pixels=pixels) for part in x)
 
 
 def _viewed(x: Layout, channels: int, old: Shape, new: Shape) -> Layout | None:
-    """Find the channels in the same memory: with as many numbers in front of them, alone or with all their pixels."""
+    """Find the channels in the same memory: equally many numbers before them, alone or with all their pixels."""
     for axis in range(len(new)):
         if math.prod(new[:axis]) != math.prod(old[:channels]):
             continue
         if new[axis] == old[channels]:
-            return _behind(x, len(new) - 1 - axis)
+            return _with_pixels(x, len(new) - 1 - axis)
         pixels = math.prod(old[channels + 1 :])
         if new[axis] == old[channels] * pixels:
             flat = tuple(part._replace(repeat=part.repeat * pixels) for part in x)
-            return _behind(flat, len(new) - 1 - axis)
+            return _with_pixels(flat, len(new) - 1 - axis)
     return None
 
 
@@ -234,13 +230,12 @@ def moved(node: fx.Node, name: str, count: int) -> list[int] | None:
 
 
 def _numbers(values: Any) -> list[int]:
-    """Return the whole numbers in arguments, given one by one or as a list."""
     flat = values[0] if len(values) == 1 and isinstance(values[0], (tuple, list)) else values
     return [value for value in flat if isinstance(value, int)]
 
 
 def _indexed(index: Any, channels: int, count: int) -> int | None:
-    """Return the number of axes behind the channels after slices and numbers; None if an index is of another kind."""
+    """Return the number of axes after the channels once slices and numbers apply; None for other indices."""
     index = index if isinstance(index, tuple) else (index,)
     if not all(type(one) in (int, slice) for one in index):
         return None
@@ -255,34 +250,29 @@ def _reduced(x: Layout, channels: int, axes: Any, old: Shape, new: Shape) -> Lay
     if not all(isinstance(axis, int) for axis in axes) or channels in [axis % len(old) for axis in axes]:
         return None
     gone = sum(axis % len(old) > channels for axis in axes) if len(new) < len(old) else 0
-    return _behind(x, x[0].pixels - gone)
+    return _with_pixels(x, x[0].pixels - gone)
 
 
-# -------------------- words
-# What torch's functions, methods and modules do to channels, by name.
-
+# Effects of torch's functions, methods and modules on channels, by `word`.
 
 ELEMENTWISE = frozenset(  # a list of words, written as such
     "relu relu6 leakyrelu elu selu celu gelu silu mish hardswish hardtanh tanh abs square sqrt neg identity dropout "  # noqa: SIM905
     "dropout1d dropout2d dropout3d contiguous clone detach float half bfloat16 to".split()
 )
-"""What treats every number by itself and makes nothing of zeros: torch's functions, methods and modules by `word`.
-
-A sigmoid is not among them: what was dropped would come back as one half.
-"""
+"""Elementwise and zero at zero. A sigmoid is not: it turns dropped channels into one half."""
 
 OVER_PIXELS = frozenset(
     "maxpool1d maxpool2d maxpool3d avgpool1d avgpool2d avgpool3d adaptiveavgpool1d adaptiveavgpool2d adaptiveavgpool3d "  # noqa: SIM905
     "adaptivemaxpool1d adaptivemaxpool2d adaptivemaxpool3d interpolate upsample upsamplingbilinear2d "
     "upsamplingnearest2d zeropad1d zeropad2d zeropad3d".split()
 )
-"""The same for every channel by itself, where pixels lie behind the channels."""
+"""The same for every channel alone, if it has pixel axes."""
 
 SUMS, PRODUCTS, QUOTIENTS = {"add", "iadd", "sub", "isub"}, {"mul", "imul"}, {"div", "truediv", "itruediv"}
 
 
 def word(target: Any) -> str:
-    """Return the name of a function, method or module of torch's, as one word for all of its spellings."""
+    """Return the name of a torch function, method or module, as one word for all spellings."""
     if isinstance(target, str):
         return target.replace("_", "").lower()
     module = getattr(target, "__module__", None) or "torch"
@@ -292,27 +282,18 @@ def word(target: Any) -> str:
     return own + str(getattr(target, "__name__", target)).replace("_", "").lower()
 
 
-# -------------------- heads
-# Heads of attention: streams whose channels are split into heads, weighed and put together again.
-#
-# The queries, keys and values of a head, and what the output projection reads of it, stay or go together:
+# Attention heads: the queries, keys, values and outputs of a head stay or go together:
 #
 #     (B, T, H d) -> (B, T, H, d) -> (B, H, T, d) -> attention -> (B, T, H, d) -> (B, T, H d)
 #
-# A head whose values are zero gives zeros, whatever its queries and keys are. Shapes must be known, and attention be
+# A head with zero values gives zeros for any queries and keys. Shapes must be known, and attention must be
 # `F.scaled_dot_product_attention`; any other function that reads heads holds them.
-
 
 ATTENTION = "scaleddotproductattention"
 
 
 class _Split(NamedTuple):
-    """A stream on two axes.
-
-    Attributes:
-        stream: its number.
-        axis: the axis of the heads, from the left.
-    """
+    """A stream on two axes: its number, and the axis of the heads from the left."""
 
     stream: int
     axis: int
@@ -322,22 +303,21 @@ class Heads:
     """The values of a graph that are split into heads."""
 
     def __init__(self, found: Channels) -> None:
-        """Begin with none."""
         self.found = found
         self.splits: dict[fx.Node, _Split] = {}
 
     def among(self, node: fx.Node) -> bool:
-        """Say whether a node reads a value that is split into heads, or is one."""
+        """Return whether a node reads a value that is split into heads, or is one."""
         return node in self.splits or any(argument in self.splits for argument in node.all_input_nodes)
 
     def hold(self, node: fx.Node, reason: str) -> None:
-        """Let no head go that a node reads."""
+        """Hold the heads that a node reads."""
         for argument in node.all_input_nodes:
             if argument in self.splits:
                 self.found.hold((Segment(self.splits[argument].stream),), reason)
 
     def begin(self, node: fx.Node, name: str, x: Layout | None) -> bool:
-        """Split a stream, where a view cuts the last axis into two; say whether it did."""
+        """Split a stream if a view splits the last axis into two; return whether it did."""
         known = shapes(node)
         if name not in VIEWS or known is None or x is None or len(x) != 1 or x[0].pixels or x[0].repeat != 1:
             return False
@@ -349,7 +329,7 @@ class Heads:
         return True
 
     def function(self, node: fx.Node, name: str) -> Layout | None:
-        """Follow heads through a function; the layout of the result where they are put together again."""
+        """Follow heads through a function; return the layout of the result if they are joined again."""
         first: Any = node.args[0] if node.args else None
         known, split = shapes(node), self.splits.get(first)
         if name == ATTENTION and self._attention(node):
@@ -370,7 +350,7 @@ class Heads:
         return self._unknown(node, name)
 
     def _attention(self, node: fx.Node) -> bool:
-        """Make one stream of queries, keys and values; say whether that is sound."""
+        """Make one stream of queries, keys and values; return whether that is sound."""
         names = ("query", "key", "value")
         values: list[Any] = [*node.args[:3], *(node.kwargs[name] for name in names if name in node.kwargs)]
         splits = [self.splits.get(value) for value in values if isinstance(value, fx.Node)]
@@ -398,7 +378,7 @@ class Heads:
 
 
 def _same_for_heads(mask: Any) -> bool:
-    """Say whether a mask of attention is none, or one for all heads."""
+    """Return whether an attention mask is None, or the same for all heads."""
     if mask is None:
         return True
     shape = mask.meta.get("shape") if isinstance(mask, fx.Node) else None

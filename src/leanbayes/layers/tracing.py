@@ -1,11 +1,8 @@
 """Trace a network into a `torch.fx` graph without a global patch: other threads may call networks meanwhile.
 
-`torch.fx` replaces `nn.Module.__call__` for the whole process while it traces. Here a twin is traced instead: other
-module objects, whose classes intercept calls and reads of parameters.
-
-* `trace` runs the forward on proxies, as `torch.fx` does. A network is traced whole if it can be. Otherwise a module
-  that cannot be traced becomes a leaf, and the modules inside it are traced one by one.
-* `record` runs the forward on example inputs and writes down every function that is called, with the shapes of results.
+`torch.fx` replaces `nn.Module.__call__` for the whole process. Here a twin is traced: copies of the modules, whose
+classes intercept calls and reads of parameters. `trace` runs the forward on proxies, as `torch.fx` does. A module that
+cannot be traced becomes a leaf, and the modules inside it are traced one by one. `recording.record` runs on examples.
 """
 
 from __future__ import annotations
@@ -29,12 +26,8 @@ from torch import fx, nn, Tensor
 from torch.fx import _symbolic_trace
 from typing_extensions import override
 
-# -------------------- blame
-# Say which line of a network's code cannot be traced, and what to write instead.
-
-
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
-"""Folders whose code is never at fault: torch's, and that of the tracer."""
+"""Folders of torch and of the tracer; `blame` names no line in them."""
 
 CURES = (
     ("'len' is not supported", "write x.shape[0] instead of len(x)"),
@@ -44,7 +37,7 @@ CURES = (
 
 
 def blame(error: BaseException) -> str:
-    """Return the line that raised an error, the error, and the cure where it is known."""
+    """Return the line that raised an error, the error, and the cure if known."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OWN)]
     message = (str(error).splitlines() or ["no message"])[0]
     cure = next((f": {cure}" for words, cure in CURES if words in str(error)), "")
@@ -56,7 +49,7 @@ def blame(error: BaseException) -> str:
 
 
 def names_in(module: nn.Module) -> set[str]:
-    """Return the names of all attributes that the code of a module's class mentions; none where it has no source."""
+    """Return the attribute names in the source of a module's class; none without source."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(type(module))))
     except (OSError, TypeError, SyntaxError):
@@ -72,8 +65,8 @@ class Traced:
     """Graphs of a network, and why parts of it have none.
 
     Attributes:
-        graphs: one of the whole network, or one for each part that could be traced; paths are those of the network.
-        failed: a sentence for each module that could not be traced, by path.
+        graphs: one of the whole network, or one for each traced part; paths are those of the network.
+        failed: reasons of modules that could not be traced, by path.
     """
 
     graphs: list[fx.Graph] = field(default_factory=list)
@@ -93,12 +86,12 @@ class Interceptor:
 
 
 class _Intercepted:
-    """Goes in front of a module's class; `interceptor` is set in the class made of both."""
+    """Base before a module's class; the class made of both sets `interceptor`."""
 
     interceptor: Interceptor
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Skip the hooks of the module's own class: this is no definition of a class."""
+        """Skip the subclass hooks of the module's own class."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         proceed: Callable[..., Any] = super().__call__  # type: ignore[misc]
@@ -111,7 +104,7 @@ class _Intercepted:
 
 
 def twin_of(model: nn.Module, interceptor: Interceptor, *, own: Callable[[Tensor], Tensor] = lambda p: p) -> nn.Module:
-    """Return a twin whose modules ask an interceptor; it has its own buffers, and parameters as `own` returns them."""
+    """Return a twin whose modules ask an interceptor; it has its own buffers and the parameters `own(p)`."""
     memo: dict[int, Any] = {}
     for module in model.modules():
         memo.update((id(p), own(p)) for p in module._parameters.values() if p is not None and id(p) not in memo)
@@ -121,7 +114,7 @@ def twin_of(model: nn.Module, interceptor: Interceptor, *, own: Callable[[Tensor
     kinds: dict[Any, Any] = {}
     for module in twin.modules():
         kind: Any = type(module)
-        if isinstance(module, torch.jit.ScriptModule):  # compiled: there are no calls to intercept
+        if isinstance(module, torch.jit.ScriptModule):  # compiled: it has no calls to intercept
             continue
         if kind not in kinds:
             names = {"interceptor": interceptor, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -131,19 +124,19 @@ def twin_of(model: nn.Module, interceptor: Interceptor, *, own: Callable[[Tensor
 
 
 def asked_of_originals(is_leaf: IsLeaf, model: nn.Module, twin: nn.Module) -> IsLeaf:
-    """Return a question about modules of a twin that is answered by the originals, whose classes are the users'."""
+    """Return `is_leaf` for modules of a twin; the originals answer, since their classes are unchanged."""
     originals = dict(model.named_modules())
     leaves = {id(module) for path, module in twin.named_modules() if is_leaf(originals[path])}
     return lambda module: id(module) in leaves
 
 
 def trace(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
-    """Trace a network: whole, or in as many parts as can be.
+    """Trace a network whole, or in parts if that fails.
 
     Args:
         model: any network.
         is_leaf: whether a call of a module is one node of the graph.
-        is_simple: the same for further modules, where the network cannot be traced whole.
+        is_simple: the same for further modules, if the network cannot be traced whole.
     """
     with _wrapped_functions():
         return _traced(model, is_leaf, is_simple)
@@ -163,7 +156,7 @@ def _traced(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
 
 
 def _trace_parts(tracer: _Tracer, found: Traced, path: str) -> None:
-    """Trace a module, and what lies inside of it where that fails; also inside of modules that became leaves."""
+    """Trace a module; if that fails, trace the modules inside it, also inside new leaves."""
     module = tracer.twin.get_submodule(path)
     holder = isinstance(module, (nn.ModuleList, nn.ModuleDict))
     if path and not holder and tracer.is_leaf(module):
@@ -190,9 +183,9 @@ _LOCK = threading.RLock()
 
 @contextmanager
 def _wrapped_functions() -> Iterator[None]:
-    """Let calls on proxies of functions that were given to `torch.fx.wrap` be one node each.
+    """Make each call of a function registered by `torch.fx.wrap` one node.
 
-    They are found by name in the modules that call them, for all threads; without proxies they do what they do.
+    The wrappers replace names in the calling modules, for all threads; without proxies they call the function.
     """
     registry: dict[Any, dict[str, Any]] = getattr(_symbolic_trace, "_wrapped_fns_to_patch", {})
     with _LOCK:
@@ -225,7 +218,7 @@ def _takes_any_number(model: nn.Module) -> bool:
 
 
 class _Proxy(fx.Proxy):
-    """A proxy that is a number where it stands for a size: `math.sqrt(x.size(1))`. Its value decides nothing."""
+    """A proxy that converts to a number if it is a size: `math.sqrt(x.size(1))`. Its value has no effect."""
 
     def __float__(self) -> float:
         if not _is_size(self.node):
@@ -234,7 +227,7 @@ class _Proxy(fx.Proxy):
 
 
 def _is_size(node: Any) -> bool:
-    """Say whether a value is made of sizes of tensors and numbers alone."""
+    """Return whether a value is computed from sizes and numbers alone."""
     if not isinstance(node, fx.Node):
         return isinstance(node, (int, float))
     name = str(getattr(node.target, "__name__", node.target)).strip("_")
@@ -244,7 +237,7 @@ def _is_size(node: Any) -> bool:
 
 
 class _Tracer(fx.proxy.GraphAppendingTracer, Interceptor):
-    """Runs forwards on proxies; with `failed`, a module that cannot be traced is noted there and becomes a leaf."""
+    """Runs forwards on proxies; with `failed`, a module that cannot be traced becomes a leaf, with its reason."""
 
     def __init__(self, model: nn.Module, is_leaf: IsLeaf, failed: dict[str, str] | None = None) -> None:
         super().__init__(fx.Graph())
@@ -257,7 +250,7 @@ class _Tracer(fx.proxy.GraphAppendingTracer, Interceptor):
         self.known: dict[str, fx.Proxy] = {}
 
     def trace(self, path: str, *, every: bool, extra: int = 1) -> fx.Graph:
-        """Trace the forward of a module with proxies for its arguments, `every` one or those without default."""
+        """Trace a module's forward with proxies for `every` argument, or for those without default."""
         self.graph, self.known = fx.Graph(), {}
         forward: Any = self.twin.get_submodule(path).forward
         args: list[Any] = []

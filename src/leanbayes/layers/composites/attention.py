@@ -1,4 +1,4 @@
-"""Attention made of ordinary layers: `nn.MultiheadAttention` with four Linears that a method can wrap."""
+"""`nn.MultiheadAttention` as four Linear layers that a method can wrap."""
 
 from __future__ import annotations
 
@@ -15,39 +15,38 @@ from leanbayes.layers import family
 from leanbayes.layers.composites import Composite
 
 PROJECTIONS = ("query", "key", "value")
-"""The layers that make heads out of inputs, in the order in which torch packs their weights."""
+"""The layers before the heads, in the order in which torch packs their weights."""
 
 
 class NoTensor:
-    """Stands where torch's transformers look for packed weights, and cannot be computed with.
+    """Placeholder for packed weights that rejects every torch function.
 
-    Torch reads the weights of a whole encoder layer, or packs padded rows into nested tensors for it, instead of
-    calling what is in it; but only where none of the weights has rules of its own for torch's functions. This one has.
+    Torch's encoder layers have a fast path: it reads all weights, or packs padded rows into nested tensors, instead of
+    calling the modules. Torch skips it if a weight has its own `__torch_function__`, as this one.
     """
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Refuse any function of torch."""
         raise TypeError(
-            "expected the module to be called, got its packed weight: this attention was taken apart into layers; call "
+            "expected the module to be called, got its packed weight: this attention was lowered into layers; call "
             "it, or read the weights of its query, key and value"
         )
 
 
 class Attention(Composite):
-    """Stands for `nn.MultiheadAttention`: head h of H mixes the values by how well each key fits the query.
+    """Lowered `nn.MultiheadAttention`.
 
-    head_h = softmax(q_h k_h^T / sqrt(E / H) + mask) v_h and out_proj(head_1, ..., head_H), where q = query(x_q),
-    k = key(x_k), v = value(x_v) are of E channels, E / H to a head. The Linears see rows on their first axis, in
-    either layout, so a sequence has one draw.
+    y = out_proj(head_1, ..., head_H), head_h = softmax(q_h k_h^T / sqrt(E / H) + mask) v_h with q = query(x_q),
+    k = key(x_k), v = value(x_v) of E channels, E / H per head. The Linears see rows on their first axis, in either
+    layout, so a sequence has one draw.
 
     Attributes:
-        query: the Linear that makes queries; `key` and `value` make keys and values.
-        out_proj: the Linear behind the heads.
+        query: the Linear of the queries; `key` and `value` are those of keys and values.
+        out_proj: the Linear after the heads.
         bias_k: a key for every sequence, and `bias_v` its value (`add_bias_kv`); else None.
-        in_proj_weight: no tensor. By this, `in_proj_bias` and `_qkv_same_embed_dim` torch's transformers see that
-            they must call their layers, in every mode, instead of one function that reads the layers' weights.
-        in_proj_bias: None; the biases are those of the layers.
+        in_proj_weight: no tensor. With `in_proj_bias` and `_qkv_same_embed_dim` it turns the fast path of torch's
+            transformers off, in every mode.
+        in_proj_bias: None; the layers have the biases.
     """
 
     in_proj_weight = NoTensor()
@@ -62,7 +61,6 @@ class Attention(Composite):
     bias_v: nn.Parameter | None
 
     def __init__(self, module: nn.MultiheadAttention) -> None:
-        """Copy the weights, options and mode of torch's module."""
         super().__init__()
         self.embed_dim, self.kdim, self.vdim = module.embed_dim, module.kdim, module.vdim
         self.num_heads, self.head_dim = module.num_heads, module.head_dim
@@ -77,20 +75,20 @@ class Attention(Composite):
 
     @classmethod
     def lowered(cls, module: nn.MultiheadAttention) -> Attention:
-        """Return the same map made of ordinary layers; it shares no tensor with `module`.
+        """Return the same map made of plain layers; it shares no tensor with `module`.
 
         Raises:
             ValueError: if the module computes something else; see `refusal`.
         """
         reason = refusal(module)
         if reason is not None:
-            raise ValueError(f"this attention cannot be taken apart: {reason}")
+            raise ValueError(f"this attention cannot be lowered: {reason}")
         return cls(module)
 
     def raised(self) -> nn.MultiheadAttention:
         """Return torch's own module with the current weights; it shares no tensor with this one.
 
-        Torch has biases everywhere or nowhere: if one layer has one, those of the others are zeros.
+        Torch has all biases or none: if one layer has a bias, the others get zeros.
         """
         layers: list[Any] = [self.query, self.key, self.value]
         output: Any = copy.deepcopy(self.out_proj)
@@ -104,7 +102,7 @@ class Attention(Composite):
             kdim=self.kdim,
             vdim=self.vdim,
             batch_first=self.batch_first,
-            device="meta",  # nothing is initialised: torch's generator stays as it is
+            device="meta",  # nothing is initialised: torch's generator stays unchanged
         )
         if module._qkv_same_embed_dim:
             module.in_proj_weight = _parameter(*(layer.weight for layer in layers))
@@ -130,14 +128,14 @@ class Attention(Composite):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return outputs, shaped as `query`, and the weights of the keys (None unless `need_weights`); as torch's.
+        """Return outputs in the shape of `query` and attention weights (None unless `need_weights`), as torch does.
 
         Args:
             query: (N, L, E) if `batch_first`, else (L, N, E); or (L, E) for one sequence.
             key: the same with S positions and `kdim` channels.
             value: the same with S positions and `vdim` channels.
-            key_padding_mask: (N, S); keys to leave out (bool) or what to add to their scores (float).
-            need_weights: return the weights, too; without them the scores are never stored.
+            key_padding_mask: (N, S); bool: keys to leave out; float: numbers to add to their scores.
+            need_weights: return the weights, too; otherwise the scores are never stored.
             attn_mask: (L, S) or (N * H, L, S), as `key_padding_mask` for pairs of queries and keys.
             average_attn_weights: average the weights over heads, (N, L, S), or return those of each, (N, H, L, S).
             is_causal: a promise that `attn_mask` is causal.
@@ -146,7 +144,7 @@ class Attention(Composite):
             raise ValueError("expected a causal attn_mask, which is_causal promises, got None; pass it, too")
         batched = query.dim() == 3
         inputs = self._rows_first(query, key, value)
-        # Masks are merged into one, unless the promise of a causal one lets the kernel make its own.
+        # Masks are merged into one, unless the kernel can make the causal mask itself.
         causal = is_causal and key_padding_mask is None and not need_weights
         mask = self._mask(inputs, key_padding_mask, None if causal else attn_mask)
         k, v, mask = self._extended(self.key(inputs[1]), self.value(inputs[2]), mask)
@@ -175,7 +173,7 @@ class Attention(Composite):
         return rows
 
     def _mask(self, inputs: list[Tensor], padding: Tensor | None, pairs: Tensor | None) -> Tensor | None:
-        """Return what to add to the scores, for (rows, heads, queries, keys), or None for nothing."""
+        """Return the mask to add to scores (rows, heads, queries, keys), or None."""
         rows, queries, dtype = inputs[0].shape[0], inputs[0].shape[1], inputs[0].dtype
         keys = inputs[1].shape[1]
         if padding is not None:
@@ -191,7 +189,7 @@ class Attention(Composite):
         return pairs + padding
 
     def _extended(self, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Add the keys and values that every sequence has besides its own: the learned pair, then zeros."""
+        """Append the extra keys and values of every sequence: the learned pair, then zeros."""
         pairs: list[tuple[Tensor, Tensor]] = []
         if self.bias_k is not None and self.bias_v is not None:
             pairs.append((self.bias_k, self.bias_v))
@@ -205,11 +203,11 @@ class Attention(Composite):
         return k, v, mask
 
     def _heads(self, x: Tensor) -> Tensor:
-        """Share the channels out: (rows, positions, channels) -> (rows, heads, positions, channels of a head)."""
+        """Split channels: (rows, positions, channels) -> (rows, heads, positions, channels of a head)."""
         return x.reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Accept the keys of torch's module: packed weights are split, separate ones renamed."""
+        # Keys of torch's module: split packed weights, rename separate ones.
         for name in ("weight", "bias"):
             packed = state_dict.pop(f"{prefix}in_proj_{name}", None)
             for layer, part in zip(PROJECTIONS, () if packed is None else packed.tensor_split(3), strict=False):
@@ -222,7 +220,7 @@ class Attention(Composite):
 
 
 def refusal(module: nn.MultiheadAttention) -> str | None:
-    """Say why attention cannot be taken apart; None where it can be."""
+    """Return why attention cannot be lowered; None if it can."""
     if nn.utils.parametrize.is_parametrized(module):
         return "its packed weights are parametrised"
     kind = type(module)
@@ -240,16 +238,15 @@ def refusal(module: nn.MultiheadAttention) -> str | None:
 
 
 def _mix(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: float) -> tuple[Tensor, Tensor]:
-    """Return the mixed values of each head, and the weights by which they were mixed."""
+    """Return the mixed values of each head and the attention weights."""
     scores = (q * math.sqrt(1 / q.shape[-1])) @ k.mT
     if mask is not None:
-        scores = scores + mask.to(scores.dtype)  # autocast does not see a sum, and a mask is of the inputs' type
+        scores = scores + mask.to(scores.dtype)  # autocast does not cast sums, and a mask has the inputs' type
     weights = F.dropout(scores.softmax(-1), dropout)
     return weights @ v, weights
 
 
 def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask as what to add to scores: minus infinity where a bool mask is true."""
     if mask.dtype != torch.bool:
         return mask
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
@@ -274,7 +271,6 @@ def _expect_mask(mask: Tensor, name: str, *shapes: tuple[int, ...]) -> None:
 
 
 def _weights(module: nn.MultiheadAttention) -> list[nn.Parameter]:
-    """Return the weights of the three projections as parameters of their own."""
     if module._qkv_same_embed_dim:
         return _thirds(module.in_proj_weight)
     return [_parameter(weight) for weight in (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)]
@@ -290,7 +286,7 @@ def _thirds(packed: Tensor) -> list[nn.Parameter]:
 
 
 def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
-    """Make a Linear of given parameters; on the meta device nothing is initialised first."""
+    """Return a Linear with given parameters; on the meta device nothing is initialised first."""
     outputs, inputs = weight.shape
     layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
     layer.weight = weight
@@ -299,7 +295,7 @@ def _linear(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
 
 
 def _parameter(*parts: Tensor) -> nn.Parameter:
-    """Join tensors to one new parameter, which is trained if one of them is."""
+    """Concatenate tensors to one new parameter; it is trained if one of them is."""
     joined = torch.cat([part.detach() for part in parts])
     return nn.Parameter(joined, requires_grad=any(part.requires_grad for part in parts))
 

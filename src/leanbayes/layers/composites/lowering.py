@@ -1,8 +1,8 @@
-"""Take composites apart before a conversion, and put torch's own modules back where one is left without noise.
+"""Lower composites before a conversion, and raise those without noise back to torch's own modules.
 
-`nn.LSTM`, `nn.GRU`, `nn.RNN` and `nn.MultiheadAttention` keep several linear maps in one function; torch's transformer
-layers call theirs with rows on the second axis by default, or read their weights in one fused function. Lowered, all
-of them are made of layers that a method can wrap, called with rows on the first axis.
+`nn.LSTM`, `nn.GRU`, `nn.RNN` and `nn.MultiheadAttention` hide several linear maps in one function. Torch's transformer
+layers have rows on the second axis by default, or read their weights in one fused function. Lowered modules are made of
+layers that a method can wrap, called with rows on the first axis.
 """
 
 from __future__ import annotations
@@ -21,35 +21,29 @@ from leanbayes.layers.hooks import copy_hooks, move_hooks
 
 TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 UNITS = (nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder, *TRANSFORMER_LAYERS, Composite)
-"""What is taken apart as a whole: an encoder must not send nested tensors into a layer that was."""
+"""Modules lowered as a whole: an encoder must not send nested tensors into a lowered layer."""
 
 ATTENTIONS = ("self_attn", "multihead_attn")
 
 Done = WeakKeyDictionary[nn.Module, "ref[nn.Module]"]
-"""What became of modules; it keeps none alive, or the weights of all that were replaced would be held till the end."""
+"""Replacements by module; weak, so that replaced weights are freed at once."""
 
 
 class RowsFirst(Composite):
-    """A transformer layer with `batch_first=False` that sees its rows on the first axis.
-
-    Attributes:
-        layer: the layer itself, with `batch_first=True`.
-        batch_first: False, as callers see it.
-    """
+    """Transformer layer with `batch_first=False` for callers; `layer` inside has `batch_first=True`."""
 
     batch_first = False
     self_attn = SimpleNamespace(batch_first=False)
-    """All that torch's stacks of layers ask of the attention of their first one."""
+    """The only attribute that torch's stacks read from the attention of their first layer."""
 
     def __init__(self, layer: nn.Module) -> None:
-        """Turn the attentions of a layer, which are taken apart already."""
         super().__init__()
         self.layer = layer
         self.train(layer.training)
         self._turn(batch_first=True)
 
     def forward(self, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Turn sequences (T, B, E), the memory of a decoder too, and turn the result back; masks stay as they are."""
+        # Transpose sequences (T, B, E), also the memory of a decoder, and the result; masks stay unchanged.
         if src.dim() == 2:  # without a batch
             return self._called(src, *args, **kwargs)
         if isinstance(self.layer, nn.TransformerDecoderLayer):
@@ -62,7 +56,6 @@ class RowsFirst(Composite):
         return y
 
     def raised(self) -> nn.Module:
-        """Return the layer with `batch_first=False` again."""
         self._turn(batch_first=False)
         return self.layer
 
@@ -72,15 +65,14 @@ class RowsFirst(Composite):
                 self.layer.get_submodule(name).batch_first = batch_first  # type: ignore[assignment]
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Accept the keys of the layer itself."""
-        own = f"{prefix}layer."
+        own = f"{prefix}layer."  # keys without it are those of the original layer
         for name in [name for name in state_dict if name.startswith(prefix) and not name.startswith(own)]:
             state_dict[own + name.removeprefix(prefix)] = state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Say why a composite is not taken apart, "" where it can be; None for what is no composite."""
+    """Return why a composite cannot be lowered, "" if it can; None for other modules."""
     if isinstance(module, nn.RNNBase):
         return recurrent.refusal(module) or ""
     if isinstance(module, nn.MultiheadAttention):
@@ -95,27 +87,24 @@ def refusal(module: nn.Module) -> str | None:
 
 
 def opaque(module: nn.Module) -> bool:
-    """Say whether nothing inside a module can be converted: a composite that stayed as it was."""
+    """Return whether a module is a composite that was not lowered: nothing inside can be converted."""
     if isinstance(module, TRANSFORMER_LAYERS):
         return any(isinstance(module._modules.get(name), nn.MultiheadAttention) for name in ATTENTIONS)
     return isinstance(module, (nn.MultiheadAttention, nn.RNNBase))
 
 
 def lower(model: nn.Module) -> nn.Module:
-    """Take every composite of a model apart, in place; return the root, which may be one itself."""
+    """Lower every composite of a model in place; return the root, which may be a new module."""
     return _changed(model, _lowered, WeakKeyDictionary(), lambda module: refusal(module) not in (None, ""))
 
 
 def raise_back(model: nn.Module, spare: Callable[[nn.Module], bool] = lambda unit: False) -> nn.Module:
-    """Put torch's own modules back, in place, except in units that `spare` names; return the root."""
+    """Restore torch's own modules in place, except in units for which `spare` is true; return the root."""
     return _changed(model, _raised, WeakKeyDictionary(), lambda module: isinstance(module, UNITS) and spare(module))
 
 
 def aliases(model: nn.Module) -> dict[str, list[str]]:
-    """Return other names by which a layer may be chosen: that of the composite it is in, and its path before lowering.
-
-    Of a model that was taken apart, by the paths of the layers inside its composites.
-    """
+    """Return further names of layers in a lowered model, by path: that of the composite, and that before lowering."""
     composites = {path: module for path, module in model.named_modules() if isinstance(module, Composite)}
     names: dict[str, list[str]] = {}
     for path, composite in composites.items():
@@ -150,7 +139,7 @@ def _in_place_of(old: nn.Module, new: nn.Module) -> nn.Module:
 def _changed(
     module: nn.Module, change: Callable[[nn.Module], nn.Module], done: Done, spare: Callable[[nn.Module], bool]
 ) -> nn.Module:
-    """Change a tree from its leaves up, each module once; what `spare` names stays, with all that is in it."""
+    """Change a tree from its leaves up, each module once; modules for which `spare` is true stay whole."""
     known = done[module]() if module in done else None
     if known is not None:
         return known

@@ -6,9 +6,9 @@ With a = W_ih x_t + b_ih and b = W_hh h_{t-1} + b_hh, cut into gates of `hidden_
     GRU:    r, z = sigmoid(a + b),    n = tanh(a_n + r * b_n),    h_t = n + z * (h_{t-1} - n)
     LSTM:   i, f, o = sigmoid(a + b),    g = tanh(a_g + b_g),    c_t = f * c_{t-1} + i * g,    h_t = o * tanh(c_t)
 
-and h_t = W_hr (o * tanh(c_t)) under a projection. Inside, rows lie on the first axis: the input map sees a whole batch
-of sequences (B, T, d) at once, the hidden map sees (B, H) at every step. A method that draws noise once per pass and
-layer hence draws it once per sequence, and uses it at every step.
+and h_t = W_hr (o * tanh(c_t)) with a projection. Rows are on the first axis: the input map sees all sequences
+(B, T, d) at once, the hidden map sees (B, H) at every step. Noise that is drawn once per pass and layer is hence drawn
+once per sequence and used at every step.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ Alive = Sequence[Tensor | None]
 """For each step, which rows (B, 1) still have an input; None: all."""
 
 PARTS = {"ih": "input", "hh": "hidden", "hr": "project"}
-"""What torch calls the linear maps of a cell, and what they are called here."""
+"""Torch's names of the linear maps of a cell, and the names here."""
 
 
 class Recurrent(Composite):
-    """An `nn.RNN`, `nn.GRU` or `nn.LSTM` taken apart; it is called as they are, with the same results.
+    """Lowered `nn.RNN`, `nn.GRU` or `nn.LSTM`, with the same call and results.
 
     Its linear maps are `cells.<cell>.input`, `.hidden` and `.project`, where `<cell>` is torch's own suffix: `l0`,
-    `l0_reverse`, `l1`, ... They share their parameters with the original. Attributes of the original (`mode`,
-    `hidden_size`, `batch_first`, ...) are kept.
+    `l0_reverse`, `l1`, ... They share their parameters with the original and keep its attributes (`mode`, ...).
 
     Example:
         >>> recurrent = Recurrent.lowered(nn.LSTM(8, 16, num_layers=2, bidirectional=True))
@@ -53,7 +52,6 @@ class Recurrent(Composite):
     proj_size: int
 
     def __init__(self, module: nn.RNNBase) -> None:
-        """Take over the attributes, the parameters and the mode of `module`; `lowered` checks that it may be."""
         super().__init__()
         self.kind = type(module)
         self.attributes = _attributes(module)
@@ -63,30 +61,29 @@ class Recurrent(Composite):
         directions = ("", "_reverse") if module.bidirectional else ("",)
         cells = [f"l{layer}{direction}" for layer in range(module.num_layers) for direction in directions]
         self.cells = nn.ModuleDict({cell: Cell(module, cell) for cell in cells})
-        # One for each place: a method that remembers its masks must not drop the same channels in all of them.
+        # One for each place: a method that stores its masks must not drop the same channels in all of them.
         self.dropouts = nn.ModuleList(nn.Dropout(module.dropout) for _ in range(module.num_layers - 1))
         self.train(module.training)
 
     @classmethod
     def lowered(cls, module: nn.RNNBase) -> Recurrent:
-        """Return the module as Linear layers that hold the very same parameters.
+        """Return the module as Linear layers that share its parameters.
 
         Raises:
-            ValueError: if it is none of torch's, or computes something else; see `refusal`.
+            ValueError: if it is not torch's, or computes another map; see `refusal`.
         """
         reason = refusal(module)
         if reason is not None:
-            raise ValueError(f"{type(module).__name__} cannot be taken apart: {reason}")
+            raise ValueError(f"{type(module).__name__} cannot be lowered: {reason}")
         return cls(module)
 
     def raised(self) -> nn.RNNBase:
-        """Return a module of the original's class that holds the very same parameters.
+        """Return a module of the original's class that shares the parameters.
 
-        Training it trains this one. Where a linear map has gained a bias, all have one: the others' is zero. A mask
-        in the place of a dropout goes into the weights behind it.
+        If one linear map has a bias, the others get zeros. A mask in place of a dropout multiplies the next weights.
 
         Raises:
-            ValueError: if a layer inside is not torch's own any more, or has a bias for which torch has no place.
+            ValueError: if a layer inside is not torch's own, or has a bias for which torch has no place.
         """
         _check_plain(self)
         bias = any(isinstance(layer, nn.Linear) and layer.bias is not None for layer in self.modules())
@@ -101,14 +98,14 @@ class Recurrent(Composite):
         for name in list(plain._parameters):
             setattr(plain, name, self._parameter(name))
         self._fold_masks(plain)
-        plain._init_flat_weights()  # what torch itself does after parameters were replaced
+        plain._init_flat_weights()  # as torch does after parameters are replaced
         return plain.train(self.training and all(between.training for between in self.dropouts))
 
     def _fold_masks(self, plain: nn.RNNBase) -> None:
-        """Put what multiplies the channels between two layers, a draw of dropout, into the weights behind it."""
+        """Multiply weights by the dropout masks before them."""
         for layer, between in enumerate(self.dropouts, 1):
             if isinstance(between, nn.Dropout) and (between.p > 0 or not between._forward_hooks):
-                continue  # no draw, whose mask is a hook
+                continue  # not a draw: the mask of a draw is a hook
             for name in [name for name in plain._parameters if name.startswith(f"weight_ih_l{layer}")]:
                 weight = plain._parameters[name]
                 assert weight is not None
@@ -118,7 +115,7 @@ class Recurrent(Composite):
             plain.dropout = 0.0
 
     def flatten_parameters(self) -> None:
-        """Do nothing: this is for torch's fused kernels."""
+        """Do nothing: only torch's fused kernels need it."""
 
     def forward(self, input: Tensor | PackedSequence, hx: Any = None) -> Any:
         """Return the outputs and the final states, as torch's module does.
@@ -144,7 +141,7 @@ class Recurrent(Composite):
         return y if self.batch_first else y.transpose(0, 1).contiguous(), self._returned(final)
 
     def _packed(self, input: PackedSequence, hx: Any) -> Any:
-        """Run on padded rows in the order of the caller, so that a row's draw is that of its place in the batch."""
+        """Run on padded rows in the caller's order, so that a row's draw belongs to its place in the batch."""
         _check_packed(input, self.input_size)
         x, lengths = pad_packed_sequence(input, batch_first=True)
         shortest, longest = int(lengths.min()), int(lengths.max())
@@ -175,7 +172,7 @@ class Recurrent(Composite):
         return x, tuple(torch.stack(state) for state in zip(*finals, strict=True))
 
     def _initial(self, hx: Any, like: Tensor, rows: int | None) -> State:
-        """Return the initial states, zeros where none are given; without a batch, `rows` is None."""
+        """Return the initial states, by default zeros; `rows` is None without a batch."""
         cells, batch = len(self.cells), () if rows is None else (rows,)
         sizes = [self.proj_size or self.hidden_size, *[self.hidden_size] * (self.mode == "LSTM")]
         shapes = [(cells, *batch, size) for size in sizes]
@@ -196,7 +193,7 @@ class Recurrent(Composite):
         return states if self.mode == "LSTM" else states[0]
 
     def _parameter(self, name: str) -> nn.Parameter:
-        """Return the parameter that torch calls `name`, a zero bias where there is none."""
+        """Return the parameter that torch calls `name`, or a zero bias."""
         path, _, kind = _renamed(name).rpartition(".")
         layer: Any = self.get_submodule(path)
         if layer._parameters[kind] is None:
@@ -205,14 +202,12 @@ class Recurrent(Composite):
         return found
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Accept the keys of the original: `weight_ih_l0` is read as `cells.l0.input.weight`."""
-        for name in self.names:
+        for name in self.names:  # the original's key weight_ih_l0 is cells.l0.input.weight here
             if prefix + name in state_dict:
                 state_dict[prefix + _renamed(name)] = state_dict.pop(prefix + name)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:
-        """Show what this stands for."""
         return f"{self.kind.__name__}, {self.input_size}, {self.hidden_size}"
 
 
@@ -220,7 +215,6 @@ class Cell(nn.Module):
     """One layer in one direction."""
 
     def __init__(self, module: nn.RNNBase, name: str) -> None:
-        """Put the parameters of the named cell into Linear layers."""
         super().__init__()
         self.mode = module.mode
         self.reverse = name.endswith("_reverse")
@@ -232,8 +226,7 @@ class Cell(nn.Module):
     def forward(self, x: Tensor, state: State, alive: Alive | None = None) -> tuple[Tensor, State]:
         """Return the outputs (B, T, H) of rows (B, T, d), and the last state.
 
-        A row whose sequence has ended keeps its state. In the reverse direction it keeps its initial state until
-        the steps reach its own end, where it begins.
+        A row whose sequence has ended keeps its state. In reverse it keeps its initial state until its last step.
         """
         equation = EQUATIONS[self.mode]
         steps = self.input(x).unbind(1)
@@ -250,9 +243,9 @@ class Cell(nn.Module):
 
 
 def refusal(module: nn.Module) -> str | None:
-    """Say why a module is not taken apart; None where all is well.
+    """Return why a module cannot be lowered; None if it can.
 
-    A subclass of torch's modules is welcome as long as it computes the same with the same parameters.
+    A subclass must compute the same map with the same parameters.
     """
     parent = next((kind for kind in (nn.RNN, nn.GRU, nn.LSTM) if isinstance(module, kind)), None)
     if parent is None or not isinstance(module, nn.RNNBase):
@@ -303,17 +296,17 @@ EQUATIONS: Mapping[str, Callable[[Tensor, Tensor, State], State]] = {
     "GRU": _gru,
     "LSTM": _lstm,
 }
-"""One step: `(a, b, state) -> state`, of the mapped input, the mapped hidden state and the last state."""
+"""One step `(a, b, state) -> state`: a is the mapped input, b the mapped hidden state."""
 
 
 def _renamed(name: str) -> str:
-    """Translate torch's name of a parameter: `weight_ih_l0_reverse` is `cells.l0_reverse.input.weight`."""
+    """Return the name here: `weight_ih_l0_reverse` is `cells.l0_reverse.input.weight`."""
     kind, part, cell = name.split("_", 2)
     return f"cells.{cell}.{PARTS[part]}.{kind}"
 
 
 def _attributes(module: nn.RNNBase) -> list[str]:
-    """Name what describes a module: torch's options, and what an `nn.RNN` or somebody's subclass adds."""
+    """Return the names of torch's options and of attributes that `nn.RNN` or a subclass adds."""
     ordinary = {*vars(nn.RNNBase("RNN_TANH", 1, 1, device="meta")), *vars(nn.Module)}
     return [*nn.RNNBase.__constants__, *(name for name in vars(module) if name not in ordinary)]
 
@@ -327,7 +320,7 @@ def _linear(parameters: Mapping[str, Any], part: str, cell: str) -> nn.Linear:
 
 
 def _check_plain(recurrent: Recurrent) -> None:
-    """Make sure that torch's own module can do what the layers inside do."""
+    """Raise unless torch's own module can hold the layers inside."""
     for path, layer in recurrent.named_modules():
         if isinstance(layer, (Recurrent, Cell, nn.ModuleDict, nn.ModuleList)) or path.startswith("dropouts."):
             continue
@@ -344,7 +337,7 @@ def _check_plain(recurrent: Recurrent) -> None:
 
 
 def _check_packed(input: PackedSequence, features: int) -> None:
-    """Refuse sequences of length zero and fields that contradict each other."""
+    """Raise for sequences of length zero and contradictory fields."""
     sizes: list[int] = input.batch_sizes.tolist() or [0]
     rows = sizes[0] if input.sorted_indices is None else len(input.sorted_indices)
     advice = "make it with torch.nn.utils.rnn.pack_padded_sequence, and leave empty sequences out of the batch"

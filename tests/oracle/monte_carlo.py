@@ -1,19 +1,33 @@
-"""Equally weighted mixtures: the first axis of the parameters counts the components."""
+"""Monte Carlo estimates of divergences, and equally weighted mixtures with components on the first axis."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
-from leanbayes.distributions.divergence import Estimate, kl, rebuild
+from leanbayes.distributions.divergence import kl, rebuild
+
+
+class Estimate(NamedTuple):
+    """A Monte Carlo estimate and the standard error of its mean."""
+
+    value: Tensor
+    standard_error: Tensor
+
+
+def kl_monte_carlo(q: Distribution, p: Distribution, samples: int = 10_000) -> Estimate:
+    """Estimate KL(q || p) per element from samples of q, with the standard error of the estimate."""
+    draws = q.rsample(torch.Size((samples,)))
+    ratio = q.log_prob(draws) - p.log_prob(draws)
+    return Estimate(ratio.mean(0), ratio.std(0) / math.sqrt(samples))
 
 
 def mixture(components: Distribution) -> MixtureSameFamily:
-    """Mix the K laws on the first axis of `components` with weight 1/K each.
+    """Mix the K distributions on the first axis of `components` with weight 1/K each.
 
     Example:
         >>> import torch
