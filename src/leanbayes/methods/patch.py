@@ -23,8 +23,8 @@ of the patched tensors; shared weights have the same term as the optimiser's wei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -39,7 +39,7 @@ from leanbayes.layers.select import choose
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_components
 from leanbayes.runtime.noise import Noise, NoiseSpec
-from leanbayes.runtime.passes import draws, Variables, Width
+from leanbayes.runtime.passes import Variables, Width
 
 Mixing = Literal["uniform", "learned"]
 ROLES = ("norm", "input", "output")
@@ -120,10 +120,6 @@ class PatchLayer(StochasticLayer):
             return torch.softmax(self.posterior.logits, 0)
         basis: Tensor = self.posterior.basis
         return basis.new_full((self.copies,), 1 / self.copies)
-
-    def copies_of(self, name: str) -> Tensor:
-        """Return the K copies of the "weight" or the "bias", flattened: (K, n)."""
-        return dict(zip(self.names, torch.split(self.every_copy(), self.sizes, 1), strict=True))[name]
 
     def every_copy(self, index: Tensor | None = None) -> Tensor:
         """Return the K copies of weight and bias in a row, or those of the indices (R,): (K, n)."""
@@ -271,38 +267,3 @@ def contrasts(count: int) -> Tensor:
         basis[:j, j - 1], basis[j, j - 1] = 1.0, -float(j)
         basis[:, j - 1] /= math.sqrt(j * (j + 1))
     return basis
-
-
-@contextmanager
-def patched(model: nn.Module, indices: Mapping[str, int | Tensor]) -> Iterator[nn.Module]:
-    """Fix which copies a model uses while the context is open, by path of the patched layer.
-
-    Args:
-        model: a converted model.
-        indices: for every patched layer the number of its copy (EMP), or one number for each element of its weight,
-            then of its bias (ECMP).
-
-    Example:
-        >>> with patched(bnn, {"bn1": 3, "fc": 0}):
-        ...     y = bnn(x)
-    """
-    layers = {layer.path: layer for layer in model.modules() if isinstance(layer, PatchLayer)}
-    if set(indices) != set(layers):
-        raise ValueError(f"expected an index for each of {', '.join(layers)}, got {', '.join(indices) or 'none'}")
-    with draws(model, seed=0):
-        for path, index in indices.items():
-            layer = layers[path]
-            layer.state.noise[path] = (_noise_of(layer, torch.as_tensor(index)),)
-        yield model
-
-
-def _noise_of(layer: PatchLayer, index: Tensor) -> Tensor:
-    """Return the uniform numbers that `pick` turns into these indices: the middles of their shares."""
-    if index.numel() not in (1, layer.nodes) or not 0 <= int(index.min()) <= int(index.max()) < layer.copies:
-        raise ValueError(
-            f"layer '{layer.path}' expected 1 or {layer.nodes} indices from 0 to {layer.copies - 1}, got "
-            f"{index.numel()} from {int(index.min())} to {int(index.max())}"
-        )
-    shares = layer.probabilities.detach()
-    middles = shares.cumsum(0) - shares / 2
-    return middles[index.to(layer.device).flatten()].expand(layer.nodes)[None]
