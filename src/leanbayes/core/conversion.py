@@ -259,7 +259,6 @@ def _check_refused(refused: dict[str, str], *, explicit: bool) -> None:
 
 
 def _warn_of_gaps(model: nn.Module, method: Method, refused: dict[str, str], remark: str, *, default: bool) -> None:
-    """Warn once of all that a conversion left out."""
     said = " ".join(filter(None, (gaps(model, method, refused, default=default), remark)))
     if said:
         warnings.warn(said, stacklevel=3)

@@ -43,7 +43,6 @@ class ElboTerms(NamedTuple):
     outputs: Tensor
 
     def __repr__(self) -> str:
-        """Return the terms as numbers, in one line."""
         nll, kl, loss = (average(term, digits=4) for term in (self.nll, self.kl, self.loss))
         return f"ElboTerms(nll {nll}, kl {kl}, loss {loss}; outputs of shape {tuple(self.outputs.shape)})"
 

@@ -55,7 +55,6 @@ class Prediction:
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is a draw for every weight."""
         draws = 0 if self.samples is None else len(self.samples)
         if self.weights is not None and self.weights.shape != (draws,):
             raise ValueError(
@@ -112,7 +111,6 @@ class Prediction:
         return replace(self, **moved)
 
     def __repr__(self) -> str:
-        """Return one line: how many examples, of what, from how many draws, and the mean uncertainties."""
         means = ", ".join(f"{kind} {display.average(getattr(self, kind))}" for kind in KINDS)
         unit = "nats on average" if self.likelihood.measure == "entropy" else "on average, variances"
         return f"Prediction({_contents(self)}; {means} {unit})"
@@ -261,7 +259,6 @@ class RunningUncertainty:
     """Decompose uncertainty draw by draw, in memory that does not grow with their number."""
 
     def __init__(self, measure: Measure) -> None:
-        """Start with no draws."""
         self.measure = measure
         self.count = 0
 

@@ -146,7 +146,6 @@ class Predictor:
         noise: NoiseOf = "function",
         output: Output | None = None,
     ) -> None:
-        """Check the arguments and build the twin."""
         _check(samples, chunk_size, noise)
         self.likelihood = likelihood or own_likelihood(model) or Categorical()
         self.model = unwrap(model)
@@ -164,7 +163,6 @@ class Predictor:
         self.distinct = distinct_draws(self.model) if self.noise == "function" else None
 
     def __call__(self, x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -> Prediction:
-        """Predict for inputs, as `predict` takes them."""
         with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode do not tell of changes in place
             done, parts = 0, []
             for block in _blocks(x, self.model):
@@ -223,7 +221,6 @@ class FrozenDraws:
     """One plain twin of a model, whose weights become those of one draw after another."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Build the twin once; it shares every tensor that no draw touches."""
         self.model = model = twin(model, share_plain=True)
         layers = [layer for _, layer in stochastic_layers(model)]
         with draws(model, mean=True):
@@ -267,7 +264,6 @@ class RowDraws:
     """The stochastic model itself in eval mode, with seeded noise per row."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Copy the model, not its tensors, so that the modes of the original stay."""
         self.network = twin(model).eval()
 
     def select(self, seed: int, index: int, component: int | None, width: Width) -> None:
@@ -358,7 +354,6 @@ def _count_rows(x: Inputs) -> int:
 
 
 def _blocks(x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs], model: nn.Module) -> Iterator[Inputs]:
-    """Yield inputs on the model's device: all at once, or batch by batch."""
     for inputs in _raw_blocks(x):
         yield to_device(without_arrays(inputs, _dtype(model)), device_of(model))
 
@@ -391,7 +386,6 @@ def _check_alike(outputs: list[Tensor], sizes: list[int], remedy: str = "") -> N
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
-    """Return the type of the numbers of a network."""
     real = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return next(real, torch.get_default_dtype())
 

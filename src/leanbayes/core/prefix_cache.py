@@ -23,7 +23,6 @@ class PrefixCache:
     """The kept outputs, and the modules of a plain twin that give them back."""
 
     def __init__(self, twin: nn.Module, stochastic: Iterable[nn.Module]) -> None:
-        """Watch the largest modules of `twin` that contain no stochastic layer."""
         self.stochastic = {id(module) for module in stochastic}
         self.kept: dict[Hashable, tuple[Tensor, list[int]]] = {}
         self.calls: dict[int, int] = {}

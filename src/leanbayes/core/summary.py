@@ -82,7 +82,6 @@ class Summary:
         return f"an ensemble of {number} networks"
 
     def __repr__(self) -> str:
-        """Return the table, too: it is what a prompt should show."""
         return str(self)
 
     @property
@@ -91,7 +90,6 @@ class Summary:
         return tuple(left_out(self.rows))
 
     def __str__(self) -> str:
-        """Return the headline, the largest parts left out, and a table with one line a layer."""
         cells = [(row.path or "(root)", row.kind, f"{row.size:,}" if row.size else "", _said(row)) for row in self.rows]
         wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(3)]
         lines = [f"{p:<{wide[0]}}  {k:<{wide[1]}}  {n:>{wide[2]}}  {what}".rstrip() for p, k, n, what in cells]
@@ -152,12 +150,10 @@ def _of_ensemble(ensemble: Any) -> Summary:
 
 
 def _said(row: Row) -> str:
-    """Return the last column of a row: the method and how the layer was recognised, or why it carries none."""
     if row.method is None:
         return f"- {row.reason}"
     return f"{row.method} ({row.reason})" if row.reason else row.method
 
 
 def _numbers(parameters: Iterable[nn.Parameter]) -> int:
-    """Count the numbers of parameters, of which layers may share some."""
     return sum(p.numel() for p in {id(p): p for p in parameters}.values())

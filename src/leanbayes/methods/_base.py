@@ -173,7 +173,6 @@ class StochasticLayer(nn.Module, abc.ABC):
         return self.fold(one_draw(sampled, 0)).get(name)
 
     def _turn(self) -> int | None:
-        """Return the number that chooses the row of a draw for the whole batch."""
         return None if self.layout == ROWS else self.state.current().key
 
     @property

@@ -45,7 +45,6 @@ class GaussianLayer(StochasticLayer):
     family: LinearFamily
 
     def __init__(self, base: Any, method: Method) -> None:
-        """Count the weights."""
         super().__init__(base, method)
         embeds = isinstance(base, EMBEDDINGS)
         self.padding: int | None = base.padding_idx if embeds else None
@@ -136,6 +135,5 @@ class GaussianLayer(StochasticLayer):
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a linear map of x is computed: autocast's where it is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -33,7 +33,6 @@ class DropConnectLayer(StochasticLayer):
     row_noise = False
 
     def __init__(self, base: Any, method: DropConnect) -> None:
-        """Count the weights."""
         super().__init__(base, method)
         self.nodes = base.weight.numel()
         self.log_choices = self.nodes * math.log(2)
@@ -84,7 +83,6 @@ class DropConnect(Method):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the rate."""
         check_rate(rate=self.rate)
 
     @override

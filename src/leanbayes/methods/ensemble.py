@@ -49,7 +49,6 @@ class Ensemble(nn.Module):
     ordered = False
 
     def __init__(self, members: Sequence[nn.Module], method: DeepEnsemble | None = None) -> None:
-        """Take the members as they are."""
         super().__init__()
         if not members:
             raise ValueError("expected at least one member, got none")
@@ -81,7 +80,6 @@ class Ensemble(nn.Module):
         return next(self.members.parameters()).device
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what is not here in the first member."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -154,7 +152,6 @@ class DeepEnsemble(Method):
     init: Init = "fresh"
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_components(self.components)
         check_choice("init", self.init, ("fresh", "copy"))
 

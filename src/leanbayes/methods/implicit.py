@@ -140,7 +140,6 @@ class ImplicitNodes(Method):
     embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_components(self.components)
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)

@@ -34,7 +34,6 @@ class MaskedLayer(StochasticLayer):
     family: LinearFamily
 
     def __init__(self, base: Any, method: MCDropout) -> None:
-        """Count the channels."""
         super().__init__(base, method)
         self.nodes = self.family.outputs(base)
         self.log_choices = self.nodes * math.log(2)
@@ -70,7 +69,6 @@ class DropoutLayer(StochasticLayer):
     """A dropout layer of the network's own; a draw drops the same entries (`Dropout2d`: channels) of all rows."""
 
     def __init__(self, base: Any, method: MCDropout) -> None:
-        """Remember a device: the layer has no parameter to tell it."""
         super().__init__(base, method)
         self.nodes = 1
         self.posterior.register_buffer("here", torch.zeros(()), persistent=False)
@@ -119,7 +117,6 @@ class DropoutLayer(StochasticLayer):
 
     @override
     def twin(self) -> nn.Module:
-        """Return a module that masks by a seed that it holds, which the next draw may replace."""
         plain = _Masked(self.base.p, self._same_over, self.variables()["seed"])
         copy_hooks(self, plain)
         return plain
@@ -134,7 +131,6 @@ def _mask_hook(seed: int, rate: float, same_over: str) -> fx.GraphModule:
 
 
 def _number(seed: Tensor) -> int:
-    """Return a seed as a number; a network on the meta device has none, and gets any."""
     return 1 if seed.is_meta else int(seed)
 
 
@@ -193,7 +189,6 @@ class MCDropout(Method):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the rate."""
         check_rate(rate=self.rate)
 
     @override
@@ -202,7 +197,6 @@ class MCDropout(Method):
 
     @override
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
-        """Choose the network's own dropout layers; without any, all linear maps but the last of several."""
         own = {path for path, layer in layers if isinstance(layer, DROPOUTS) and 0 < _rate(layer) < 1}
         maps = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
         return own or set(maps[:-1] or maps)

@@ -37,7 +37,6 @@ class MeanFieldLayer(GaussianLayer):
     method: MeanField
 
     def __init__(self, base: Any, method: MeanField) -> None:
-        """Start with the given weights as means, and one standard deviation for all."""
         super().__init__(base, method)
         stds = torch.full_like(base.weight.detach(), method.init_std, dtype=self.wide)
         self.posterior.rho = nn.Parameter(inverse_softplus(stds))
@@ -102,7 +101,6 @@ class MeanField(Method):
     estimator: Estimator = "local"
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)
         check_choice("estimator", self.estimator, ("local", "flipout"))

@@ -132,7 +132,6 @@ class PatchLayer(StochasticLayer):
         return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
     def _centre(self) -> Tensor:
-        """Return weight and bias of the plain layer in a row: (n,)."""
         dtype = self.posterior.contrasts.dtype
         tensors = {name: self.weight_now if name == "weight" else self.base.bias for name in self.names}
         return torch.cat([tensor.flatten().to(dtype) for tensor in tensors.values()])
@@ -164,7 +163,6 @@ class PatchLayer(StochasticLayer):
         return uniform
 
     def _surprise(self) -> Tensor:
-        """Return the divergence of learned mixing probabilities from uniform ones, once for every index."""
         p = self.probabilities.float()
         return self.nodes * (p * (p * self.copies).log()).sum()
 
@@ -208,7 +206,6 @@ class ModelPatch(Method):
     mixing: Mixing = "uniform"
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         object.__setattr__(self, "patch", (self.patch,) if isinstance(self.patch, str) else tuple(self.patch))
         check_components(self.components)
         check_at_least_zero(init_spread=self.init_spread, precision=self.precision)
@@ -228,7 +225,6 @@ class ModelPatch(Method):
 
     @override
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
-        """Choose by role and by glob; a role that no layer plays is passed over."""
         maps = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
         roles = {
             "norm": [path for path, layer in layers if isinstance(layer, NORMS)],

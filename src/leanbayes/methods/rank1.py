@@ -222,7 +222,6 @@ class Rank1(Method):
     embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_components(self.components)
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)
@@ -340,7 +339,6 @@ class BatchEnsemble(Method):
     component_bias: bool = True
 
     def __post_init__(self) -> None:
-        """Check every field by building the rank-1 config behind it."""
         self.config()
 
     def config(self) -> Rank1:

@@ -48,7 +48,6 @@ class VarianceLayer(GaussianLayer):
     method: VarianceLayers
 
     def __init__(self, base: Any, method: VarianceLayers) -> None:
-        """Start with the given weights as means and little noise; zero-mean weights take them as deviations."""
         super().__init__(base, method)
         start = method.init_log_alpha
         weight = self.weight_now.detach()
@@ -151,7 +150,6 @@ class VarianceLayers(Method):
     learn: bool = True
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_choice("parameterization", self.parameterization, ("layer", "neuron", "weight", "additive", "zero_mean"))
         check_choice("prior", self.prior, ("log_uniform", "ard", "student"))
         check_positive(student_nu=self.student_nu)

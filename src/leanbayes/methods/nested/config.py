@@ -110,7 +110,6 @@ class NestedDropout(Method):
     inputs: Inputs = ()
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_choice("tail", self.tail, ("learned", "geometric", "categorical"))
         check_choice("streams", self.streams, ("all", "inner"))
         check_choice("kl_over", self.kl_over, ("mean", "sum"))
@@ -160,7 +159,6 @@ class NestedDropout(Method):
 
     @override
     def review(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> str | None:
-        """Return which share of the weights each width removes; refuse where it is too little."""
         if self.min_cut == 0 or _is_ordered(model):  # then another conversion has ordered the rest
             return None
         channels, found, units = self._follow(model, layers)
@@ -172,7 +170,6 @@ class NestedDropout(Method):
     def _follow(
         self, model: nn.Module, layers: Mapping[str, nn.Module]
     ) -> tuple[Channels, dict[int, str], dict[int, OrderingUnit]]:
-        """Return the channels of a model, what keeps each stream from being ordered, and a unit for every other."""
         channels = channels_of(model, self.inputs)
         found = self.obstacles(channels, {path for path, layer in model.named_modules() if _fills(layer)} - set(layers))
         return channels, found, self._units(channels, found)
@@ -188,7 +185,6 @@ class NestedDropout(Method):
                 led.add(id(unit))
 
     def _units(self, channels: Channels, found: Mapping[int, str]) -> dict[int, OrderingUnit]:
-        """Return a unit for every stream that may be ordered, by its number."""
         order = Order(**{f.name: getattr(self, f.name) for f in fields(Order)})
         return {root: OrderingUnit(channels.stream(root), order) for root, why in found.items() if not why}
 

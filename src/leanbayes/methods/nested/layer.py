@@ -47,7 +47,6 @@ class NestedLayer(GaussianLayer):
     method: NestedDropout
 
     def __init__(self, base: Any, method: NestedDropout, *, log_alpha: float | None = None) -> None:
-        """Start with the given weights, every channel in its place."""
         super().__init__(base, method)
         self.masked = self.leads = self.again = False
         self.posterior.order = None
@@ -116,7 +115,6 @@ class NestedLayer(GaussianLayer):
         return torch.stack(terms).sum() if terms else torch.zeros((), device=layers[0].device)
 
     def _fixed_cost(self) -> Tensor:
-        """Return what the weights of each output channel cost without noise."""
         outputs, weight = self.family.outputs(self.base), self.base.weight
         cost = self.method.weight_cost * weight.numel() / outputs
         return torch.full((outputs,), cost, device=weight.device)
@@ -173,7 +171,6 @@ class NestedNorm(StochasticLayer):
         *,
         again: bool,
     ) -> None:
-        """Take the units of the streams, None where one is not ordered."""
         super().__init__(base, method)
         self.parts, self.again = tuple(parts), again
         self.nodes, self.log_choices = 0, 0.0

@@ -94,7 +94,6 @@ class OrderingUnit(nn.Module):
     fixed_keep: Tensor
 
     def __init__(self, stream: Stream, order: Order) -> None:
-        """Put the channels into groups."""
         super().__init__()
         length = stream.size // stream.lanes // stream.block
         self.order, self.groups = order, min(order.groups, length)
@@ -211,7 +210,6 @@ class Chains:
     """The chains of units with one order, those of equal length at once: a step has as few operations as can be."""
 
     def __init__(self, units: Sequence[OrderingUnit], *, leaders: Sequence[OrderingUnit]) -> None:
-        """Take units, of which one may come several times, and those whose own divergence counts."""
         self.units, self.leaders = units, set(leaders)
         batches: dict[int, list[OrderingUnit]] = {}
         for unit in dict.fromkeys([*leaders, *units]):
@@ -241,7 +239,6 @@ class Chains:
         return self._keep().index_select(0, places)
 
     def _keep(self) -> Tensor:
-        """Return the keep probabilities of all batches in one row."""
         if self.learned:
             return torch.cat([keep_of(logits).flatten() for logits in self.logits])
         return torch.cat([unit.fixed_keep for batch in self.batches for unit in batch])
