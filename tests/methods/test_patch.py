@@ -294,7 +294,7 @@ def test_misspelt_patches_are_refused():
         ({"precision": -1.0}, "precision to be a number of at least zero"),
         ({"bias_precision": -1.0}, "bias_precision to be a number of at least zero"),
         ({"mixing": "stacked"}, "mixing to be one of uniform, learned, got 'stacked'"),
-        ({"patch": ()}, "expected patch to name what is patched"),
+        ({"patch": ()}, "expected patch to name layers"),
     ],
 )
 def test_wrong_fields_say_what_was_expected(fields, message):

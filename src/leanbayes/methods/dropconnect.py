@@ -2,8 +2,8 @@
 
     W_ij = m_ij M_ij / (1 - p),      m_ij ~ Bernoulli(1 - p)
 
-In the family of ensemble model patching it is the member with two components, a matrix and nothing, and an index for
-every element. A mask serves a whole batch: one for each row would need a weight matrix for each row.
+It is ensemble model patching with two components, a matrix and zero, and an index for every element. A mask serves a
+whole batch: a mask per row would need a weight matrix per row.
 """
 
 from __future__ import annotations
