@@ -12,8 +12,8 @@ for every weight that an alpha covers.
 
 The zero-mean layer has no parameters of its own: the plain weights, of any sign, are its standard deviations. Its KL
 under the log-uniform prior is constant. A ReLU after it would zero half of its outputs; use |x| (`lb.layers`). Sparse
-variational dropout (Molchanov et al., 2017) is `parameterization="additive"` with `lb.phase.prune`, which zeroes weights
-of log alpha above 3. Gaussian dropout at a fixed rate is `learn=False`.
+variational dropout (Molchanov et al., 2017) is `parameterization="additive"` with `lb.phase.prune`, which zeroes
+weights of log alpha above 3. Gaussian dropout at a fixed rate is `learn=False`.
 """
 
 from __future__ import annotations

@@ -45,39 +45,39 @@ FIRST_LOG_ALPHA = -8.0
 
 @dataclass(frozen=True, kw_only=True)
 class NestedDropout(Method):
-    """Ordered channels, of which every pass keeps the first few: train once, cut to any width (`lb.slim`).
+    """Ordered channels; every pass keeps the first few. Train once, cut to any width (`lb.slim`).
 
-    Let the divergence come in slowly (`lb.Recipe(anneal_epochs=...)`, two thirds of the epochs): at full weight from
-    the start it drops channels before they are of any use. Predict with `lb.slim.narrow(bnn, 1.0, data=x)`: as it is,
-    the network answers with draws of random width.
+    Anneal the divergence (`lb.Recipe(anneal_epochs=...)`, two thirds of the epochs): at full weight from the start it
+    drops channels before they are trained. Predict with `lb.slim.narrow(bnn, 1.0, data=x)`: the converted network
+    itself answers with draws of random width.
 
-    The output is never narrowed, and the stream of the first linear map only with `first`; where `where` names layers,
-    streams are ordered whose layers are all named.
+    The output is never narrowed; the stream of the first linear map only with `first`. If `where` names layers, only
+    streams whose layers are all named are ordered.
 
     Attributes:
-        groups: groups of neighbouring channels that are dropped together, in every stream; fewer where it is narrower.
-        always_on: how many first groups are never dropped.
-        tail: how many are kept: "learned", or fixed as "geometric" (stopping with 1 - `prior_keep`) or "categorical".
-        coupled: a pass is narrow or wide in all layers, as cut networks are; False, as in the paper: each on its own.
-        prior_keep: the prior's probability to go on to the next group; None: such that half of the passes keep all (the
-            paper's 0.95: a fifth, with 32 groups).
-        init_keep: where the learned probabilities to go on start; None: at the prior's.
+        groups: groups of neighbouring channels that are dropped together, in every stream; fewer in narrow streams.
+        always_on: number of first groups that are never dropped.
+        tail: distribution of the width: "learned", "geometric" (stops with 1 - `prior_keep`) or "categorical".
+        coupled: a pass is narrow or wide in all layers, like cut networks; False: each layer separately, as in the paper.
+        prior_keep: the prior's probability to keep the next group; None: half of the passes keep all groups (with 32
+            groups, the paper's 0.95 gives a fifth).
+        init_keep: initial keep probabilities; None: those of the prior.
         temperature: of the relaxed masks; larger is smoother.
         hard: masks of zeros and ones, with the (biased) gradient of soft ones.
-        rescale: at a fixed width, multiply what is kept by its keep probability (B.2).
-        streams: "all", or only "inner" ones: those that a depthwise convolution passes on (the wide part of inverted
+        rescale: at a fixed width, multiply kept channels by their keep probability (B.2).
+        streams: "all", or only "inner" ones: those through a depthwise convolution (the wide part of inverted
             residuals, C.1), or in networks without, those that no sum passes through.
         first: order the stream of the first linear map, too.
         weight_noise: multiplicative noise on all weights, alpha learned for each.
-        init_log_alpha: where log alpha starts; -8 in the first layer.
-        kl_over: the "mean" of a filter's weights counts, as in the authors' code, or their "sum", as in eq. (18).
+        init_log_alpha: initial log alpha; -8 in the first layer.
+        kl_over: the "mean" over a filter's weights, as in the authors' code, or their "sum", as in eq. (18).
         kl_constant: C of eq. (17); the default makes the smallest divergence of a weight zero.
-        weight_cost: without weight noise, what a kept weight costs in nats (ordered L0, eq. 13).
+        weight_cost: without weight noise, the cost of a kept weight in nats (ordered L0, eq. 13).
         order_prior: count the divergence of the tails (Phi_1); False is eq. (13) alone.
-        min_cut: refuse a network of which the narrowest width removes less than this share of the weights, unless
-            `where` names layers; 0 converts it all the same, if need be with noise alone, and reports no widths.
-        inputs: name, shape and dtype of example inputs, `(("pixel_values", (1, 3, 32, 32), "float32"),)`, by which a
-            network is followed that cannot be traced; positional ones have the name "". `convert(example=)` sets it.
+        min_cut: refuse networks whose narrowest width removes less than this share of the weights, unless `where`
+            names layers; 0 converts them anyway, if need be with noise alone, and reports no widths.
+        inputs: name, shape and dtype of example inputs, `(("pixel_values", (1, 3, 32, 32), "float32"),)`, to follow
+            networks that cannot be traced; positional inputs have the name "". `convert(example=)` sets it.
 
     Example:
         >>> bnn = lb.convert(net, lb.NestedDropout(groups=32, always_on=2))
@@ -128,7 +128,7 @@ class NestedDropout(Method):
 
     @override
     def fields(self) -> dict[str, Any]:
-        """Return the fields; those that say how to convert, not what, only where they were set."""
+        """Return the fields; `min_cut` and `inputs` only if they were set."""
         values, usual = super().fields(), {"min_cut": NestedDropout.min_cut, "inputs": []}
         return {name: value for name, value in values.items() if name not in usual or value != usual[name]}
 
@@ -153,7 +153,7 @@ class NestedDropout(Method):
                     again = path not in channels.first_readers
                     wrapped[path] = NestedNorm(layer, self, of_streams, parts, again=again)
         self._join(channels, units, wrapped)
-        if not self.weight_noise:  # then only what is ordered has anything random
+        if not self.weight_noise:  # then only ordered layers are random
             wrapped = {path: layer for path, layer in wrapped.items() if layer.ordered}
         return wrapped
 
@@ -189,7 +189,7 @@ class NestedDropout(Method):
         return {root: OrderingUnit(channels.stream(root), order) for root, why in found.items() if not why}
 
     def obstacles(self, channels: Channels, left_out: set[str]) -> dict[int, str]:
-        """Return what keeps each stream from being ordered, by its number; nothing keeps those with ""."""
+        """Return the obstacle that keeps each stream from being ordered, by its number; "" for none."""
         return obstacles(channels, left_out, first=self.first, inner=self.streams == "inner")
 
     @override
@@ -207,5 +207,5 @@ def _is_ordered(model: nn.Module) -> bool:
 
 
 def _fills(layer: nn.Module) -> bool:
-    """Say whether a layer would put something into channels that were dropped in front of it."""
+    """Return whether a layer would fill channels that were dropped before it."""
     return isinstance(plain_layer(layer), (*LINEAR_MAPS, *CHANNEL_NORMS))

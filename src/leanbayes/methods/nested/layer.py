@@ -39,9 +39,9 @@ class NestedLayer(GaussianLayer):
     """A linear map with multiplicative Gaussian noise on its weights, whose output channels are ordered.
 
     Attributes:
-        masked: whether its output is masked here; otherwise the norm behind it does that.
-        again: whether its input was masked already: a depthwise convolution.
-        leads: whether its unit's own divergence counts here; of the layers that share a unit, one does.
+        masked: whether this layer masks its output; otherwise the norm after it does.
+        again: whether its input was masked already (a depthwise convolution).
+        leads: whether the divergence of its unit counts here: in one of the layers that share it.
     """
 
     method: NestedDropout
@@ -59,13 +59,13 @@ class NestedLayer(GaussianLayer):
     def join(self, unit: OrderingUnit, *, masked: bool, leads: bool, again: bool) -> None:
         """Take an ordering unit."""
         self.posterior.order, self.masked, self.leads, self.again, self.ordered = unit, masked, leads, again, True
-        self.row_noise = False  # a mask serves all rows of a pass
+        self.row_noise = False  # one mask for all rows of a pass
         self.nodes += unit.groups if leads else 0
         if leads and not self.method.weight_noise:
             self.log_choices = math.log(unit.groups - unit.always_on + 1) if self.method.hard else math.inf
 
     def leave(self) -> None:
-        """Give up the ordering unit: the layer stays as wide as it is."""
+        """Drop the ordering unit: the layer keeps its width."""
         self.posterior.order, self.masked, self.leads, self.ordered = None, False, False, False
 
     @override
@@ -87,12 +87,12 @@ class NestedLayer(GaussianLayer):
         return y * self.spread(self.factors(), y) if self.masked else y
 
     def factors(self) -> Tensor:
-        """Return what the current pass multiplies the output channels by: (R, outputs)."""
+        """Return the factors of the output channels in the current pass: (R, outputs)."""
         found: Tensor = self.posterior.order.factors(again=self.again)
         return found
 
     def at_width(self, width: float | int) -> dict[str, Tensor]:
-        """Return the tensors of the plain layer with the factors of a fixed width folded in, where it is masked."""
+        """Return the tensors of the plain layer with the factors of a fixed width folded in; none without a mask."""
         if not self.masked:
             return {}
         return masked_tensors(self, self.base.weight, self.posterior.order.at_width(width, again=self.again))
@@ -120,7 +120,7 @@ class NestedLayer(GaussianLayer):
         return torch.full((outputs,), cost, device=weight.device)
 
     def _over_outputs(self, each: Tensor) -> Tensor:
-        """Return the sum or the mean of what belongs to the weights of each output channel.
+        """Return the sum or the mean over the weights of each output channel.
 
         A transposed map has its outputs on the second axis, in each of its groups.
         """
@@ -138,7 +138,7 @@ class NestedLayer(GaussianLayer):
 
     @override
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
-        """Return the "weight" of fixed draws, and the "mask" of the output channels where it is applied here."""
+        """Return the "weight" (R, ...) of fixed draws, and the "mask" (R, outputs) of a masked layer."""
         noisy = self.method.weight_noise
         weights = super().sample(component, noise, width) if noisy else {"weight": self.weight_now[None]}
         return {**weights, "mask": self.factors()} if self.masked else weights
@@ -150,11 +150,11 @@ class NestedLayer(GaussianLayer):
 
 
 class NestedNorm(StochasticLayer):
-    """A norm of ordered channels: what is dropped stays zero behind it.
+    """A norm of ordered channels: dropped channels stay zero after it.
 
     Attributes:
-        parts: number of channels of each stream that it normalises, and how often each of them is repeated; several
-            streams come from a concatenation, repeats from flattening.
+        parts: for each stream, its number of channels and the number of repeats of each; several streams come from a
+            concatenation, repeats from flattening.
         again: whether its input was masked already.
     """
 
@@ -179,13 +179,13 @@ class NestedNorm(StochasticLayer):
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
         factors = self.factors()
-        if activates(self.base):  # the mask goes in front of the activation, where a fold puts it
+        if activates(self.base):  # the mask goes before the activation, as in a fold
             return _called_with(self.base, self.fold({"mask": factors[0]}), x)
         y: Tensor = self.base(x, *args)
         return y * self.spread(factors, y)
 
     def factors(self) -> Tensor:
-        """Return what the current pass multiplies the channels by: (R, channels)."""
+        """Return the factors of the channels in the current pass: (R, channels)."""
         return self._joined({name: unit.factors(again=self.again) for name, unit in self.posterior.orders.items()})
 
     def at_width(self, width: float | int) -> nn.Module:
@@ -197,7 +197,7 @@ class NestedNorm(StochasticLayer):
         return plain
 
     def _joined(self, factors: Mapping[str, Tensor]) -> Tensor:
-        """Put the factors of all streams side by side, ones for those that are not ordered."""
+        """Concatenate the factors of all streams, with ones for streams that are not ordered."""
         rows = max(len(factor) for factor in factors.values())
         parts: list[Tensor] = []
         for k, (size, repeat) in enumerate(self.parts):
@@ -230,7 +230,7 @@ class NestedNorm(StochasticLayer):
 def _called_with(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Call a layer with other tensors as parameters, which keep their gradients.
 
-    In eager code the call is that of a shallow copy: other threads may use the layer itself.
+    Eager code calls a shallow copy, since other threads may use the layer itself.
     """
     if torch.compiler.is_compiling():
         y: Tensor = torch.func.functional_call(layer, dict(tensors), (x,))
@@ -243,7 +243,7 @@ def _called_with(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> 
 
 
 def _noise_costs(*groups: Sequence[NestedLayer]) -> list[list[Tensor]]:
-    """Return what the weights of each output channel cost under noise, by group of layers; computed at once."""
+    """Return the cost of the weights of each output channel under noise, by group of layers, in one operation."""
     layers = [layer for group in groups for layer in group]
     log_alphas = [layer.posterior.log_alpha.flatten() for layer in layers]
     each = peaked_log_uniform_kl(torch.cat(log_alphas).float(), layers[0].method.kl_constant)
@@ -253,17 +253,12 @@ def _noise_costs(*groups: Sequence[NestedLayer]) -> list[list[Tensor]]:
 
 
 def plain_layer(layer: nn.Module) -> nn.Module:
-    """Return the layer inside a stochastic one, others as they are."""
+    """Return the layer inside a stochastic layer, any other layer unchanged."""
     return layer.base if isinstance(layer, StochasticLayer) else layer
 
 
 def channels_of(model: nn.Module, inputs: Inputs = ()) -> Channels:
-    """Follow the channels of a network, converted or not, by the inputs that its method remembers.
-
-    Args:
-        model: the network.
-        inputs: of the method, where the network is not converted yet.
-    """
+    """Follow the channels of a network; a converted one has the example inputs in its method."""
     known = (layer.method.inputs for layer in model.modules() if isinstance(layer, (NestedLayer, NestedNorm)))
     inputs = inputs or next((found for found in known if found), ())
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
@@ -271,6 +266,6 @@ def channels_of(model: nn.Module, inputs: Inputs = ()) -> Channels:
 
 
 def masked_tensors(layer: StochasticLayer, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Return weight and bias of a linear map whose output channels are multiplied by a mask."""
+    """Return weight and bias of a linear map with masked output channels."""
     assert isinstance(layer.family, LinearFamily)
     return layer.family.masked(layer.base, weight, mask)
