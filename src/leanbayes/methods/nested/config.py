@@ -58,7 +58,7 @@ class NestedDropout(Method):
         groups: groups of neighbouring channels that are dropped together, in every stream; fewer in narrow streams.
         always_on: number of first groups that are never dropped.
         tail: distribution of the width: "learned", "geometric" (stops with 1 - `prior_keep`) or "categorical".
-        coupled: a pass is narrow or wide in all layers, like cut networks; False: each layer separately, as in the paper.
+        coupled: a pass is narrow or wide in all layers, like a cut network; False: each separately, as in the paper.
         prior_keep: the prior's probability to keep the next group; None: half of the passes keep all groups (with 32
             groups, the paper's 0.95 gives a fifth).
         init_keep: initial keep probabilities; None: those of the prior.
