@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.methods.nested.config import NestedLayer, NestedNorm
+from leanbayes.methods.nested.layer import NestedLayer, NestedNorm
 from tests.needs import need_torch
 from tests.slim.networks import CASES, Residual, residual, set_keep_logits, units_of, unsettle, X
 

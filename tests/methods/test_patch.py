@@ -12,8 +12,9 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.core.plain import frozen
-from leanbayes.methods.patch import contrasts, patched, PatchLayer
+from leanbayes.methods.patch import contrasts, PatchLayer
 from leanbayes.models import build
+from tests.oracle.patches import copies_of, patched
 
 X = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
 Y = torch.randint(2, (8,), generator=torch.Generator().manual_seed(2))
@@ -39,7 +40,7 @@ def with_copies(net, bnn, indices):
             like = state[f"{path}.{name}"]
             index = torch.as_tensor(indices[path]).expand(layer.nodes).flatten()
             own = index[:1].expand(like.numel()) if layer.nodes == 1 else index[start : start + like.numel()]
-            copies = layer.copies_of(name).detach()
+            copies = copies_of(layer, name).detach()
             chosen = torch.stack([copies[k, i] for i, k in enumerate(own.tolist())])
             state[f"{path}.{name}"] = chosen.view_as(like).to(like.dtype)
             start += like.numel()
@@ -98,7 +99,7 @@ def test_copies_keep_their_mean_and_differ_by_the_spread(crossed):
     for path, layer in layers_of(bnn).items():
         size = net.get_submodule(path).weight.square().mean().sqrt().item()
         for name in layer.names:
-            copies, like = layer.copies_of(name), getattr(net.get_submodule(path), name)
+            copies, like = copies_of(layer, name), getattr(net.get_submodule(path), name)
             torch.testing.assert_close(copies.mean(0), like.flatten(), atol=1e-6, rtol=1e-5)
             if like.numel() > 1000:
                 apart = (copies - like.flatten()).std().item()
@@ -111,7 +112,7 @@ def test_zero_initialised_layers_break_their_symmetry_too():
     net = nn.Sequential(nn.Linear(16, 4), nn.BatchNorm1d(4))
     nn.init.zeros_(net[0].weight), nn.init.zeros_(net[1].weight)
     for layer in layers_of(lb.convert(net, lb.ModelPatch(patch=("norm", "input")))).values():
-        assert layer.copies_of("weight").std(0).min() > 0
+        assert copies_of(layer, "weight").std(0).min() > 0
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -210,7 +211,7 @@ def test_the_divergence_is_equation_6(crossed, mixing):
     expected = 0.0
     for layer in layers_of(bnn).values():
         for name, precision in (("weight", 0.7), ("bias", 0.2)):
-            copies = layer.copies_of(name)
+            copies = copies_of(layer, name)
             expected += sum(precision * p[k] / 2 * copies[k].square().sum() for k in range(3)).item()
         if mixing == "learned":
             count = layer.base.weight.numel() + layer.base.bias.numel() if crossed else 1
@@ -223,12 +224,12 @@ def test_learned_probabilities_decide_how_often_a_copy_is_drawn():
     layer = layers_of(bnn)["0"]
     shares = torch.tensor([0.7, 0.1, 0.2])
     layer.posterior.logits.data.copy_(shares.log())
-    copies = layer.copies_of("bias").flatten()
+    copies = copies_of(layer, "bias").flatten()
     found = torch.tensor([lb.draw(bnn, index=i)[0].bias.item() for i in range(2000)])
     for k, share in enumerate(shares.tolist()):
         here = torch.isclose(found, copies[k], atol=1e-6).double().mean().item()
         assert here == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 2000))
-    torch.testing.assert_close(lb.mean(bnn)[0].bias, (shares @ layer.copies_of("bias")).detach())
+    torch.testing.assert_close(lb.mean(bnn)[0].bias, (shares @ copies_of(layer, "bias")).detach())
 
 
 def test_learned_probabilities_turn_to_the_better_copy():
@@ -244,7 +245,7 @@ def test_learned_probabilities_turn_to_the_better_copy():
         optimizer.zero_grad()
         F.mse_loss(bnn(x), 2 * x).backward()
         optimizer.step()
-    assert layer.copies_of("weight").flatten().tolist() == pytest.approx([2, 0], abs=1e-6)
+    assert copies_of(layer, "weight").flatten().tolist() == pytest.approx([2, 0], abs=1e-6)
     assert layer.probabilities[0] > 0.9
 
 
@@ -293,7 +294,7 @@ def test_misspelt_patches_are_refused():
         ({"precision": -1.0}, "precision to be a number of at least zero"),
         ({"bias_precision": -1.0}, "bias_precision to be a number of at least zero"),
         ({"mixing": "stacked"}, "mixing to be one of uniform, learned, got 'stacked'"),
-        ({"patch": ()}, "expected patch to name what is patched"),
+        ({"patch": ()}, "expected patch to name layers"),
     ],
 )
 def test_wrong_fields_say_what_was_expected(fields, message):
@@ -332,11 +333,11 @@ def test_trained_plainly_first_all_copies_follow():
     """The copies lie around the shared tensors, so plain training before a late conversion moves them all."""
     torch.manual_seed(0)
     bnn = lb.convert(small_net(), lb.ModelPatch())
-    apart = [layer.copies_of("weight") - layer.base.weight.flatten() for layer in layers_of(bnn).values()]
+    apart = [copies_of(layer, "weight") - layer.base.weight.flatten() for layer in layers_of(bnn).values()]
     lb.fit(bnn, (X, Y), lb.Recipe(epochs=3, convert_at_epoch=2, batch_size=8, posterior_lr=1e-12), progress=False)
     for before, layer in zip(apart, layers_of(bnn).values(), strict=True):
         torch.testing.assert_close(
-            layer.copies_of("weight") - layer.base.weight.flatten(), before, atol=1e-5, rtol=1e-4
+            copies_of(layer, "weight") - layer.base.weight.flatten(), before, atol=1e-5, rtol=1e-4
         )
 
 

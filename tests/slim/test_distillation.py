@@ -14,7 +14,7 @@ from torch import nn, Tensor
 from torch.distributions import Dirichlet
 
 import leanbayes as lb
-from leanbayes.methods.nested.config import NestedLayer
+from leanbayes.methods.nested.layer import NestedLayer
 from leanbayes.models import MLP, MobileNetV2, ResNeXt, SmallConvNet
 from leanbayes.slim.discrepancy import concentration_of, KERNEL_WIDTHS, LOG_PRECISION, SMALLEST_CONCENTRATION
 from leanbayes.slim.distillation import Lesson, lesson_loss, ordering_units

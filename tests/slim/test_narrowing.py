@@ -10,7 +10,7 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.methods._base import StochasticLayer
-from leanbayes.methods.nested.config import NestedLayer, NestedNorm
+from leanbayes.methods.nested.layer import NestedLayer, NestedNorm
 from leanbayes.methods.nested.units import OrderingUnit
 
 from .networks import CASES, converted, masked, parameters, unsettle

@@ -1,9 +1,8 @@
 """Save and load converted models: safetensors with a readable header, nothing pickled, nothing imported by name.
 
 The header `leanbayes` is JSON: format, method, fields, paths, root (and `chain` for further conversions), likelihood,
-versions, and `tied` (names that share a tensor with another name). `root` is the part of the model that was converted,
-"" for all of it: within it, paths seed the noise. Methods are found by name among those of the package; any other is
-used only if the caller passes it.
+versions, and `tied` (names that share a tensor with another name). `root` is the converted part of the model, "" for all
+of it; paths within it seed the noise. Methods of the package are found by name; the caller passes any other method.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from leanbayes.runtime.distributed import refuse_shards
 FORMAT = 1
 HEADER = "leanbayes"
 FILES = ("posterior.safetensors", "model.safetensors")
-"""What a folder may call its checkpoint."""
+"""File names of a checkpoint in a folder."""
 
 _STEP = {"method": str, "fields": dict[str, Any], "paths": list[str], "root": str}
 _STEP_NEEDS = ("method", "fields", "paths")
@@ -75,14 +74,14 @@ def save(
 ) -> None:
     """Write a converted model to `path`, whole or only its posterior (kilobytes, to go with a public checkpoint).
 
-    The file appears at once or not at all: it is written under a temporary name and renamed.
+    The file appears whole or not at all: it is written under a temporary name and renamed.
 
     Args:
         model: a converted model.
         path: a `.safetensors` file; its folder is made if needed.
-        only: "posterior" leaves the shared weights out; `load` then takes them from the network it is given, which is
-            the same model where the weights did not change in training: `Recipe(freeze=True)`. It is refused for deep
-            ensembles, whose members have weights of their own.
+        only: "posterior" leaves the shared weights out, and `load` takes them from the given network. That restores the
+            model if training froze the weights (`Recipe(freeze=True)`). Deep ensembles are refused: their members have
+            their own weights.
         extra: further metadata, strings by name.
     """
     place = local(path)
@@ -112,16 +111,16 @@ def save(
 
 
 def load(path: PathLike, net: Network, *, method: Method | None = None) -> Network:
-    """Read a converted model: `net` is converted as the file says, then its tensors are filled in.
+    """Read a converted model: convert `net` by the header of the file, then fill in its tensors.
 
     Args:
-        path: a file that `save` wrote, or a local folder with it: `posterior.safetensors`, which may lie beside a
-            public checkpoint, or else `model.safetensors`. Nothing is fetched from anywhere.
-        net: a network of the architecture that was converted; it stays as it is.
-        method: the method, where the file names one that is not part of leanbayes.
+        path: a file that `save` wrote, or a local folder with `posterior.safetensors` (for example next to a public
+            checkpoint) or else `model.safetensors`. Nothing is fetched from a network.
+        net: a plain network of the converted architecture; it stays unchanged.
+        method: the method, if the file names one that is not part of leanbayes.
 
     Raises:
-        ValueError: in one sentence, if the file is damaged, of another kind, or does not fit the network.
+        ValueError: if the file is damaged, of another kind, or does not fit the network.
     """
     if not isinstance(net, nn.Module):
         raise ValueError(
@@ -133,7 +132,7 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
     if members_of(net) or is_stochastic(net):
         raise ValueError(
             f"expected a plain network, which load converts as '{path}' says, got one that is converted already; "
-            "pass the network as it is before lb.convert"
+            "pass the plain network"
         )
     chain = [header, *header.get("chain", [])]
     if header.get("only") == "posterior" and _own_weights(chain, tensors):
@@ -147,7 +146,7 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
     for step, recipe in zip(chain, methods, strict=True):
         try:
             model = _convert_again(model, recipe, step, path)
-        except RuntimeError as error:  # torch's own, of numbers that no float holds
+        except RuntimeError as error:  # of torch, for numbers that no float holds
             raise ValueError(f"the network cannot be converted by {recipe}, as '{path}' says ({error})") from error
     likelihood = _likelihood(header, path)
     if likelihood is not None:
@@ -157,12 +156,12 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
 
 
 def header_of(path: PathLike) -> dict[str, Any]:
-    """Return what a checkpoint, or that of a folder, says of itself."""
+    """Return the header of a checkpoint file or folder."""
     return _read(_file(local(path)), tensors=False)[0]
 
 
 def _file(path: Path) -> Path:
-    """Return the file itself, or that of a folder: the small one first, since it lies beside other people's weights."""
+    """Return the file itself, or that of a folder: the posterior first, since it may be next to public weights."""
     if not path.is_dir():
         return path
     found = [path / name for name in FILES if (path / name).is_file()]
@@ -172,10 +171,7 @@ def _file(path: Path) -> Path:
 
 
 def _conversions(model: nn.Module) -> list[dict[str, Any]]:
-    """Return method, fields, paths and root of every conversion, in the order of the layers, parts before the whole.
-
-    A part that was converted first gave the whole its `PassState`. An ensemble comes last.
-    """
+    """Return method, fields, paths and root of every conversion: parts first, then the whole, an ensemble last."""
     members = members_of(model)
     if members:
         ensemble: Any = model
@@ -192,7 +188,7 @@ def _step(method: Method, root: str, paths: list[str]) -> dict[str, Any]:
 
 
 def _root(path: str, converted_as: str) -> str:
-    """Return the part of a model within which a layer had another path when it was converted; "" for none."""
+    """Return the part of a model in which the layer had its path of the conversion; "" for the whole."""
     if not converted_as:
         return path
     return path.removesuffix(f".{converted_as}") if path.endswith(f".{converted_as}") else ""
@@ -255,7 +251,7 @@ def _method(step: Mapping[str, Any], given: Method | None, path: PathLike) -> Me
 
 
 def _own_weights(chain: list[dict[str, Any]], posterior: Mapping[str, Tensor]) -> bool:
-    """Tell whether a model has weights that are neither in its posterior nor in the network it was made of."""
+    """Return whether a model has weights that are neither in its posterior nor in the plain network."""
     whole = [step["fields"] for step in chain if step["method"] == DeepEnsemble.name]
     return any(fields.get("init") != "copy" for fields in whole) or (bool(whole) and not posterior)
 
@@ -263,7 +259,7 @@ def _own_weights(chain: list[dict[str, Any]], posterior: Mapping[str, Tensor]) -
 def _check_sizes(
     chain: list[dict[str, Any]], methods: list[Method], tensors: Mapping[str, Tensor], path: PathLike
 ) -> None:
-    """Compare the numbers of components that the header claims with the tensors, before a network of them is made."""
+    """Check the numbers of components in the header against the tensors, before a network is built."""
     own = set(all_methods().values())
     claims = [method.fields().get("components", 1) if type(method) in own else 1 for method in methods]
     members = [claim for claim, method in zip(claims, methods, strict=True) if not method.targets]
@@ -275,7 +271,7 @@ def _check_sizes(
     for step, claim in zip(chain, claims, strict=True):
         for layer in step["paths"]:
             numbers = held[f"{first}.{layer}" if layer else first]
-            if claim - 1 > numbers:  # one component may be the layer itself; each other one is a number at least
+            if claim - 1 > numbers:  # one component may be the layer itself; each other one has at least one number
                 raise ValueError(
                     f"the header of '{path}' is damaged: fields.components is {claim}, but the posterior of the layer "
                     f"'{layer}' has {numbers} numbers in the file"
@@ -283,7 +279,7 @@ def _check_sizes(
 
 
 def _check_members(members: list[int], tensors: Mapping[str, Tensor], path: PathLike) -> None:
-    """Refuse ensembles (of ensembles) whose numbers of members, the innermost first, are not those of the tensors."""
+    """Raise if the numbers of members of ensembles, the innermost first, are not those of the tensors."""
     for depth in range(1, len(members) + 1):
         start = re.compile(rf"(members\.\d+\.){{{depth}}}")
         there = {found[0] for name in tensors if (found := start.match(name))}
@@ -304,13 +300,13 @@ def _convert_again(model: nn.Module, method: Method, step: Mapping[str, Any], pa
         name = min(missing, default=root)
         raise ValueError(f"'{path}' has a layer '{name}' that this network does not have; is it another one?")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what convert says of a fresh start does not concern a finished one
+        warnings.simplefilter("ignore")  # warnings of convert are for new conversions
         where = (lambda name, layer: _joined(root, name) in paths) if method.targets else None
         if not root:
             return convert(model, method, where=where)
         whole = copy.deepcopy(model)
         holder, _, name = root.rpartition(".")
-        part = convert(whole.get_submodule(root), method, where=where, copy=False)  # what is tied to the rest stays so
+        part = convert(whole.get_submodule(root), method, where=where, copy=False)  # ties to the rest stay
         setattr(whole.get_submodule(holder), name, part)
         return whole
 
@@ -334,7 +330,7 @@ def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:
 
 
 def _describe(likelihood: Likelihood | None) -> dict[str, Any] | None:
-    """Name a likelihood of the package with its options; one of the user's own is the user's to attach again."""
+    """Return name and options of a likelihood of the package; users attach their own again."""
     if likelihood is None or type(likelihood).__name__ not in LIKELIHOODS:
         return None
     return {"name": type(likelihood).__name__, "options": likelihood.options}

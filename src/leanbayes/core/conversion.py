@@ -42,22 +42,22 @@ def convert(
 ) -> Network:
     """Return `model` with the layers that `method` targets made stochastic.
 
-    The result is an object of the same class with the same function on average; `model` itself stays as it is. A
-    root that is itself a target becomes a `StochasticLayer`. Conversions may be chained, no layer is wrapped twice.
+    The result has the same class and on average the same function; `model` itself stays unchanged. A root that is
+    itself a target becomes a `StochasticLayer`. Conversions may be chained; no layer is wrapped twice.
 
     Args:
         model: any module, trained or not.
-        method: what noise goes in; a name such as "rank1" means the method with its defaults.
+        method: a method, or a name such as "rank1" for the method with its defaults.
         where: which layers: globs on dotted paths, a predicate `(path, layer) -> bool`, or a `Selector`; default all.
-        likelihood: kept with the model and used by `elbo` and `predict` when they are given none.
-        copy: work on a deep copy; False changes `model` in place (a root that is a target is still returned anew).
-        example: inputs with at least two rows. A copy of the network runs on them, to find out which axis of each
-            layer's input holds the rows of the batch; without them the first pass finds it out.
-            `NestedDropout` follows networks by them that it cannot trace.
-        batch_axis: says it for some layers, by globs on dotted paths: the axis, or None for one draw per batch.
+        likelihood: kept with the model; the default of `elbo` and `predict`.
+        copy: work on a deep copy; False changes `model` in place (a root that is a target is still a new object).
+        example: inputs with at least two rows. A copy of the network runs on them, to find the axis of each layer's
+            input that holds the rows of the batch; without them the first pass finds it. `NestedDropout` also follows
+            networks by them that cannot be traced.
+        batch_axis: the axis of the rows by globs on dotted paths, or None for one draw per batch.
 
     Raises:
-        ValueError: if nothing was converted, or `where` names a layer that cannot be.
+        ValueError: if no layer was converted, or `where` names a layer that cannot be converted.
 
     Example:
         >>> bnn = lb.convert(net, lb.Rank1(components=4), where="layer4.*")
@@ -85,7 +85,7 @@ def convert(
     try:
         root = _wrap_chosen(root, method, chosen, named=where is not None)
     except Exception:
-        copy_hooks(raise_back(root), model)  # somebody's own model, where it was to be changed in place
+        copy_hooks(raise_back(root), model)  # with copy=False it is the caller's own model
         raise
     root = raise_back(root, spare=lambda unit: is_stochastic(unit))
     follow_ties(root)
@@ -99,7 +99,7 @@ def convert(
 
 
 def _place_rows(root: nn.Module, example: Inputs | None, batch_axis: Mapping[str, int | None] | None) -> None:
-    """Tell layers which axis of their inputs holds the rows: as the caller says, or as an example shows."""
+    """Set which axis of the layers' inputs holds the rows: by `batch_axis`, or by an example."""
     layers = dict(stochastic_layers(root))
     for glob, axis in (batch_axis or {}).items():
         if not (axis is None or (isinstance(axis, int) and axis >= 0)):
@@ -115,7 +115,7 @@ def _place_rows(root: nn.Module, example: Inputs | None, batch_axis: Mapping[str
 
 
 def _check_arguments(model: object, method: object, likelihood: object) -> None:
-    """Refuse at once what would fail later, somewhere else."""
+    """Reject wrong types early; later errors would be obscure."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a network, an object of a class of nn.Module, got {model!r}")
     if not isinstance(method, Method):
@@ -128,7 +128,7 @@ def _check_arguments(model: object, method: object, likelihood: object) -> None:
 
 
 def places(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return what `convert` chooses from: the modules of a model, and what its composites would be taken apart into."""
+    """Return the modules that `convert` chooses from: those of a model, and those of its lowered composites."""
     own = dict(walk(model))
     return [(path, own.get(path, module)) for path, module in walk(lower(twin(model, {})))]
 
@@ -148,7 +148,7 @@ def is_stochastic(model: nn.Module) -> bool:
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules that may be converted, each once.
 
-    Left out: what is stochastic already, and what lies inside composites that read their children's weights.
+    Stochastic layers are left out, and modules inside composites that read their children's weights.
     """
     seen: set[int] = set()
     stack: list[tuple[str, nn.Module]] = [("", model)]
@@ -164,9 +164,9 @@ def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def attach_likelihood(model: nn.Module, likelihood: Likelihood) -> None:
-    """Make a likelihood the model's own: its first stochastic layer keeps it, where no container can call it.
+    """Attach a likelihood to a model: its first stochastic layer keeps it.
 
-    In an ensemble every stochastic member has its own; an ensemble of plain networks keeps it itself.
+    In an ensemble every stochastic member keeps a copy; an ensemble of plain networks keeps it itself.
     """
     members = members_of(model)
     if members:
@@ -195,7 +195,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def _wrap_chosen(model: nn.Module, method: Method, chosen: set[str], *, named: bool) -> nn.Module:
-    """Wrap the layers of these paths, which the user named or not, in place, and return the root."""
+    """Wrap the layers of these paths in place and return the root; `named`: the user chose them."""
     layers = {id(layer): (path, layer) for path, layer in walk(model) if path in chosen}
     notice = None if named else method.review(model, dict(layers.values()))
     if notice:
@@ -207,10 +207,10 @@ def _wrap_chosen(model: nn.Module, method: Method, chosen: set[str], *, named: b
 
 
 def _wrap_all(model: nn.Module, method: Method, layers: dict[int, tuple[str, nn.Module]]) -> dict[int, StochasticLayer]:
-    """Wrap every chosen layer once and give all the model's `PassState`, the existing one if it has one."""
+    """Wrap every chosen layer once and set the `PassState` of the model, an existing one or a new one."""
     existing = states_of(model)
     state = existing[0][0] if existing else PassState()
-    with device_of(model):  # what a layer makes of numbers alone belongs there, too
+    with device_of(model):  # new tensors belong there, too
         by_path = method.wrap_all(model, dict(layers.values()))
     for path, layer in by_path.items():
         layer.attach(state, path)
@@ -220,7 +220,7 @@ def _wrap_all(model: nn.Module, method: Method, layers: dict[int, tuple[str, nn.
 
 
 def _replace(model: nn.Module, wrapped: dict[int, StochasticLayer]) -> nn.Module:
-    """Put wrapped layers wherever the originals are registered, repeats included, and return the (new) root."""
+    """Replace the originals by wrapped layers wherever they are registered, and return the (new) root."""
     already = is_stochastic(model)
     root = wrapped.get(id(model), model)
     for module in list(model.modules()):
@@ -237,10 +237,10 @@ def _replace(model: nn.Module, wrapped: dict[int, StochasticLayer]) -> nn.Module
 
 
 def _attach_sequences(model: nn.Module, state: PassState) -> None:
-    """Tell layers that they serve the steps of a sequence, and begin a pass where a recurrent module is called alone.
+    """Mark layers that serve the steps of a sequence; a call of a recurrent module alone is a pass.
 
-    Of a transformer layer that was turned, only dropouts need to know: entry by entry, their masks would be others in
-    the layer that is turned back.
+    In a transformer layer with `batch_first` turned, only dropouts are marked: masks per entry would differ in the
+    layer that is turned back.
     """
     for part in model.modules():
         inside = [layer for _, layer in stochastic_layers(part)] if isinstance(part, (Recurrent, RowsFirst)) else []
@@ -251,7 +251,7 @@ def _attach_sequences(model: nn.Module, state: PassState) -> None:
 
 
 def _check_refused(refused: dict[str, str], *, explicit: bool) -> None:
-    """Raise for layers that were asked for by name and cannot be converted, and for those that lack their sizes."""
+    """Raise for named layers that cannot be converted, and for lazy layers without sizes."""
     lazy = {path: reason for path, reason in refused.items() if "not initialised" in reason}
     wrong = refused if explicit else lazy
     if wrong:
@@ -259,7 +259,6 @@ def _check_refused(refused: dict[str, str], *, explicit: bool) -> None:
 
 
 def _warn_of_gaps(model: nn.Module, method: Method, refused: dict[str, str], remark: str, *, default: bool) -> None:
-    """Warn once of all that a conversion left out."""
     said = " ".join(filter(None, (gaps(model, method, refused, default=default), remark)))
     if said:
         warnings.warn(said, stacklevel=3)

@@ -28,14 +28,14 @@ REMEDY = "They stay plain: choose others with where=, or register their class (l
 
 
 class Row(NamedTuple):
-    """One layer: its path and type, the method it carries or the reason why it carries none, and its size.
+    """One layer of a model.
 
     Attributes:
         path: dotted path; empty for the root.
         kind: name of its class.
         method: name of its method, None for a plain layer.
-        reason: why it carries none; for a layer with a forward of its own that does, how it was recognised.
-        size: number of its weights, without those of layers below it and of a posterior.
+        reason: why it has no method; for a converted layer with its own forward, how it was recognised.
+        size: number of its weights, without child layers and posterior.
     """
 
     path: str
@@ -47,13 +47,13 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of a model its methods reach.
+    """The part of a model that its methods reach.
 
     Attributes:
         rows: every layer, converted or not.
         weights: weights of the network, each once.
         covered_weights: those in converted layers.
-        eligible: layers that the methods would convert where the user names none; converted ones always count.
+        eligible: layers that the methods convert by default; converted ones always count.
     """
 
     rows: tuple[Row, ...]
@@ -68,17 +68,17 @@ class Coverage:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage, rounded down: only all is 100."""
+    """Return a share as a percentage, rounded down: 100 means all."""
     return f"{math.floor(1000 * share) / 10:.1f} %"
 
 
 def left_out(rows: Iterable[Row]) -> list[Row]:
-    """Return the parts with weights that carry no method, the largest first."""
+    """Return the parts with weights but without a method, the largest first."""
     return sorted((row for row in rows if row.method is None and row.size), key=lambda row: -row.size)
 
 
 def coverage(model: nn.Module) -> Coverage:
-    """Count what the methods of a model reach."""
+    """Count the weights and layers that the methods of a model reach."""
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, StochasticLayer)]
     methods = {layer.method for _, layer in layers}
     extra = {id(p) for _, layer in layers for p in layer.extra_parameters()}
@@ -93,20 +93,20 @@ def coverage(model: nn.Module) -> Coverage:
 
 
 def largest(parts: Sequence[Row], count: int = SHOWN) -> str:
-    """Return the first parts of a list in words, with their sizes and reasons, and how many follow."""
+    """Return the first parts of a list in words, with sizes and reasons, and the number of others."""
     said = [f"'{row.path or '(root)'}' ({row.kind}, {row.size:,} weights: {row.reason})" for row in parts[:count]]
     more = len(parts) - count
     return ", ".join(said) + (f" and {more} more" if more > 0 else "")
 
 
 def gaps(model: nn.Module, method: Method, refused: Mapping[str, str], *, default: bool) -> str:
-    """Return what a conversion left out, in one message: counts by reason, and a low share of the weights.
+    """Return a message on the layers that a conversion left out: counts by reason, and a low share of the weights.
 
     Args:
         model: the converted model.
-        method: what it was converted with.
-        refused: reasons of the layers that were chosen and could not be converted, by path.
-        default: whether the method chose the layers; what the user leaves out needs no message.
+        method: its method.
+        refused: reasons of the chosen layers that could not be converted, by path.
+        default: whether the method chose the layers; layers that the user leaves out need no message.
     """
     said = [f"{counted(refused)}. {REMEDY}"] if refused else []
     found = coverage(model) if default and not method.partial else None
@@ -120,7 +120,7 @@ def gaps(model: nn.Module, method: Method, refused: Mapping[str, str], *, defaul
 
 
 def counted(refused: Mapping[str, str]) -> str:
-    """Return reasons with the number of layers that each holds for, and two of their paths."""
+    """Return the reasons, each with the number of its layers and two of their paths."""
     by_reason: dict[str, list[str]] = {}
     for path, reason in refused.items():
         by_reason.setdefault(reason, []).append(f"'{path}'")
@@ -134,7 +134,7 @@ def _layers(paths: Sequence[str]) -> str:
 
 
 def nothing_to_convert(model: nn.Module, method: Method, candidates: Sequence[str], refused: Mapping[str, str]) -> str:
-    """Say why a method converts nothing in a model: reasons with counts, and classes with their modules."""
+    """Return why a method converts nothing in a model: reasons with counts, or the classes of its modules."""
     name = type(method).__name__
     if refused:
         return f"{name} converts nothing: {counted(refused)}. {REMEDY}"
@@ -160,7 +160,7 @@ def full_name(kind: type) -> str:
 
 
 def _eligible(model: nn.Module, methods: Iterable[Method]) -> set[str]:
-    """Return the paths of all layers that the methods choose by themselves, converted or refused."""
+    """Return the paths of all layers that the methods choose by default, converted or refused."""
     plain = [(path, m.base if isinstance(m, StochasticLayer) else m) for path, m in _walk("", model)]
     found: set[str] = set()
     for method in methods:
@@ -178,9 +178,9 @@ def _walk(path: str, module: nn.Module) -> Iterable[tuple[str, nn.Module]]:
 
 
 def _rows(path: str, module: nn.Module, methods: set[Method], mine: set[int]) -> list[Row]:
-    """List the layers below a module: a leaf, a stochastic layer or a composite that is not opened is one row.
+    """List the layers below a module; a leaf, a stochastic layer and a closed composite are one row each.
 
-    A weight that is tied to one of a converted layer is covered, and does not count where it is left out.
+    A weight that is tied to one of a converted layer counts there alone.
     """
     if isinstance(module, StochasticLayer):
         size = sum(p.numel() for p in module.base.parameters())
@@ -197,7 +197,7 @@ def _rows(path: str, module: nn.Module, methods: set[Method], mine: set[int]) ->
 
 
 def _remark(layer: StochasticLayer) -> str:
-    """Return how a layer was recognised, and what its first pass showed: one draw per batch, or no use."""
+    """Return how a layer was recognised, and the findings of its first pass: one draw per batch, or not used."""
     remarks = {
         f"recognised {layer.family.way}": bool(layer.family.way),
         "one draw per batch": layer.layout == ONE_DRAW and layer.row_noise,
@@ -207,7 +207,7 @@ def _remark(layer: StochasticLayer) -> str:
 
 
 def _reason(module: nn.Module, methods: set[Method]) -> str:
-    """Say why a layer carries no method."""
+    """Return why a layer has no method."""
     composite = lowering.refusal(module)
     if composite is not None:
         return composite or (NOT_CHOSEN if methods else "not converted")

@@ -21,13 +21,12 @@ def update_norm(
 ) -> None:
     """Replace the running statistics of every batch norm by averages over `data`.
 
-    Worth doing after converting a trained network with a wide spread, before any training.
+    Use it after converting a trained network with a wide spread, before training.
 
     Args:
         model: changed in place; its modes are restored.
-        data: inputs (a tensor, or a mapping, called as model(**inputs)), a pair `(inputs, target)`, or an iterable of
-            such batches (a DataLoader).
-        batches: use only so many batches.
+        data: inputs (a tensor or a mapping), a pair `(inputs, target)`, or an iterable of such batches (a DataLoader).
+        batches: number of batches to use; default all.
     """
     norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
     if not norms:
@@ -43,7 +42,7 @@ def update_norm(
 
 @contextmanager
 def _collecting(model: nn.Module, norms: list[Any]) -> Iterator[None]:
-    """Let norms alone collect statistics, as plain averages over batches; restore modes and momenta."""
+    """Switch only norms to train mode, with plain averages over batches; restore modes and momenta."""
     momenta = [norm.momentum for norm in norms]
     with in_eval_mode(model):
         for norm in norms:

@@ -34,7 +34,7 @@ class ElboTerms(NamedTuple):
         nll: mean negative log-likelihood of a target.
         kl: divergence of the posterior from the prior, in nats, for the whole data set.
         loss: the negative bound per data point.
-        outputs: what the network gave, repeats on the first axis.
+        outputs: outputs of the network, repeats on the first axis.
     """
 
     nll: Tensor
@@ -43,7 +43,6 @@ class ElboTerms(NamedTuple):
     outputs: Tensor
 
     def __repr__(self) -> str:
-        """Return the terms as numbers, in one line."""
         nll, kl, loss = (average(term, digits=4) for term in (self.nll, self.kl, self.loss))
         return f"ElboTerms(nll {nll}, kl {kl}, loss {loss}; outputs of shape {tuple(self.outputs.shape)})"
 
@@ -86,14 +85,14 @@ def elbo(
         model: a converted model; with a plain one the loss is its negative log-likelihood.
         x: inputs, called as model(x), model(*x) or model(**x).
         y: targets.
-        likelihood: default the model's own, else `Categorical`; any callable `(outputs, y) -> loss` works too.
-        num_data: how many targets like those that nll averages over the whole training set has (of all processes);
-            the KL is spread over them. Rows for one class or one vector of numbers each; rows times labels for
-            `Bernoulli`, rows times pixels for a dense `Categorical` (`likelihood.targets_per_row(y)`).
+        likelihood: default the model's own, else `Categorical`; any callable `(outputs, y) -> loss` works, too.
+        num_data: number of targets in the whole training set, over all processes; the KL is divided by it. Rows for
+            one class or one vector of numbers each; rows times labels for `Bernoulli`, rows times pixels for a dense
+            `Categorical` (`likelihood.targets_per_row(y)`).
         beta: weight of the KL; see `linear_beta` for annealing.
-        samples: draws for each row, which share its component; as many passes where a draw serves a whole batch.
-        tile: give every row to every component (K times the work) instead of dealing the rows out.
-        aggregate: "average" the log-likelihoods of the draws of a row, or take the log of their mean, a tighter
+        samples: draws per row, which share its component; as many passes if a draw serves a whole batch.
+        tile: give every row to every component (K times the work) instead of one component per row.
+        aggregate: "average" the log-likelihoods of the draws of a row, or "mixture", the log of their mean: a tighter
             bound that trains worse (section 3.4 of the rank-1 paper).
         output: picks the tensor out of what the model returns; default itself, `.logits`, or item 0.
 
@@ -109,7 +108,7 @@ def elbo(
     rows = leading_rows(x)
     components = components_of(model) if tile or samples > 1 else 1
     passes = samples if samples > 1 and _draws_by_batch(model) else 1
-    inside = samples // passes * (components if tile else 1)  # times that a row stands in the batch of a pass
+    inside = samples // passes * (components if tile else 1)  # repeats of a row in one pass
     context: Any = nullcontext()
     if rows is not None and inside * passes > 1:
         if not divisible(unwrap(model), x):
@@ -128,14 +127,14 @@ def elbo(
 
 
 def targets_per_row(likelihood: Loss, y: Tensor) -> int:
-    """Return how many targets of a row the loss averages over; a plain loss is taken for one a row."""
+    """Return the number of targets per row that the loss averages over; 1 for a plain loss."""
     return likelihood.targets_per_row(y) if isinstance(likelihood, Likelihood) else 1
 
 
 def linear_beta(progress: float, over: float, *, start: float = 0.0, end: float = 1.0) -> float:
     """Return the weight of the KL at `progress`, rising linearly from `start` to `end` over `over`.
 
-    Count in steps or in epochs, as you like: `linear_beta(step, 10_000)`, `linear_beta(epoch, 200)`.
+    Count in steps or in epochs: `linear_beta(step, 10_000)`, `linear_beta(epoch, 200)`.
     """
     if over <= 0:
         return end
@@ -143,7 +142,7 @@ def linear_beta(progress: float, over: float, *, start: float = 0.0, end: float 
 
 
 def check_mixture(likelihood: Loss, aggregate: str) -> None:
-    """Refuse the log of a mean likelihood where there is none, or where the loss has more to it than likelihoods."""
+    """Raise if the loss has no log of a mean likelihood: a plain loss, class weights or label smoothing."""
     if aggregate != "mixture":
         return
     if not isinstance(likelihood, Likelihood):
@@ -156,12 +155,12 @@ def check_mixture(likelihood: Loss, aggregate: str) -> None:
 
 
 def _draws_by_batch(model: nn.Module) -> bool:
-    """Say whether some layer draws once for a whole batch: repeated rows would all see the same draw."""
+    """Return whether a layer draws once per batch: repeated rows would all see the same draw."""
     return any(not layer.row_noise for _, layer in stochastic_layers(model))
 
 
 def _inputs(x: Inputs, rows: int | None, inside: int, passes: int) -> list[Inputs]:
-    """Return the inputs of every pass, repeated; each has its own copy, which a network may change in place."""
+    """Return the repeated inputs of every pass, each its own copy: a network may change it in place."""
     if rows is None or inside * passes == 1:
         return [x] * passes
     return [repeat_rows(x, rows, inside) for _ in range(passes)]
@@ -182,7 +181,7 @@ def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: 
 def _check(num_data: int, beta: float | Tensor, samples: int, aggregate: str) -> None:
     if not num_data > 0:
         raise ValueError(f"expected num_data to be the size of the training set, got {num_data!r}")
-    if not (isinstance(beta, Tensor) or 0 <= beta < math.inf):  # a tensor may be on a GPU, which one would wait for
+    if not (isinstance(beta, Tensor) or 0 <= beta < math.inf):  # reading a tensor would wait for the GPU
         raise ValueError(f"expected beta to be a finite number of at least 0, got {beta!r}")
     if not (isinstance(samples, int) and samples >= 1):
         raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
@@ -191,7 +190,7 @@ def _check(num_data: int, beta: float | Tensor, samples: int, aggregate: str) ->
 
 
 def _check_tensors(x: object, y: object, likelihood: Loss) -> None:
-    """Refuse arrays, lists and empty batches, of which torch would say only what they lack, or nothing."""
+    """Reject arrays, lists and empty batches early; torch's own error would be obscure."""
     rows = leading_rows(x)
     if isinstance(x, np.ndarray) or (isinstance(x, list) and rows is None):
         kind = "a list without one" if isinstance(x, list) else "a NumPy array"
@@ -204,10 +203,6 @@ def _check_tensors(x: object, y: object, likelihood: Loss) -> None:
         )
 
 
-# -------------------- parameters
-# Parameter groups for an optimiser: shared weights decay, posterior parameters do not and have a rate of their own.
-
-
 def parameter_groups(
     model: nn.Module,
     *,
@@ -216,7 +211,7 @@ def parameter_groups(
     weight_decay: float = 0.0,
     no_decay: Where = (),
 ) -> list[dict[str, Any]]:
-    """Return groups "weights", "posterior" (no decay) and "no_decay" with every trainable parameter exactly once.
+    """Return optimiser groups "weights", "posterior" (no decay) and "no_decay", each trainable parameter once.
 
     Args:
         model: a converted or plain model.

@@ -26,7 +26,7 @@ def draw(
     component: int | None = None,
     width: Width = None,
 ) -> Network:
-    """Return one posterior draw as an ordinary network: the class of the original, nothing of leanbayes inside.
+    """Return one posterior draw as an ordinary network of the original class, without leanbayes inside.
 
     It equals sample `index` of `predict(model, x, seed=seed)` and shares no tensor with `model`.
 
@@ -47,8 +47,8 @@ def draw(
 def mean(model: Network, *, component: int | None = None) -> Network:
     """Return the network of posterior means, averaged over components or of one component.
 
-    Laws without a mean (Cauchy, half-Cauchy) give their median. After random-sign initialisation the average of the
-    components means little: name one. The members of an explicit ensemble have no mean at all.
+    Distributions without a mean (Cauchy, half-Cauchy) give their median. After random-sign initialisation the average
+    of the components means little: name one. The members of an explicit ensemble have no mean.
     """
     inner: Any = unwrap(model)
     members = members_of(inner)
@@ -62,14 +62,14 @@ def mean(model: Network, *, component: int | None = None) -> Network:
 
 
 def strip(model: nn.Module) -> nn.Module:
-    """Return the plain network of the shared weights, without any factor: what was converted, as trained since."""
+    """Return the plain network of the shared weights, as trained since the conversion, without factors."""
     return _on_its_own(raise_back(plain_view(model)), model)
 
 
 def plain_view(model: nn.Module) -> nn.Module:
     """Return the plain network of the shared layers: other modules, the same parameters and buffers.
 
-    It has no factors, no noise and no KL. Training it trains `model`, whose posteriors lie around the shared weights.
+    It has no factors, no noise and no KL. Training it trains the shared weights of `model`.
     """
     bases: dict[int, nn.Module] = {}
     for _, layer in stochastic_layers(model):
@@ -79,17 +79,17 @@ def plain_view(model: nn.Module) -> nn.Module:
 
 
 def frozen(model: nn.Module) -> nn.Module:
-    """Return a plain twin of the model under the current draw; tensors that no draw touches are shared with it."""
+    """Return a plain twin of the model under the current draw; it shares the tensors that no draw touches."""
     layers: dict[int, nn.Module] = {}
     with torch.no_grad():
         for _, layer in stochastic_layers(model):
             layers[id(layer)] = layer.freeze()
-            layer.state.noise.pop(layer.path, None)  # there may be as much of it as of weights
+            layer.state.noise.pop(layer.path, None)  # it may be as large as the weights
     return twin(unwrap(model), layers)
 
 
 def _on_its_own(plain: nn.Module, model: nn.Module) -> nn.Module:
-    """Copy what a plain twin shares with its model; what was made for the twin stays, so weights are copied once."""
+    """Copy the tensors that a plain twin shares with its model; others are the twin's own and stay."""
     theirs = {0, *map(_address, tensors_of(model))}
     found = {id(tensor): tensor for tensor in tensors_of(plain)}
     users = Counter(map(_address, found.values()))
@@ -98,6 +98,6 @@ def _on_its_own(plain: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Return where the memory of a tensor begins; 0 where it has none, or hides it."""
+    """Return the address of a tensor's memory; 0 if it has none or hides it."""
     plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
     return tensor.untyped_storage().data_ptr() if plain else 0

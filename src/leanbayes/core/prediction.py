@@ -32,17 +32,17 @@ KINDS = ("total", "aleatoric", "epistemic")
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model predicts, how unsure it is, and of what kind the uncertainty is.
+    """Predictions of a model, with their uncertainty split into aleatoric and epistemic.
 
     Attributes:
         mean: class probabilities (B, C, ...), probabilities of yes, or means of targets (B, D).
         total: predictive entropy in nats (B, ...), or variance (B, D); aleatoric + epistemic.
-        aleatoric: what the data leave open: mean entropy (variance) of the draws.
-        epistemic: what the model does not know: mutual information, or variance between the draws.
-        samples: predictions of the draws (S, B, ...), None if they were not kept.
-        variances: those of the draws (S, B, D), for Gaussian likelihoods.
-        likelihood: how outputs were read.
-        weights: shares of the draws (S,), at least zero and with sum one; None where all count alike.
+        aleatoric: noise of the data: mean entropy (variance) of the draws.
+        epistemic: uncertainty of the model: mutual information, or variance between the draws.
+        samples: predictions of the draws (S, B, ...), None if not kept.
+        variances: variances of the draws (S, B, D), for Gaussian likelihoods.
+        likelihood: the likelihood of the outputs.
+        weights: shares of the draws (S,), at least zero, with sum one; None for equal shares.
     """
 
     mean: Tensor
@@ -55,7 +55,6 @@ class Prediction:
     weights: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is a draw for every weight."""
         draws = 0 if self.samples is None else len(self.samples)
         if self.weights is not None and self.weights.shape != (draws,):
             raise ValueError(
@@ -73,7 +72,7 @@ class Prediction:
         return average((draws - self.mean).square(), self.weights).sqrt()
 
     def log_prob(self, y: Tensor) -> Tensor:
-        """Return log p(y) = log sum_s w_s p(y | draw s) for every target; w_s = 1 / S where draws count alike."""
+        """Return log p(y) = log sum_s w_s p(y | draw s) for every target; w_s = 1 / S without weights."""
         if self.weights is None:
             return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.variances, y)
         draws = self._draws("a likelihood under weights")
@@ -85,8 +84,7 @@ class Prediction:
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Return the central interval that holds a real target with probability `level`.
 
-        With samples: quantiles of the mixture of the draws' Gaussians. Without: of the Gaussian with the same mean
-        and variance.
+        Its ends are quantiles of the mixture of the draws' Gaussians; without samples, of one Gaussian.
         """
         if not isinstance(self.likelihood, Gaussian):
             raise TypeError("an interval needs real targets (lb.Gaussian); this prediction is over classes")
@@ -97,7 +95,7 @@ class Prediction:
         return low, high
 
     def reject(self, coverage: float) -> Tensor:
-        """Return which rows to hand to somebody else (B,): all but the `coverage` share that is least uncertain."""
+        """Return which rows to reject (B,): all but the `coverage` share with the least uncertainty."""
         if not 0 <= coverage <= 1:
             raise ValueError(f"expected a coverage between 0 and 1, got {coverage!r}")
         per_row = self.total.flatten(1).mean(1) if self.total.dim() > 1 else self.total
@@ -112,13 +110,12 @@ class Prediction:
         return replace(self, **moved)
 
     def __repr__(self) -> str:
-        """Return one line: how many examples, of what, from how many draws, and the mean uncertainties."""
         means = ", ".join(f"{kind} {display.average(getattr(self, kind))}" for kind in KINDS)
         unit = "nats on average" if self.likelihood.measure == "entropy" else "on average, variances"
         return f"Prediction({_contents(self)}; {means} {unit})"
 
     def _repr_html_(self) -> str:
-        """Return the line and, for one class or one real target each, a table of the first examples."""
+        """Return the line and, for one class or one real target per row, a table of the first examples."""
         flat = self.mean.dim() == 2 and self.total.numel() == len(self.mean) and not self.mean.is_meta
         if not flat or isinstance(self.likelihood, Bernoulli):
             return display.html_table(repr(self), (), ())
@@ -138,7 +135,7 @@ class Prediction:
         return self.samples
 
     def _quantile(self, level: float) -> Tensor:
-        """Find where the predictive distribution function is `level`, by bisection between the draws' quantiles."""
+        """Return the quantile of the predictive distribution, by bisection between the draws' quantiles."""
         means = self.mean[None] if self.samples is None else self.samples
         stds = self.total[None].sqrt() if self.variances is None else self.variances.sqrt()
         z = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64)).item()
@@ -152,7 +149,7 @@ class Prediction:
 
 
 def _contents(p: Prediction) -> str:
-    """Return what a prediction holds, in words: examples, classes or targets, draws."""
+    """Return the contents of a prediction in words: examples, classes or targets, draws."""
     examples, *inner = p.mean.shape
     what = f"{counted(math.prod(inner), 'target')}"
     if isinstance(p.likelihood, Categorical):
@@ -168,10 +165,10 @@ def _contents(p: Prediction) -> str:
 
 
 def average(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Average what the draws say (S, ...) over them, by their weights (S,) if they have some."""
+    """Average values (S, ...) over the draws, by their weights (S,) if given."""
     if weights is None:
         return values.mean(0)
-    # A product and a sum: a matrix product would be rounded to ten bits where the user allows it for networks.
+    # A product and a sum: a matrix product would be rounded to ten bits under TF32.
     return (weights.view(-1, *[1] * (values.dim() - 1)) * values).sum(0)
 
 
@@ -180,7 +177,7 @@ def over_classes(probabilities: Tensor, prediction: Prediction) -> Tensor:
     if isinstance(prediction.likelihood, Categorical):
         return probabilities
     if isinstance(prediction.likelihood, Bernoulli):
-        # Near one, 1 - p is rounded to zero in float32 although the network meant a small number.
+        # Near one, 1 - p is rounded to zero in float32.
         return torch.stack(((1 - probabilities).clamp(min=2**-25), probabilities), 1)
     raise TypeError(
         f"expected a prediction with Categorical, Bernoulli or Gaussian, got {type(prediction.likelihood).__name__}"
@@ -203,16 +200,12 @@ def concatenate(parts: list[Prediction]) -> Prediction:
     )
 
 
-# -------------------- gather
-# Several processes predict as one: each takes its share of the rows, and all get the whole.
-
-
 ROW_AXES = {"mean": 0, "total": 0, "aleatoric": 0, "epistemic": 0, "samples": 1, "variances": 1}
-"""Which axis of each tensor of a prediction counts rows."""
+"""The axis of the rows in each tensor of a prediction."""
 
 
 def my_share(x: Inputs, rows: int) -> Inputs:
-    """Return every `world`-th row, beginning with this process's rank; all rows where there is one process."""
+    """Return the rows of this process: every `world`-th, from its rank on."""
     rank, world = rank_and_world()
     if world == 1:
         return x
@@ -221,7 +214,7 @@ def my_share(x: Inputs, rows: int) -> Inputs:
 
 
 def of_all_processes(mine: Prediction, rows: int) -> Prediction:
-    """Put the shares of all processes together, in the order of the rows; each row counts once."""
+    """Join the shares of all processes in the order of the rows."""
     world = rank_and_world()[1]
     if world == 1:
         return mine
@@ -239,17 +232,14 @@ def _joined(parts: list[Tensor], order: Tensor, axis: int) -> Tensor:
     return torch.cat(parts, axis).index_select(axis, order)
 
 
-# -------------------- uncertainty
-# Splitting uncertainty: what the data leave open (aleatoric), and what the model does not know (epistemic).
-#
-# Entropies (classification; Depeweg et al., 2018, eq. 26-27 of the implicit paper):
-#     total = H(mean_s p_s),     aleatoric = mean_s H(p_s),     epistemic = total - aleatoric, a mutual information.
-# Variances (regression; law of total variance):
-#     aleatoric = mean_s var_s,  epistemic = var_s(mean_s),     total = aleatoric + epistemic.
-
-
 class Decomposition(NamedTuple):
-    """The mean prediction and its uncertainties; total = aleatoric + epistemic, all at least zero."""
+    """The mean prediction and its uncertainties; total = aleatoric + epistemic, all at least zero.
+
+    Entropies (classification; Depeweg et al., 2018, eq. 26-27 of the implicit paper):
+        total = H(mean_s p_s),     aleatoric = mean_s H(p_s),     epistemic = total - aleatoric, a mutual information.
+    Variances (regression):
+        aleatoric = mean_s var_s,  epistemic = var_s(mean_s),     total = aleatoric + epistemic.
+    """
 
     mean: Tensor
     total: Tensor
@@ -258,17 +248,16 @@ class Decomposition(NamedTuple):
 
 
 class RunningUncertainty:
-    """Decompose uncertainty draw by draw, in memory that does not grow with their number."""
+    """Decompose uncertainty draw by draw, in constant memory."""
 
     def __init__(self, measure: Measure) -> None:
-        """Start with no draws."""
         self.measure = measure
         self.count = 0
 
     def add(self, mean: Tensor, own: Tensor) -> None:
         """Add one draw: its prediction, and its own uncertainty (entropy or variance).
 
-        Welford's update: no difference of large sums, so small epistemic variances survive.
+        Welford's update has no difference of large sums, so it keeps small epistemic variances.
         """
         self.count += 1
         if self.count == 1:
@@ -281,13 +270,13 @@ class RunningUncertainty:
             self.squares += gap * (mean - self.mean)
 
     def result(self) -> Decomposition:
-        """Return the decomposition of what was added so far."""
+        """Return the decomposition over the added draws."""
         if self.count == 0:
             raise ValueError("expected at least one draw, got none")
         if self.measure == "variance":
             epistemic = self.squares / self.count
         else:
-            # A class axis was summed away in the entropy of a distribution; a single probability has none.
+            # The entropy over classes has no class axis; that of a single probability has the same shape.
             of_mean = binary_entropy(self.mean) if self.own.shape == self.mean.shape else entropy(self.mean)
             epistemic = (of_mean - self.own).clamp(min=0)  # rounding may leave -1e-8
         return Decomposition(self.mean, self.own + epistemic, self.own, epistemic)

@@ -1,8 +1,8 @@
 """Prediction with S draws, each an ordinary network with the draw folded into its weights.
 
-S frozen networks cost what S plain networks cost: no factor touches an activation. The weights of one plain twin
-are overwritten draw by draw; rows go through in chunks whose activations stay small; what runs before the first
-stochastic layer runs once for all draws.
+S frozen networks cost as much as S plain networks: no factor touches an activation. The weights of one plain twin are
+replaced draw by draw. Rows run in chunks whose activations stay small. The modules before the first stochastic layer
+run once for all draws.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from leanbayes.runtime.twins import twin
 NoiseOf = Literal["function", "activation"]
 
 LARGEST_ACTIVATION = {"cpu": 16 * 2**20, "cuda": 2**30}
-"""Bytes of the largest activation of an automatic chunk: on a CPU, larger ones are page-faulted at every call."""
+"""Bytes of the largest activation of an automatic chunk; on a CPU, larger ones cause page faults at every call."""
 
 DRAWS_AT_ONCE = 16
-"""Draws whose random variables are sampled together: a few large operations instead of many small ones."""
+"""Draws whose random variables are sampled together, in a few large operations."""
 
 MOST_VARIABLES = 2**26
-"""Variables that may be sampled together: methods with one for every weight take fewer draws at once."""
+"""Limit of the variables that are sampled together; methods with one per weight take fewer draws at once."""
 
 FIRST_CHUNK = {"cpu": 64, "cuda": 256}
-"""Rows of the first automatic chunk, on which the size of activations is measured."""
+"""Rows of the first automatic chunk, which measures the size of activations."""
 
 
 def predict(
@@ -71,19 +71,19 @@ def predict(
 ) -> Prediction:
     """Predict with S posterior draws and split the uncertainty into aleatoric and epistemic.
 
-    The same seed gives the same prediction whatever the chunk size, the batches and the order of the rows (with
-    noise="activation", for the same chunks). The model is evaluated in eval mode and left as it was. A network with
-    batch norms without running statistics runs on all rows of `x`, or of a batch of a loader, at once.
+    The same seed gives the same prediction for any chunk size, batches and order of the rows (with noise="activation",
+    for the same chunks). The model runs in eval mode and stays unchanged. A network with batch norms without running
+    statistics runs on all rows of `x`, or of a batch of a loader, at once.
 
     Args:
         model: a converted model; a plain one predicts without epistemic uncertainty.
         x: inputs, a DataLoader that yields `(inputs, target)`, or an iterator over blocks of inputs; tensors, or NumPy
-            arrays, whose real numbers get the type of the network's.
-        likelihood: how to read outputs; default the model's own, else `Categorical`.
-        samples: S, the number of draws in all, spread evenly over the components.
+            arrays, whose real numbers get the dtype of the network.
+        likelihood: the likelihood of the outputs; default the model's own, else `Categorical`.
+        samples: S, the total number of draws, spread evenly over the components.
         seed: names the draws: sample i is `draw(model, seed=seed, index=i)`.
         chunk_size: rows at a time; default as many as keep activations small.
-        keep_samples: keep what every draw predicted, in `p.samples`; without, memory does not grow with S.
+        keep_samples: keep the predictions of all draws in `p.samples`; False uses constant memory.
         component: use this component alone.
         width: share or number of channel groups, for layers that order their channels.
         noise: "function", one network for all rows per draw; "activation", fresh noise for every row.
@@ -109,9 +109,9 @@ def predict(
 
 
 def distinct_draws(model: nn.Module) -> int | None:
-    """Return how many different draws a model has: K for K components without noise, 1 for a plain one, or None.
+    """Return the number of different draws: K for K components without noise, 1 for a plain model.
 
-    None where there is no end to them, or where an ensemble has stochastic members.
+    None means infinitely many, or an ensemble with stochastic members.
     """
     model = unwrap(model)
     members = members_of(model)
@@ -122,9 +122,9 @@ def distinct_draws(model: nn.Module) -> int | None:
 
 
 class Predictor:
-    """Predict with S posterior draws, again and again: the frozen twin of the model is built once.
+    """Predict repeatedly with S posterior draws: the frozen twin of the model is built once.
 
-    The arguments are those of `predict`. Weights that are changed in place take effect at the next call.
+    The arguments are those of `predict`. Weights changed in place take effect at the next call.
 
     Example:
         >>> predictor = lb.Predictor(bnn, samples=16)
@@ -146,7 +146,6 @@ class Predictor:
         noise: NoiseOf = "function",
         output: Output | None = None,
     ) -> None:
-        """Check the arguments and build the twin."""
         _check(samples, chunk_size, noise)
         self.likelihood = likelihood or own_likelihood(model) or Categorical()
         self.model = unwrap(model)
@@ -164,8 +163,7 @@ class Predictor:
         self.distinct = distinct_draws(self.model) if self.noise == "function" else None
 
     def __call__(self, x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -> Prediction:
-        """Predict for inputs, as `predict` takes them."""
-        with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode do not tell of changes in place
+        with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode have no version
             done, parts = 0, []
             for block in _blocks(x, self.model):
                 parts.append(self._predict(block, done))
@@ -176,7 +174,7 @@ class Predictor:
         return concatenate(parts) if len(parts) > 1 else parts[0]
 
     def select(self, index: int) -> _Chunks:
-        """Return the source of draw `index`, ready to run: of K members, draw i // K of member i mod K."""
+        """Return the source of draw `index`, ready to run; with K members, draw i // K of member i mod K."""
         count = len(self.sources)
         if count == 1:
             self.sources[0].draws.select(self.seed, index, self.component, self.width)
@@ -186,7 +184,7 @@ class Predictor:
         return source
 
     def forget(self) -> None:
-        """Drop all that was computed from earlier inputs and weights."""
+        """Drop all results of earlier inputs and weights."""
         for source in self.sources:
             source.draws.forget()
 
@@ -197,7 +195,7 @@ class Predictor:
         running = RunningUncertainty(likelihood.measure)
         kept: list[tuple[Tensor, Tensor]] = []
         distinct = self.distinct or self.samples
-        repeatable = distinct < self.samples  # few networks, many samples: run each once
+        repeatable = distinct < self.samples  # fewer networks than samples: run each once
         for index in range(self.samples):
             if index < distinct:
                 mean, own = likelihood.predictive(self.select(index).run(x, rows, done))
@@ -220,10 +218,9 @@ class Predictor:
 
 
 class FrozenDraws:
-    """One plain twin of a model, whose weights become those of one draw after another."""
+    """One plain twin of a model whose weights are replaced draw by draw; it shares all other tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Build the twin once; it shares every tensor that no draw touches."""
         self.model = model = twin(model, share_plain=True)
         layers = [layer for _, layer in stochastic_layers(model)]
         with draws(model, mean=True):
@@ -236,7 +233,7 @@ class FrozenDraws:
         self.variables: list[Variables] = []
 
     def select(self, seed: int, index: int, component: int | None, width: Width) -> None:
-        """Fold the draw into the twin's weights; the variables of the next few draws are sampled together."""
+        """Fold the draw into the twin's weights; sample the variables of the next few draws together."""
         if index not in self.sampled:
             self.sampled = range(index, index + self.at_once)
             with many_draws(self.model, seed, self.sampled, component=component, width=width):
@@ -244,7 +241,7 @@ class FrozenDraws:
         row = self.sampled.index(index)
         for (layer, plain), variables in zip(self.pairs, self.variables, strict=True):
             for name, tensor in layer.fold(one_draw(variables, row)).items():
-                # A new parameter, not new data in the old one: autocast keeps its copy of weights by identity.
+                # A new parameter, not new data in the old one: autocast caches weights by identity.
                 plain._parameters[name] = nn.Parameter(tensor, requires_grad=False)
 
     def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
@@ -257,7 +254,7 @@ class FrozenDraws:
         self.prefix.forget()
 
     def forget(self) -> None:
-        """Drop outputs of other rows, and variables of other weights."""
+        """Drop kept outputs and sampled variables."""
         self.forget_outputs()
         self.sampled = range(0)
         self.variables = []
@@ -267,36 +264,35 @@ class RowDraws:
     """The stochastic model itself in eval mode, with seeded noise per row."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Copy the model, not its tensors, so that the modes of the original stay."""
         self.network = twin(model).eval()
 
     def select(self, seed: int, index: int, component: int | None, width: Width) -> None:
-        """Remember the draw."""
+        """Store the draw."""
         self.seed, self.draw = seed, {"index": index, "component": component, "width": width}
 
     def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
-        """Run the model with noise that differs from row to row and from chunk to chunk."""
+        """Run the model with different noise for every row and chunk."""
         wanted: dict[str, Any] = self.draw
         with draws(self.network, seed=hash((self.seed, rows[0])), shared=False, **wanted):
             return call(self.network, x, output)
 
     def forget_outputs(self) -> None:
-        """Do nothing: nothing is kept."""
+        """Do nothing: no output is kept."""
 
     forget = forget_outputs
 
 
 class _Chunks:
-    """Runs the selected draw over rows in chunks; the first chunk shows how large the others may be."""
+    """Runs the selected draw over rows in chunks; the first chunk sets the size of the others."""
 
     def __init__(self, draws: FrozenDraws | RowDraws, chunk_size: int | None, output: Output | None) -> None:
         self.draws, self.chunk_size, self.output = draws, chunk_size, output
         self.largest = 0.0
-        self.keeps_inputs = False  # whether the network was seen to leave its inputs unchanged
+        self.keeps_inputs = False  # whether a pass left its inputs unchanged
         self.averages = any(_averages_rows(module) for module in draws.network.modules())
 
     def run(self, x: Inputs, rows: int, done: int = 0) -> Tensor:
-        """Return the outputs for all rows of x, which come `done` rows after the first."""
+        """Return the outputs for all rows of x, `done` rows after the first."""
         outputs: list[Tensor] = []
         sizes: list[int] = []
         start = 0
@@ -313,12 +309,12 @@ class _Chunks:
         if self.chunk_size is None:
             return FIRST_CHUNK.get(device_of(self.draws.network).type, FIRST_CHUNK["cpu"])
         if sizes == [self.chunk_size] and self.chunk_size in outputs[0].shape[1:]:
-            # This axis may count examples (similarities of all pairs); in a chunk of another size that shows.
+            # This axis may count examples (similarities of all pairs); a chunk of another size shows that.
             return self.chunk_size - 1 or 2
         return self.chunk_size
 
     def _run_chunk(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
-        """Run one chunk; the first time, choose the size of the following ones from its largest activation."""
+        """Run one chunk; the largest activation of the first one sets the size of the others."""
         if self.chunk_size is not None:
             return self._run_copy(chunk, rows)
         watched = [m for m in self.draws.network.modules() if not any(True for _ in m.children())]
@@ -331,7 +327,7 @@ class _Chunks:
         return outputs
 
     def _run_copy(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
-        """Run a copy of one chunk, unless the network was seen to leave its inputs unchanged."""
+        """Run a copy of one chunk, unless an earlier pass left its inputs unchanged."""
         if self.keeps_inputs:
             return self.draws.run(chunk, rows, self.output)
         chunk = cloned(chunk)
@@ -358,7 +354,6 @@ def _count_rows(x: Inputs) -> int:
 
 
 def _blocks(x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs], model: nn.Module) -> Iterator[Inputs]:
-    """Yield inputs on the model's device: all at once, or batch by batch."""
     for inputs in _raw_blocks(x):
         yield to_device(without_arrays(inputs, _dtype(model)), device_of(model))
 
@@ -373,12 +368,12 @@ def _raw_blocks(x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -
 
 
 def _averages_rows(module: nn.Module) -> bool:
-    """Say whether a module is a batch norm without running statistics, which averages over rows in eval mode, too."""
+    """Return whether a module is a batch norm without running statistics, which averages over rows in eval mode."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None
 
 
 def _check_alike(outputs: list[Tensor], sizes: list[int], remedy: str = "") -> None:
-    """Raise unless the outputs of several chunks can be joined: then those of an example depend on other examples."""
+    """Raise if the outputs of chunks cannot be joined: an output then depends on other examples."""
     first = outputs[0]
     for output, size in zip(outputs[1:], sizes[1:], strict=True):
         if not output.dim() or output.shape[1:] != first.shape[1:]:
@@ -391,7 +386,6 @@ def _check_alike(outputs: list[Tensor], sizes: list[int], remedy: str = "") -> N
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
-    """Return the type of the numbers of a network."""
     real = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return next(real, torch.get_default_dtype())
 
@@ -406,7 +400,7 @@ def _check(samples: int, chunk_size: int | None, noise: str) -> None:
 
 
 def _counts(value: Any) -> bool:
-    """Say whether a value is a whole number of at least 1, of Python's or of NumPy's."""
+    """Return whether a value is a whole number of Python or NumPy, at least 1."""
     try:
         return operator.index(value) >= 1
     except TypeError:

@@ -1,9 +1,9 @@
-"""Compute once what does not depend on the draw: the modules that run before a weight of a draw is used.
+"""Cache of outputs that do not depend on the draw: of modules that run before the first weight of a draw is used.
 
-The outputs of deterministic modules are kept until a stochastic layer is called or one of its parameters is read;
-later draws on the same rows get them back instead of computing them again. To give an output back is to leave out
-the call, so what a call did besides must be nothing: a module that changed its arguments in place runs again in
-every draw, and so does one whose output was changed in place later. Both are noticed by the versions of tensors.
+Outputs of deterministic modules are kept until a stochastic layer is called or one of its parameters is read. Later
+draws on the same rows reuse them. A reused output skips the call, so the call must have no side effect: a module that
+changed its arguments in place runs again in every draw, and so does a module whose output was changed in place later.
+The versions of tensors show both.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ BUDGET = 256 * 2**20
 
 
 class PrefixCache:
-    """The kept outputs, and the modules of a plain twin that give them back."""
+    """The kept outputs of the largest modules of a plain twin without a stochastic layer."""
 
     def __init__(self, twin: nn.Module, stochastic: Iterable[nn.Module]) -> None:
-        """Watch the largest modules of `twin` that contain no stochastic layer."""
         self.stochastic = {id(module) for module in stochastic}
         self.kept: dict[Hashable, tuple[Tensor, list[int]]] = {}
         self.calls: dict[int, int] = {}
@@ -35,7 +34,7 @@ class PrefixCache:
             self._watch(twin)
 
     def forget(self) -> None:
-        """Begin other data."""
+        """Drop all kept outputs."""
         self.kept, self.bytes = {}, 0
 
     def start(self, rows: Hashable) -> None:
@@ -57,7 +56,7 @@ class PrefixCache:
 
     def _replaying(self, name: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replayed(*args: Any, **kwargs: Any) -> Any:
-            if self.inside or not self.before:  # inside: a module with two parents, of which one is replayed as a whole
+            if self.inside or not self.before:  # inside: a parent runs and is kept as a whole
                 return forward(*args, **kwargs)
             self.calls[name] = self.calls.get(name, 0) + 1
             key = (self.rows, name, self.calls[name])
@@ -82,7 +81,7 @@ class PrefixCache:
 
 
 class _Watched(dict[str, Any]):
-    """The parameters of a layer, which say when one of them is read: not every network calls the layer for it."""
+    """Parameter dict that notifies on read: some networks use `layer.weight` without calling the layer."""
 
     def __init__(self, parameters: Mapping[str, Any], read: Callable[[], None]) -> None:
         super().__init__(parameters)

@@ -1,7 +1,6 @@
-"""`lb.predict`, `lb.elbo` and `lb.kl` as users call them: a network that was never converted gets a warning.
+"""`lb.predict`, `lb.elbo` and `lb.kl` for users: a network that was never converted gets a warning.
 
-The library itself calls the functions behind them, which are silent: a comparison has its plain row, and training its
-plain epochs before a late conversion.
+The library itself calls the wrapped functions, which do not warn: comparisons and late conversions use plain networks.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 warned: set[type] = set()
-"""Classes of networks of which this process has warned."""
+"""Classes of networks that this process has warned about."""
 
 
 def _warning(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with a look at its first argument, the model."""
+    """Return the function with a check of its first argument, the model."""
 
-    # The module stays this one, where pickle finds it.
+    # `__module__` stays this one, where pickle finds the function.
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
     def public(*args: P.args, **kwargs: P.kwargs) -> R:
         if not torch.compiler.is_compiling():
@@ -40,7 +39,7 @@ def _warning(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _warn_of_plain(model: Any) -> None:
-    """Warn once for each class of networks if this one has no stochastic layer and is no ensemble."""
+    """Warn once per class of networks without a stochastic layer."""
     if not isinstance(model, nn.Module):
         return
     model = unwrap(model)

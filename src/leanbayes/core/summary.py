@@ -1,4 +1,4 @@
-"""What `convert` did: every converted and every skipped layer, and what it costs."""
+"""Summary of a converted model: every converted and skipped layer, and the cost of the posterior."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ EXACT_DIGITS = 15
 
 @dataclass(frozen=True)
 class Summary:
-    """The layers of a model and the cost of its posterior; `print` it.
+    """The layers of a model and the cost of its posterior; print it.
 
     Attributes:
         rows: every layer, converted or not.
-        nodes: variables of one draw; for implicit nodes the input nodes of the network.
+        nodes: number of random variables of one draw.
         parameters: parameters of the network without its posterior.
         extra_parameters: parameters of the posterior.
-        log_networks: log of the number of different networks that draws can give; infinite for continuous noise.
-        covered: share of the network's weights that are in stochastic layers, each weight counted once.
-        eligible: layers that the methods convert by default; those that are stochastic always count.
-        things: what these layers are called.
-        partial: whether the methods take a small part of the network by design; then `covered` says little.
+        log_networks: log of the number of different draws; infinite for continuous noise.
+        covered: share of the network's weights in stochastic layers, each weight counted once.
+        eligible: layers that the methods convert by default; stochastic ones always count.
+        things: a noun for these layers.
+        partial: whether the methods convert a small part of the network by design.
     """
 
     rows: tuple[Row, ...]
@@ -74,7 +74,7 @@ class Summary:
 
     @property
     def ensemble(self) -> str:
-        """How large an ensemble the draws form, in words; empty where there is no end to them."""
+        """The size of the ensemble of all draws in words; empty if infinite."""
         if not 0 < self.log_networks < math.inf:
             return ""
         digits = self.log_networks / math.log(10)
@@ -82,16 +82,14 @@ class Summary:
         return f"an ensemble of {number} networks"
 
     def __repr__(self) -> str:
-        """Return the table, too: it is what a prompt should show."""
         return str(self)
 
     @property
     def left_out(self) -> tuple[Row, ...]:
-        """The parts with weights that carry no method, the largest first."""
+        """The parts with weights but without a method, the largest first."""
         return tuple(left_out(self.rows))
 
     def __str__(self) -> str:
-        """Return the headline, the largest parts left out, and a table with one line a layer."""
         cells = [(row.path or "(root)", row.kind, f"{row.size:,}" if row.size else "", _said(row)) for row in self.rows]
         wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(3)]
         lines = [f"{p:<{wide[0]}}  {k:<{wide[1]}}  {n:>{wide[2]}}  {what}".rstrip() for p, k, n, what in cells]
@@ -102,7 +100,7 @@ class Summary:
 
 
 def summary(model: nn.Module) -> Summary:
-    """Summarise a model: which layers are stochastic, which are not and why, and what it costs.
+    """Summarise a model: its stochastic layers, its other layers with reasons, and the cost.
 
     Example:
         >>> print(lb.summary(bnn).headline)  # doctest: +NORMALIZE_WHITESPACE
@@ -152,12 +150,10 @@ def _of_ensemble(ensemble: Any) -> Summary:
 
 
 def _said(row: Row) -> str:
-    """Return the last column of a row: the method and how the layer was recognised, or why it carries none."""
     if row.method is None:
         return f"- {row.reason}"
     return f"{row.method} ({row.reason})" if row.reason else row.method
 
 
 def _numbers(parameters: Iterable[nn.Parameter]) -> int:
-    """Count the numbers of parameters, of which layers may share some."""
     return sum(p.numel() for p in {id(p): p for p in parameters}.values())

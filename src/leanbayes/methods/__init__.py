@@ -1,4 +1,4 @@
-"""What noise goes into a layer: one file a method, found by scanning this folder."""
+"""Methods that make layers stochastic: one file per method, found by scanning this folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 def as_method(method: Method | str) -> Method:
-    """Return the method that is meant: itself, or that of a name such as "rank1" with its defaults.
+    """Return the method itself, or the method of a name such as "rank1" with its defaults.
 
     Raises:
-        ValueError: in one sentence, if there is no method of that name.
+        ValueError: if no method has that name.
     """
     if not isinstance(method, str):
         return method

@@ -1,4 +1,4 @@
-"""The contract of a method: `Method` says what noise goes into a layer, `StochasticLayer` is the layer with it."""
+"""The contract of a method: `Method` holds its settings, `StochasticLayer` is a layer with its noise."""
 
 from __future__ import annotations
 
@@ -28,28 +28,27 @@ READ = ("weight", "bias")
 
 
 class StochasticLayer(nn.Module, abc.ABC):
-    """A layer with noise around `base`, which is kept and used; it stands in for `base` wherever sizes are read.
+    """A layer with noise around the original layer `base`, whose attributes (sizes, stride) it shows as its own.
 
-    Subclasses put their parameters under `posterior`, so that state-dict keys are `<path>.base.*` (the plain
-    network) and `<path>.posterior.*`.
+    Subclasses put their parameters under `posterior`. State-dict keys are `<path>.base.*` and `<path>.posterior.*`.
 
     Attributes:
         base: the original layer.
         posterior: a module with the method's parameters.
         family: where the channels of `base` are.
-        components: how many components the posterior mixes.
+        components: number of mixture components of the posterior.
         nodes: number of random variables of one draw.
         state: the state of the current pass, shared by all layers of a model.
         path: dotted path at conversion; names the layer in errors and seeds its noise.
-        arguments: what `base` calls the arguments of its `forward`.
+        arguments: names of the arguments of `base.forward`.
         row_noise: whether the first axis of the noise counts rows.
         ordered: whether the layer orders its channels and can be narrowed by `width`.
-        layout: where the layer sees the rows of the batch; None until that is known.
-        used: whether a pass calls the layer or reads its weight; None until that is known.
-        sequential: whether it is called for the steps of a sequence, (B, T, ...) or one by one: a draw serves them all.
-        sampled_together: whether the layers of a method are sampled at once when a pass begins (`sample_of`).
-        log_choices: log of the number of different draws that the layer makes by itself; infinite for noise.
-        likelihood: the model's own likelihood, kept by one of its layers so that it is saved and trained with it.
+        layout: the axis that holds the rows of the batch; None until known.
+        used: whether a pass calls the layer or reads its weight; None until known.
+        sequential: whether the layer serves the steps of a sequence; all steps share one draw.
+        sampled_together: whether `sample_of` samples all layers of the method when a pass begins.
+        log_choices: log of the number of different draws of the layer; infinite for continuous noise.
+        likelihood: the model's own likelihood. One layer keeps it, so that it is saved and trained with the model.
     """
 
     base: Any  # any user layer: mypy cannot know its attributes
@@ -66,7 +65,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     likelihood: Likelihood | None
 
     def __init__(self, base: nn.Module, method: Method) -> None:
-        """Take over `base`, its mode and its hooks: they see the inputs and outputs of the whole layer."""
+        """Take over `base`, its mode and its hooks. The hooks see the inputs and outputs of the stochastic layer."""
         super().__init__()
         family = family_of(base)
         assert family is not None, "convert offers only layers that have a family"
@@ -82,11 +81,11 @@ class StochasticLayer(nn.Module, abc.ABC):
         move_hooks(base, self)
 
     def attach(self, state: PassState, path: str) -> None:
-        """Join a model, whose layers share the state of a pass."""
+        """Set the pass state of the model and the path of the layer."""
         self.state, self.path = state, path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the layer: what the original takes by name (`output_size`), `forward` takes in its place."""
+        """Call the layer. Named arguments of `base.forward` (`output_size`) become positional ones."""
         if kwargs:
             args = (*args, *(kwargs.pop(name) for name in self.arguments[len(args) :] if name in kwargs))
         return super().__call__(*args, **kwargs)
@@ -97,40 +96,40 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
-        """Declare the noise of one function for all rows (`shared`), or of a pass with noise per row.
+        """Return the noise of one function for all rows (`shared`), or of a pass with noise per row.
 
-        No specs for a pass: the noise has the size of an activation (`state.activation_noise`).
+        No specs for a pass mean that the noise has the size of an activation (`state.activation_noise`).
         """
 
     @abc.abstractmethod
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
-        """Return random variables by name, from parameters and these arguments alone.
+        """Return random variables by name, a function of the parameters and these arguments alone.
 
         Args:
-            component: the component of each of R rows or draws, the first axis of the variables; None: average all.
-            noise: a tensor for each of the specs; None: take centres instead of samples.
-            width: share of the channels to keep, for layers that order theirs.
+            component: the component of each of R rows or draws (first axis of the variables); None averages all.
+            noise: one tensor per spec; None returns centres instead of samples.
+            width: share of the channels to keep, for layers that order them.
         """
 
     @classmethod
     def sample_of(
         cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
     ) -> list[Variables]:
-        """Return the variables of several layers of one method; override it to compute them at once."""
+        """Return the variables of several layers of one method. Override it to compute them in one operation."""
         return [layer.sample(component, own, width) for layer, own in zip(layers, noise, strict=True)]
 
     def variables(self, rows: int = 1) -> Variables:
-        """Return the random variables of the current pass; `rows` is the number of rows that the layer sees."""
+        """Return the random variables of the current pass for `rows` rows."""
         return self.state.variables_of(self, rows)
 
     @abc.abstractmethod
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors, by name, of the plain layer with these variables (of one draw, no first axis)."""
+        """Return the tensors of the plain layer under the variables of one draw (no first axis), by name."""
 
     def kl(self) -> Tensor:
-        """Return the divergence to the prior in nats, a float32 scalar, from parameters alone.
+        """Return the divergence from the prior in nats: a float32 scalar, a function of the parameters alone.
 
-        A subclass defines `kl`, or `kl_of` to compute the divergences of several layers at once.
+        A subclass defines `kl`, or `kl_of` for several layers in one operation.
         """
         return self.kl_of([self])
 
@@ -150,11 +149,11 @@ class StochasticLayer(nn.Module, abc.ABC):
         return plain
 
     def twin(self) -> nn.Module:
-        """Return an ordinary layer whose tensors, those that `fold` names, may be replaced by those of other draws."""
+        """Return an ordinary layer. `fold` of another draw gives replacements for its tensors."""
         return self.freeze()
 
     def spread(self, variable: Tensor, x: Tensor) -> Tensor:
-        """Return variables (R, n) in a shape that multiplies the channels of x, each row where x has it."""
+        """Return variables (R, n) in a shape that multiplies the channels of x, row by row."""
         return broadcast_channels(variable, x, self.family.axis, self.layout, self.path, self._turn())
 
     def align(self, variable: Tensor, x: Tensor, channels: int) -> tuple[Tensor, int]:
@@ -162,9 +161,9 @@ class StochasticLayer(nn.Module, abc.ABC):
         return align_rows(variable, x, channels, self.layout, self.path, self._turn())
 
     def drawn(self, name: str) -> Tensor | None:
-        """Return the weight or bias of the current pass, where the network reads it instead of calling the layer.
+        """Return the weight or bias of the current pass, for networks that read it without calling the layer.
 
-        Such a read has one draw for the whole batch. Outside a pass it is None.
+        One draw serves the whole batch. Outside a pass the result is None.
         """
         if name not in READ or not self.state.current().live:
             return None
@@ -173,18 +172,17 @@ class StochasticLayer(nn.Module, abc.ABC):
         return self.fold(one_draw(sampled, 0)).get(name)
 
     def _turn(self) -> int | None:
-        """Return the number that chooses the row of a draw for the whole batch."""
         return None if self.layout == ROWS else self.state.current().key
 
     @property
     def weight_now(self) -> Tensor:
-        """The effective weight of `base`: the stored one, unless the layer computes another from it."""
+        """The effective weight of `base`: the stored one, or the one that the layer computes from it."""
         weight: Tensor = self.base.weight if self.family.weight is None else self.family.weight(self.base)
         return weight
 
     @property
     def bias_now(self) -> Tensor | None:
-        """The bias of `base`; None where it has none, as an embedding."""
+        """The bias of `base`; None for layers without one, such as embeddings."""
         bias: Tensor | None = getattr(self.base, "bias", None)
         return bias
 
@@ -195,13 +193,13 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the layer's parameters are."""
+        """The device of the layer's parameters."""
         return next(itertools.chain(self.parameters(), self.buffers())).device
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what is not here (`in_features`, `stride`, ...) in the original layer.
+        """Look up missing attributes (`in_features`, `stride`, ...) in the original layer.
 
-        During a pass, `weight` and `bias` are those of the draw: not every network calls the layer for them.
+        During a pass, `weight` and `bias` are those of the draw: some networks read them without calling the layer.
         """
         try:
             return super().__getattr__(name)
@@ -213,7 +211,7 @@ class StochasticLayer(nn.Module, abc.ABC):
             return getattr(base, name) if drawn is None else drawn
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
-        """Put what `layer.weight` reads where it is read: `layer.weight = other.weight` ties the original layer's."""
+        """Register a parameter that `base` has there: `layer.weight = other.weight` ties the weight of `base`."""
         base = self._modules.get("base")
         there = None if base is None else base._parameters.get(name)
         if there is None:
@@ -227,7 +225,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         setattr(base, name, param)
 
     def extra_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that the plain layer does not have: of the posterior and of a learned likelihood."""
+        """Return the parameters of the posterior and of a learned likelihood."""
         own = list(self.posterior.parameters())
         return own if self.likelihood is None else [*own, *self.likelihood.parameters()]
 
@@ -245,14 +243,16 @@ class StochasticLayer(nn.Module, abc.ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Method(abc.ABC):
-    """A recipe that makes layers stochastic; its fields are hyper-parameters in natural units.
+    """The settings of a method; its fields are hyper-parameters in natural units.
 
-    A method is one file with one frozen dataclass. `name` is what the command line, checkpoints and results call
-    it; `targets` are the layer types it can wrap, `things` what they are called together. A method is `partial` if it
-    takes a small part of a network by design, such as its norms. `later` are fields that are younger than kept
-    results, with their defaults, which go unsaid. Two habits go with it, which `leanbayes compare` starts from: `late`,
-    the share of the epochs after which a plain network is best converted (0: from the start), and `posterior_rate`,
-    the learning rate of its own parameters in units of the weights' rate.
+    Attributes:
+        name: the name in the command line, checkpoints and results.
+        targets: the layer types that it can wrap.
+        things: a noun for these layers.
+        partial: whether it converts a small part of a network by design, such as its norms.
+        later: fields that older results do not have, with their defaults. `fields` leaves them out at the default.
+        late: default of `leanbayes compare` for the share of plain epochs before the conversion; 0 converts first.
+        posterior_rate: default of `leanbayes compare` for the posterior's learning rate, relative to the weights'.
     """
 
     name: ClassVar[str]
@@ -268,26 +268,23 @@ class Method(abc.ABC):
         """Return the layer with noise around it."""
 
     def wrap_all(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> dict[str, StochasticLayer]:
-        """Return the chosen layers of a model with noise around them, by path; override it where they share something.
-
-        Layers that it leaves out stay as they are.
-        """
+        """Return the wrapped layers by path; layers that are left out stay plain. Override it for shared parts."""
         return {path: self.wrap(layer) for path, layer in layers.items()}
 
     def given(self, example: Any) -> Method:
-        """Return the method for a network of which example inputs are known; override it where they matter."""
+        """Return the method, with the shapes of example inputs if it needs them."""
         return self
 
     def review(self, model: nn.Module, layers: Mapping[str, nn.Module]) -> str | None:
-        """Return a sentence on a model whose layers the user did not name, before these are converted.
+        """Return a message before layers that the user did not name are converted.
 
         Raises:
-            ValueError: if the method would be of no use.
+            ValueError: if the method would have no effect.
         """
         return None
 
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
-        """Return the paths of the layers to convert where the user names none: of these targets, all."""
+        """Return the paths of the layers to convert if the user names none; default all targets."""
         return {path for path, _ in layers}
 
     def build(self, make_network: Callable[[int], nn.Module], seed: int) -> nn.Module:
@@ -295,27 +292,24 @@ class Method(abc.ABC):
         return make_network(seed)
 
     def whole(self, model: nn.Module) -> nn.Module | None:
-        """Return a new model around whole copies of this one, if that is what the method does instead of wrapping."""
+        """Return a new model around whole copies of this one; None for methods that wrap layers."""
         return None
 
     @classmethod
     def examples(cls) -> dict[str, Method]:
-        """Return instances worth testing, by name: the defaults, and each option that changes the mathematics."""
+        """Return instances to test by name: the defaults, and each option that changes the mathematics."""
         return {"default": cls()}
 
     def remark(self, layers: Mapping[str, nn.Module]) -> str:
-        """Return a sentence on the layers that this method chose by itself, by path; empty where there is none."""
+        """Return a message about the layers that the method chose itself, by path; empty for none."""
         return ""
 
     def notice(self) -> str | None:
-        """Return a sentence the user should read before converting with these fields, if there is one."""
+        """Return a warning about these fields, if there is one."""
         return None
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON can hold them: tuples as lists.
-
-        A field of `later` at its default is left out.
-        """
+        """Return the fields by name for JSON: tuples as lists, fields of `later` at their default left out."""
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {name: value for name, value in named.items() if self.later.get(name, ...) != value}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -327,14 +321,14 @@ def factor_noise(factor: Factor) -> NoiseSpec:
 
 
 def one_draw(variables: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
-    """Pick one draw out of variables with draws on their first axis; what all draws share has one row."""
+    """Return the variables of one draw; variables that all draws share have one row."""
     return {name: value[row if len(value) > 1 else 0] for name, value in variables.items()}
 
 
 def plain_copy(layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Return an ordinary twin of a layer with the given tensors as parameters; others are shared, not copied.
+    """Return an ordinary twin of a layer with the given tensors as parameters; it shares all others.
 
-    Parametrised layers (weight norm) lose the parametrisation: their weight is a number now.
+    Parametrised layers (weight norm) lose the parametrisation: their weight is a plain tensor.
     """
     kind: Any = nn.utils.parametrize.type_before_parametrizations(layer)
     twin: nn.Module = kind.__new__(kind)

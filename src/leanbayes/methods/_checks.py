@@ -1,4 +1,4 @@
-"""Checks of a method's fields: what was expected, what came."""
+"""Checks of a method's fields: each raises one sentence with the expected and the given value."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_at_least_zero(**values: float) -> None:
 
 
 def whole_number(name: str, value: Any) -> int:
-    """Return a whole number of Python's or NumPy's as an int; raise for anything else."""
+    """Return a whole number of Python or NumPy as an int; raise for anything else."""
     try:
         return operator.index(value)
     except TypeError:
@@ -40,7 +40,7 @@ def whole_number(name: str, value: Any) -> int:
 
 
 def check_share(**values: float) -> None:
-    """Raise unless every value lies between zero and one."""
+    """Raise unless every value is between zero and one."""
     for name, value in values.items():
         if not (isinstance(value, (int, float)) and 0 <= value <= 1):
             raise ValueError(f"expected {name} to lie between 0 and 1, got {value!r}")
@@ -59,14 +59,14 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 def check_rate(**values: float) -> None:
-    """Raise unless every value is a rate at which something can be dropped: at least 0, below 1."""
+    """Raise unless every value is a dropout rate: at least 0, below 1."""
     for name, value in values.items():
         if not (isinstance(value, (int, float)) and 0 <= value < 1):
             raise ValueError(f"expected {name} to be at least 0 and below 1, got {value!r}")
 
 
 def check_keep(**probabilities: float | None) -> None:
-    """Refuse keep probabilities that leave nothing to chance; None stands for a default."""
+    """Raise unless every probability is strictly between 0 and 1; None means a default."""
     for name, value in probabilities.items():
         if value is not None and not 0 < value < 1:
             raise ValueError(f"expected {name} between 0 and 1, got {value}; 0.95 is usual")

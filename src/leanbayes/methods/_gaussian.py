@@ -1,17 +1,16 @@
-"""What methods with an independent Gaussian over every weight share: mean field and variance layers.
+"""Layers with an independent Gaussian over every weight: the base of mean field, variance layers, nested dropout.
 
     W_ij ~ Normal(M_ij, S_ij^2)
 
-In training every row has noise of its own on the pre-activations, local reparameterisation (Kingma et al., 2015),
+In training every row has its own noise on the pre-activations, local reparameterisation (Kingma et al., 2015),
 
-    y = M x + b + eps sqrt(S^2 x^2),      fresh eps for every entry of y;
+    y = M x + b + eps sqrt(S^2 x^2),      fresh eps for every entry of y.
 
-the bias belongs to the mean alone. A draw is a sampled weight matrix, the same for all rows. So it is in training for
-the steps of a sequence, which must all see the same weights: fresh noise at every step would be other weights.
+The bias has no noise. A draw is a sampled weight matrix, the same for all rows. Sequences use a sampled matrix in
+training, too: all steps must see the same weights.
 
-Embeddings, too, are sampled as a whole table, one for every pass: with noise on what is looked up, a word would have
-two vectors in one sentence. The vector of the padding is no random variable: it has no noise, no divergence, and no
-gradient.
+Embeddings are sampled as a whole table, one per pass; noise per lookup would give a word two vectors in one sentence.
+The vector of the padding has no noise, no divergence and no gradient.
 """
 
 from __future__ import annotations
@@ -36,16 +35,15 @@ SMALLEST_VARIANCE = 1e-16
 
 
 class GaussianLayer(StochasticLayer):
-    """A linear map with a Gaussian over every weight; subclasses say what its means and scales are.
+    """A linear map with a Gaussian over every weight; subclasses define means and scales.
 
     Attributes:
-        padding: the row of the weight that is no random variable, an embedding's padding; None where there is none.
+        padding: the row of an embedding's padding, which is not random; None for no padding.
     """
 
     family: LinearFamily
 
     def __init__(self, base: Any, method: Method) -> None:
-        """Count the weights."""
         super().__init__(base, method)
         embeds = isinstance(base, EMBEDDINGS)
         self.padding: int | None = base.padding_idx if embeds else None
@@ -109,13 +107,13 @@ class GaussianLayer(StochasticLayer):
         return {"weight": variables["weight"]}
 
     def random(self, each: Tensor) -> Tensor:
-        """Return what belongs to random weights: of a table with a number for each weight, all but the padding."""
+        """Return the entries of random weights: all but those of the padding."""
         if self.padding is None or each.shape != self.base.weight.shape:
             return each
         return torch.cat([each[: self.padding], each[self.padding + 1 :]])
 
     def _zeros(self) -> Tensor:
-        """Return means of zero, but for the padding."""
+        """Return means of zero; the padding keeps its vector."""
         weight: Tensor = self.base.weight
         means = torch.zeros_like(weight)
         if self.padding is not None:
@@ -128,7 +126,7 @@ class GaussianLayer(StochasticLayer):
         return self.add_bias(y) if bias else y
 
     def add_bias(self, y: Tensor) -> Tensor:
-        """Add the bias, where there is one."""
+        """Add the bias, if the layer has one."""
         bias: Tensor | None = getattr(self.base, "bias", None)  # an embedding has none at all
         if bias is None:
             return y
@@ -136,6 +134,5 @@ class GaussianLayer(StochasticLayer):
 
 
 def _computed_in(x: Tensor) -> torch.dtype:
-    """Return the dtype in which a linear map of x is computed: autocast's where it is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

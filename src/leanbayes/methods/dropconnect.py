@@ -2,8 +2,8 @@
 
     W_ij = m_ij M_ij / (1 - p),      m_ij ~ Bernoulli(1 - p)
 
-In the family of ensemble model patching it is the member with two components, a matrix and nothing, and an index for
-every element. A mask serves a whole batch: one for each row would need a weight matrix for each row.
+It is ensemble model patching with two components, a matrix and zero, and an index for every element. A mask serves a
+whole batch: a mask per row would need a weight matrix per row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class DropConnectLayer(StochasticLayer):
     row_noise = False
 
     def __init__(self, base: Any, method: DropConnect) -> None:
-        """Count the weights."""
         super().__init__(base, method)
         self.nodes = base.weight.numel()
         self.log_choices = self.nodes * math.log(2)
@@ -84,7 +83,6 @@ class DropConnect(Method):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the rate."""
         check_rate(rate=self.rate)
 
     @override

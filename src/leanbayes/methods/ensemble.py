@@ -1,7 +1,7 @@
-"""Explicit ensembles (Lakshminarayanan et al., 2017): K whole networks, the standard that lean methods are held to.
+"""Explicit ensembles (Lakshminarayanan et al., 2017): K whole networks, the reference for lean methods.
 
-An `Ensemble` is the mixture (1/K) sum_k of its members. A row of a training batch goes to one member; draw i is member
-i mod K, and where members are stochastic themselves, their draw i // K.
+An `Ensemble` is the mixture (1/K) sum_k of its members. Each row of a training batch goes to one member. Draw i is
+member i mod K; of a stochastic member, it is draw i // K.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ T = TypeVar("T")
 
 
 class Ensemble(nn.Module):
-    """K networks of one architecture as one model, with all that they own: weights, norm statistics, posteriors.
+    """K networks of one architecture as one model, each with its own weights, norm statistics and posterior.
 
-    What is not here (`config`, `num_features`, ...) is looked up in the first member.
+    Missing attributes (`config`, `num_features`, ...) are looked up in the first member.
 
     Attributes:
         members: the networks.
-        likelihood: the ensemble's own, where members are plain; a stochastic member keeps it itself.
+        likelihood: the likelihood of an ensemble of plain networks; stochastic members keep their own.
 
     Example:
         >>> ensemble = lb.Ensemble([make_network() for _ in range(4)])
@@ -49,7 +49,6 @@ class Ensemble(nn.Module):
     ordered = False
 
     def __init__(self, members: Sequence[nn.Module], method: DeepEnsemble | None = None) -> None:
-        """Take the members as they are."""
         super().__init__()
         if not members:
             raise ValueError("expected at least one member, got none")
@@ -62,7 +61,7 @@ class Ensemble(nn.Module):
         self.likelihood = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run every row through its member; inside `draws`, all rows through one."""
+        """Run every row through its member; inside `draws`, run all rows through one member."""
         rows = leading_rows((args, kwargs)) or 1
         component, _, _ = self.state.inputs_of(self, rows)
         if component is None:
@@ -72,16 +71,15 @@ class Ensemble(nn.Module):
         return self._split(component.rows(), rows, args, kwargs)
 
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
-        """Declare no noise: only the member of a row is random."""
+        """Return no specs: only the member of a row is random."""
         return ()
 
     @property
     def device(self) -> torch.device:
-        """Where the first member is."""
+        """The device of the first member."""
         return next(self.members.parameters()).device
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what is not here in the first member."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -91,7 +89,7 @@ class Ensemble(nn.Module):
             return getattr(members[0], name)
 
     def _split(self, member_of_row: Tensor, rows: int, args: Any, kwargs: Any) -> Any:
-        """Run each member on its rows, and put the outputs back in the order of the rows."""
+        """Run each member on its rows, and return the outputs in the order of the rows."""
         outputs, order = [], []
         for k, member in enumerate(self.members):
             mine = (member_of_row == k).nonzero().flatten()
@@ -108,7 +106,7 @@ def members_of(model: nn.Module) -> list[nn.Module]:
 
 
 def member_of(members: Sequence[T], index: int, component: int | None = None) -> tuple[T, int]:
-    """Return the member that serves draw `index`, and the number of that draw among the member's own."""
+    """Return the member of draw `index`, and the number of the draw within the member."""
     count = len(members)
     if component is not None and not 0 <= component < count:
         raise ValueError(f"expected a component from 0 to {count - 1}, got {component}")
@@ -116,9 +114,9 @@ def member_of(members: Sequence[T], index: int, component: int | None = None) ->
 
 
 def _joined(order: Tensor, *parts: Any) -> Any:
-    """Put the rows of members back in order: of tensors, and of the tensors in records that torch's trees do not know.
+    """Join the outputs of members in the order of the rows: tensors, and records that torch's trees do not know.
 
-    What is neither (a cache of keys, a name) belongs to one member alone and has no rows to put together: None.
+    Other objects (a cache of keys, a name) belong to one member and become None.
     """
     first = parts[0]
     if isinstance(first, Tensor):
@@ -134,13 +132,13 @@ def _joined(order: Tensor, *parts: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class DeepEnsemble(Method):
-    """Whole copies of the network, each trained on its own: K times the cost of everything.
+    """Whole copies of the network, each trained separately: K times the cost of everything.
 
     Attributes:
         components: K, the number of members.
-        init: "fresh" initialises every member but the first anew, through `reset_parameters` of its modules; "copy"
-            starts them all as the given network. Where the network initialises itself otherwise, build the members
-            yourself: `lb.Ensemble([make_network() for _ in range(4)])`.
+        init: "fresh" initialises every member but the first again, with `reset_parameters` of its modules; "copy"
+            starts all members as the given network. For networks that initialise themselves in another way, build the
+            members yourself: `lb.Ensemble([make_network() for _ in range(4)])`.
 
     Example:
         >>> ensemble = lb.convert(net, lb.DeepEnsemble(components=4))
@@ -154,7 +152,6 @@ class DeepEnsemble(Method):
     init: Init = "fresh"
 
     def __post_init__(self) -> None:
-        """Check every field."""
         check_components(self.components)
         check_choice("init", self.init, ("fresh", "copy"))
 
@@ -177,7 +174,7 @@ class DeepEnsemble(Method):
 
 
 def reset(network: nn.Module) -> None:
-    """Initialise a network anew, through the `reset_parameters` of those of its modules that have one."""
+    """Initialise a network again, with the `reset_parameters` of its modules."""
     for module in network.modules():
         again = _reset_of(module)
         if callable(again):
@@ -185,18 +182,18 @@ def reset(network: nn.Module) -> None:
 
 
 def _reset_of(module: nn.Module) -> Any:
-    """Return what initialises a module; torch's attention and transformer hide theirs behind an underscore."""
+    """Return the function that initialises a module; torch's attention calls it `_reset_parameters`."""
     return getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
 
 
 def _warn_of_equal(members: Sequence[nn.Module]) -> None:
-    """Warn if a parameter that nothing initialised anew is the same in two members."""
+    """Warn if a parameter without `reset_parameters` is the same in two members."""
     if len(members) < 2:
         return
     second = dict(members[1].named_parameters())
     for name in _out_of_reach(members[0]):
         first = members[0].get_parameter(name)
-        # What is constant is so by its initialisation, and would be the same in a new network, too.
+        # A constant parameter (zeros, ones) would be the same in a new network, too.
         if torch.equal(first, second[name]) and (first != first.flatten()[:1]).any():
             warnings.warn(
                 f"the parameter '{name}' is the same in all members, since its module has no reset_parameters; build "
@@ -207,7 +204,7 @@ def _warn_of_equal(members: Sequence[nn.Module]) -> None:
 
 
 def _out_of_reach(network: nn.Module) -> Iterator[str]:
-    """Yield the names of parameters whose own module has no `reset_parameters`; noise may be alike and is left out."""
+    """Yield the names of parameters whose module has no `reset_parameters`, without those of stochastic layers."""
     noisy = [path for path, module in network.named_modules() if isinstance(module, StochasticLayer)]
     for name, _ in network.named_parameters():
         path = name.rpartition(".")[0]

@@ -6,10 +6,10 @@ one z per input feature or channel. The KL is taken for the average of one draw 
 
     z_hat ~ Normal(mean_k mu_k, (1/K^2) sum_k sigma_k^2),     KL(z_hat || Normal(1, s^2)),
 
-so nothing holds the component means together but their average: they may spread as far as the data like. It pulls
-each sigma_k towards s sqrt(K) (the paper says s).
+so only the average of the component means is held: each may move as far as the data want. The KL pulls each sigma_k
+towards s sqrt(K) (the paper says s).
 
-With `bias_node`, a constant input of one carries the bias and has a node of its own: b is multiplied by a scalar.
+With `bias_node`, the bias has its own node: b is multiplied by a random scalar.
 """
 
 from __future__ import annotations
@@ -117,12 +117,12 @@ class ImplicitNodes(Method):
     Attributes:
         components: K, the number of mixture components; each row of a batch uses one of them.
         prior_std: s, the standard deviation of the prior around one (0.1 WRN, 0.3 VGG in the paper).
-        init_spread: standard deviation of the component means around one before they are centred, which makes it
-            sqrt(1 - 1/K) of that: 0.87 of it for K = 4, none for K = 1. The paper has 0.5 (WRN) and 0.75 (VGG), not
-            centred, from scratch; a trained network bears less.
+        init_spread: standard deviation of the component means around one before centring, which multiplies it by
+            sqrt(1 - 1/K): 0.87 for K = 4, 0 for K = 1. The paper has 0.5 (WRN) and 0.75 (VGG), not centred, from
+            scratch; a trained network bears less.
         init_std: initial standard deviation of each component (0.05 in the paper; the KL pulls it towards s sqrt(K)).
-        bias_node: give the bias a node of its own, one scalar per component.
-        embeddings: convert embeddings, too: a node for each of their features.
+        bias_node: give the bias its own node, one scalar per component.
+        embeddings: convert embeddings, too, with a node for each feature.
 
     Example:
         >>> bnn = lb.convert(net, lb.ImplicitNodes(components=4))
@@ -140,7 +140,6 @@ class ImplicitNodes(Method):
     embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_components(self.components)
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)

@@ -2,8 +2,8 @@
 
     y = m * (W x + b) / (1 - p),      m_c ~ Bernoulli(1 - p), one for each output channel
 
-A network without dropout layers gets such masks behind every linear map but the last: channel-wise, so that a draw
-folds into the weights. A network with dropout layers keeps them where they are, at their own rates.
+A network without dropout layers gets such masks after every linear map but the last. They mask channels, so that a
+draw folds into the weights. A network with dropout layers keeps them in place, at their own rates.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class MaskedLayer(StochasticLayer):
     family: LinearFamily
 
     def __init__(self, base: Any, method: MCDropout) -> None:
-        """Count the channels."""
         super().__init__(base, method)
         self.nodes = self.family.outputs(base)
         self.log_choices = self.nodes * math.log(2)
@@ -67,10 +66,9 @@ class MaskedLayer(StochasticLayer):
 
 
 class DropoutLayer(StochasticLayer):
-    """A dropout layer of the network's own; a draw drops the same entries (`Dropout2d`: channels) of all rows."""
+    """A dropout layer of the network; a draw drops the same entries (`Dropout2d`: channels) of all rows."""
 
     def __init__(self, base: Any, method: MCDropout) -> None:
-        """Remember a device: the layer has no parameter to tell it."""
         super().__init__(base, method)
         self.nodes = 1
         self.posterior.register_buffer("here", torch.zeros(()), persistent=False)
@@ -82,7 +80,7 @@ class DropoutLayer(StochasticLayer):
 
     @property
     def _same_over(self) -> str:
-        """What entries share a mask: the "steps" of a sequence, the "pixels" of a channel, or none."""
+        """The entries that share a mask: the "steps" of a sequence, the "pixels" of a channel, or none."""
         return "steps" if self.sequential else "pixels" if self.family.axis == 1 else ""
 
     @override
@@ -104,9 +102,9 @@ class DropoutLayer(StochasticLayer):
 
     @override
     def freeze(self) -> nn.Module:
-        """Return a dropout of the original's class with one mask: a hook, a graph of torch's alone, multiplies by it.
+        """Return a dropout layer with p=0 whose forward hook, a graph of torch alone, multiplies by one mask.
 
-        It drops nothing else (p=0), in any mode. The mean of the masks is one: there the original comes back, at rest.
+        The mean of the masks is one: under `Mean` the original returns in eval mode.
         """
         plain = plain_copy(self.base, {})
         copy_hooks(self, plain)
@@ -119,7 +117,6 @@ class DropoutLayer(StochasticLayer):
 
     @override
     def twin(self) -> nn.Module:
-        """Return a module that masks by a seed that it holds, which the next draw may replace."""
         plain = _Masked(self.base.p, self._same_over, self.variables()["seed"])
         copy_hooks(self, plain)
         return plain
@@ -134,7 +131,6 @@ def _mask_hook(seed: int, rate: float, same_over: str) -> fx.GraphModule:
 
 
 def _number(seed: Tensor) -> int:
-    """Return a seed as a number; a network on the meta device has none, and gets any."""
     return 1 if seed.is_meta else int(seed)
 
 
@@ -151,10 +147,7 @@ class _Masked(nn.Module):
 
 
 def masked(x: Tensor, seed: Any, rate: float, same_over: str) -> Tensor:
-    """Multiply entries of x by a mask that is computed from a seed.
-
-    It is the same for all pixels of a channel (B, C, ...), or for all steps of a sequence (B, T, C).
-    """
+    """Multiply x by the mask of a seed, the same for all pixels (B, C, ...) or all steps (B, T, C) if so wanted."""
     if same_over == "steps":
         return x * _mask(seed, x[:, 0], rate).unsqueeze(1)
     if same_over == "pixels":
@@ -165,7 +158,7 @@ def masked(x: Tensor, seed: Any, rate: float, same_over: str) -> Tensor:
 
 
 def _mask(seed: Any, entries: Tensor, rate: float) -> Tensor:
-    """Return what multiplies the entries; a seed of 0 in a tensor masks nothing."""
+    """Return the factors of the entries; a seed of 0 in a tensor masks nothing."""
     kept = (uniforms(seed, entries) >= rate).to(entries.dtype) / (1 - rate)
     return kept if isinstance(seed, int) else torch.where(seed > 0, kept, torch.ones_like(kept))
 
@@ -174,11 +167,11 @@ def _mask(seed: Any, entries: Tensor, rate: float) -> Tensor:
 class MCDropout(Method):
     """Dropout that stays on when predicting.
 
-    A network's own `nn.Dropout` layers become stochastic at their own rates, and nothing else changes (dropout called
-    as a function inside `forward` cannot be seen). A network without any gets channel masks behind its linear maps.
+    The `nn.Dropout` layers of a network become stochastic at their own rates, and nothing else changes. Calls of
+    `F.dropout` inside `forward` are not found. A network without dropout layers gets channel masks after linear maps.
 
     Attributes:
-        rate: probability that a channel is dropped, where the network has no dropout layers of its own.
+        rate: probability that a channel is dropped, for networks without dropout layers.
 
     Example:
         >>> bnn = lb.convert(net, lb.MCDropout(rate=0.1))
@@ -193,7 +186,6 @@ class MCDropout(Method):
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        """Check the rate."""
         check_rate(rate=self.rate)
 
     @override
@@ -202,7 +194,6 @@ class MCDropout(Method):
 
     @override
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
-        """Choose the network's own dropout layers; without any, all linear maps but the last of several."""
         own = {path for path, layer in layers if isinstance(layer, DROPOUTS) and 0 < _rate(layer) < 1}
         maps = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
         return own or set(maps[:-1] or maps)

@@ -2,10 +2,10 @@
 
     W_ij ~ Normal(M_ij, sigma_ij^2),      KL to Normal(0, s^2) in closed form, summed over weights
 
-The vectors of an embedding are weights like others; a pass samples one table for all rows (`gaussian.py`). Biases stay
-points. Two estimators of the gradient keep the noise of the rows of a batch apart:
+A pass samples one table of an embedding for all rows (`_gaussian.py`). Biases have no noise. Two estimators of the
+gradient give every row of a batch its own noise:
 
-* local reparameterisation samples the pre-activations (`gaussian.py`);
+* local reparameterisation samples the pre-activations (`_gaussian.py`);
 * Flipout (Wen et al., 2018) samples one weight matrix and flips its signs for every row,
   y = M x + r * ((sigma eps) (x * s)),  s and r random signs.
 
@@ -37,7 +37,6 @@ class MeanFieldLayer(GaussianLayer):
     method: MeanField
 
     def __init__(self, base: Any, method: MeanField) -> None:
-        """Start with the given weights as means, and one standard deviation for all."""
         super().__init__(base, method)
         stds = torch.full_like(base.weight.detach(), method.init_std, dtype=self.wide)
         self.posterior.rho = nn.Parameter(inverse_softplus(stds))
@@ -80,13 +79,13 @@ class MeanFieldLayer(GaussianLayer):
 class MeanField(Method):
     """An independent Gaussian over every weight: twice the parameters, and a KL that grows with the network.
 
-    Embeddings are converted, too: every weight has a posterior. For them alone (Bayesian embeddings), or for all but
-    them, use `where`. A layer whose weight is tied to an embedding's shares its means, not its deviations or its noise.
+    Embeddings are converted, too; use `where` to choose or exclude them. A layer whose weight is tied to that of an
+    embedding shares its means, not its deviations or its noise.
 
     Attributes:
         prior_std: standard deviation of the prior Normal(0, s^2) over weights.
         init_std: initial standard deviation of the weights.
-        estimator: how rows get noise of their own in training: "local" reparameterisation or "flipout".
+        estimator: noise per row in training, by "local" reparameterisation or "flipout".
 
     Example:
         >>> bnn = lb.convert(net, lb.MeanField(prior_std=1.0))
@@ -102,7 +101,6 @@ class MeanField(Method):
     estimator: Estimator = "local"
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)
         check_choice("estimator", self.estimator, ("local", "flipout"))

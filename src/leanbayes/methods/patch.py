@@ -4,16 +4,15 @@
 
 EMP draws one z for a whole layer (eq. 4), ECMP one for every element of its tensors (eq. 5): K^layers and K^elements
 networks that share all their large weights, and the running statistics of their norms. A draw serves a whole batch.
-Who shares an index is the shape of the noise that `pick` turns into indices; dropout, DropConnect and explicit
-ensembles are other shapes of the same thing (Table 2; docs/design/0012-patches.md).
+The shape of the noise decides which elements share an index. Dropout, DropConnect and explicit ensembles are other
+shapes (Table 2; docs/design/0012-patches.md).
 
-The K copies of a tensor are kept as their mean, which is the plain layer itself, and K - 1 contrasts C_j,
+The K copies of a tensor are stored as their mean, which is the plain layer itself, and K - 1 contrasts C_j,
 
     M_k = M + sum_j A_kj C_j,      A with orthonormal columns that sum to zero.
 
-These are as many numbers as K copies, but a plain checkpoint fits, the average network is exact whatever the contrasts
-are, and a network that is trained plainly first is converted by doing nothing. The KL to Normal(0, 1/tau) is, up to a
-constant (eq. 6),
+These are as many numbers as K copies. A plain checkpoint fits, and the average network is exact for any contrasts. The
+KL to Normal(0, 1/tau) is, up to a constant (eq. 6),
 
     sum_k tau p_k / 2 ||M_k||^2   =   tau / 2 ||M||^2 + tau / (2 K) sum_j ||C_j||^2   for uniform p,
 
@@ -23,8 +22,8 @@ of the patched tensors; shared weights have the same term as the optimiser's wei
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -39,7 +38,7 @@ from leanbayes.layers.select import choose
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_components
 from leanbayes.runtime.noise import Noise, NoiseSpec
-from leanbayes.runtime.passes import draws, Variables, Width
+from leanbayes.runtime.passes import Variables, Width
 
 Mixing = Literal["uniform", "learned"]
 ROLES = ("norm", "input", "output")
@@ -121,22 +120,17 @@ class PatchLayer(StochasticLayer):
         basis: Tensor = self.posterior.basis
         return basis.new_full((self.copies,), 1 / self.copies)
 
-    def copies_of(self, name: str) -> Tensor:
-        """Return the K copies of the "weight" or the "bias", flattened: (K, n)."""
-        return dict(zip(self.names, torch.split(self.every_copy(), self.sizes, 1), strict=True))[name]
-
     def every_copy(self, index: Tensor | None = None) -> Tensor:
-        """Return the K copies of weight and bias in a row, or those of the indices (R,): (K, n)."""
+        """Return the K copies of weight and bias in a row, or those of the indices (R,): (K, n) or (R, n)."""
         basis: Tensor = self.posterior.basis if index is None else self.posterior.basis[index]
         return torch.addmm(self._centre(), basis, self.posterior.contrasts)
 
     def _exact(self) -> AbstractContextManager[Any]:
-        """Return a context in which products of copies are not rounded: autocast would take them for layers."""
+        """Return a context without autocast, which would round the products of copies."""
         device: torch.device = self.posterior.contrasts.device
         return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
     def _centre(self) -> Tensor:
-        """Return weight and bias of the plain layer in a row: (n,)."""
         dtype = self.posterior.contrasts.dtype
         tensors = {name: self.weight_now if name == "weight" else self.base.bias for name in self.names}
         return torch.cat([tensor.flatten().to(dtype) for tensor in tensors.values()])
@@ -145,7 +139,7 @@ class PatchLayer(StochasticLayer):
         """Return the copies of the indices, one (R, 1) or one for each element (R, n)."""
         chosen = self.every_copy().gather(0, index) if self.method.crossed else self.every_copy(index[:, 0])
         if self.method.mixing == "learned":
-            # Straight through: in value the chosen copies, in slope as if they were the average under p.
+            # Straight through: the value of the chosen copies, the gradient of the average under p.
             chosen = chosen + (self.probabilities - self.probabilities.detach()) @ self.every_copy()
         return chosen
 
@@ -156,7 +150,7 @@ class PatchLayer(StochasticLayer):
         """Return the standard deviation of contrasts that spreads copies by `init_spread` times the weights' size."""
         weight = self.weight_now.detach()
         size = 0.0 if weight.is_meta else float(weight.float().square().mean().sqrt())
-        if size == 0:  # zero-initialised, or without numbers yet: the size that it would usually have
+        if size == 0:  # zero-initialised or on the meta device: the usual size
             linear = isinstance(self.family, LinearFamily)
             size = self.family.inputs(self.base) ** -0.5 if linear else 1.0
         return self.method.init_spread * size * math.sqrt(self.copies / max(self.copies - 1, 1))
@@ -168,7 +162,6 @@ class PatchLayer(StochasticLayer):
         return uniform
 
     def _surprise(self) -> Tensor:
-        """Return the divergence of learned mixing probabilities from uniform ones, once for every index."""
         p = self.probabilities.float()
         return self.nodes * (p * (p * self.copies).log()).sum()
 
@@ -177,19 +170,18 @@ class PatchLayer(StochasticLayer):
 class ModelPatch(Method):
     """K copies of a network's norms and output layer, one chosen at random for each draw.
 
-    Few parameters, and with batch norms the cheapest step of all methods on a CPU (docs/results/cost.md).
-
-    The defaults are for copies that are trained with the network. To fine-tune a trained one, take `init_spread=0.05`
-    and a low rate for the copies (`posterior_lr=1e-3` with Adam).
+    Few parameters, and with batch norms the cheapest step of all methods on a CPU (docs/results/cost.md). The defaults
+    are for copies that are trained with the network. To fine-tune a trained one, use `init_spread=0.05` and a low rate
+    for the copies (`posterior_lr=1e-3` with Adam).
 
     Attributes:
         components: K, the number of copies of each patched tensor.
         crossed: False draws one copy for a whole layer (EMP), True one for every element (ECMP).
-        patch: what is patched where the user names no layers: "norm", "input" (the first linear map), "output" (the
-            last), or globs on dotted paths.
+        patch: the layers to patch if `where` names none: "norm", "input" (the first linear map), "output" (the last),
+            or globs on dotted paths.
         init_spread: standard deviation of the copies around the given tensors, relative to the size of the weights.
         precision: tau, of the prior Normal(0, 1/tau) over patched weights and scales.
-        bias_precision: rho, the same of biases and shifts; None is `precision`.
+        bias_precision: rho, the precision for biases and shifts; None is `precision`.
         mixing: "uniform", or "learned" probabilities of the copies of each layer, by a straight-through gradient.
 
     Example:
@@ -212,7 +204,6 @@ class ModelPatch(Method):
     mixing: Mixing = "uniform"
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         object.__setattr__(self, "patch", (self.patch,) if isinstance(self.patch, str) else tuple(self.patch))
         check_components(self.components)
         check_at_least_zero(init_spread=self.init_spread, precision=self.precision)
@@ -220,7 +211,7 @@ class ModelPatch(Method):
             check_at_least_zero(bias_precision=self.bias_precision)
         check_choice("mixing", self.mixing, ("uniform", "learned"))
         if not self.patch:
-            raise ValueError("expected patch to name what is patched, such as ('norm', 'output'), got nothing")
+            raise ValueError("expected patch to name layers, such as ('norm', 'output'), got nothing")
 
     def precision_of(self, name: str) -> float:
         """Return the prior's precision for a "weight" or a "bias"."""
@@ -232,7 +223,6 @@ class ModelPatch(Method):
 
     @override
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
-        """Choose by role and by glob; a role that no layer plays is passed over."""
         maps = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
         roles = {
             "norm": [path for path, layer in layers if isinstance(layer, NORMS)],
@@ -260,7 +250,7 @@ class ModelPatch(Method):
 
 
 def contrasts(count: int) -> Tensor:
-    """Return an orthonormal basis of what sums to zero over `count` copies: (count, count - 1), Helmert's.
+    """Return an orthonormal basis of the vectors that sum to zero, Helmert's: (count, count - 1).
 
     Example:
         >>> contrasts(2)
@@ -271,38 +261,3 @@ def contrasts(count: int) -> Tensor:
         basis[:j, j - 1], basis[j, j - 1] = 1.0, -float(j)
         basis[:, j - 1] /= math.sqrt(j * (j + 1))
     return basis
-
-
-@contextmanager
-def patched(model: nn.Module, indices: Mapping[str, int | Tensor]) -> Iterator[nn.Module]:
-    """Fix which copies a model uses while the context is open, by path of the patched layer.
-
-    Args:
-        model: a converted model.
-        indices: for every patched layer the number of its copy (EMP), or one number for each element of its weight,
-            then of its bias (ECMP).
-
-    Example:
-        >>> with patched(bnn, {"bn1": 3, "fc": 0}):
-        ...     y = bnn(x)
-    """
-    layers = {layer.path: layer for layer in model.modules() if isinstance(layer, PatchLayer)}
-    if set(indices) != set(layers):
-        raise ValueError(f"expected an index for each of {', '.join(layers)}, got {', '.join(indices) or 'none'}")
-    with draws(model, seed=0):
-        for path, index in indices.items():
-            layer = layers[path]
-            layer.state.noise[path] = (_noise_of(layer, torch.as_tensor(index)),)
-        yield model
-
-
-def _noise_of(layer: PatchLayer, index: Tensor) -> Tensor:
-    """Return the uniform numbers that `pick` turns into these indices: the middles of their shares."""
-    if index.numel() not in (1, layer.nodes) or not 0 <= int(index.min()) <= int(index.max()) < layer.copies:
-        raise ValueError(
-            f"layer '{layer.path}' expected 1 or {layer.nodes} indices from 0 to {layer.copies - 1}, got "
-            f"{index.numel()} from {int(index.min())} to {int(index.max())}"
-        )
-    shares = layer.probabilities.detach()
-    middles = shares.cumsum(0) - shares / 2
-    return middles[index.to(layer.device).flatten()].expand(layer.nodes)[None]

@@ -3,12 +3,12 @@
 Multiplicative (the paper's eq. 1):   y = (W (x * s_k)) * r_k + b_k,          W' = W * (r_k s_k^T)
 Additive (its section 3.1):           y = W x + u r_k (s_k . x) + b_k,        W' = W + u r_k s_k^T
 
-with s ~ q_k over the inputs, r ~ q_k over the outputs, k one of K components, the same for a row in every layer,
-and u the root mean square of the layer's weights, so that a standard deviation means the same in both forms. The
-bias belongs to the member and is added after r, never multiplied by it.
+with s ~ q_k over the inputs and r ~ q_k over the outputs. A row has the same component k of K in every layer. u is the
+root mean square of the layer's weights, so that a standard deviation means the same in both forms. The bias belongs to
+the member and is added after the product with r.
 
-KL: mean_k KL(q_k || p), an upper bound on the divergence of the uniform mixture, or the sum over k, as the
-authors' code has it. BatchEnsemble (Wen et al., 2020) is the case of a point mass, which pays nothing.
+KL: mean_k KL(q_k || p), an upper bound on the divergence of the uniform mixture, or the sum over k as in the authors'
+code. BatchEnsemble (Wen et al., 2020) has point masses and no KL.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Rank1Layer(StochasticLayer):
     sampled_together = True
 
     def __init__(self, base: Any, method: Method, config: Rank1) -> None:
-        """Draw the component centres; on average they leave a trained function unchanged.
+        """Draw the component centres, which leave a trained function unchanged on average.
 
-        `method` is the user's, `config` the same in terms of rank-1 factors.
+        `method` is the method of the user, `config` the same method in terms of rank-1 factors.
         """
         super().__init__(base, method)
         self.config = config
@@ -182,22 +182,22 @@ class Rank1(Method):
 
     Attributes:
         components: K, the number of mixture components; each row of a batch uses one of them.
-        posterior: law of a factor's posterior; "point" gives BatchEnsemble.
-        prior: law of its prior; pairs whose divergence is infinite are refused. Under a "point" posterior the
-            prior acts as a penalty (maximum a posteriori); prior "point" is no prior.
+        posterior: distribution of a factor; "point" gives BatchEnsemble.
+        prior: its prior; pairs with an infinite divergence are refused. Under a "point" posterior the prior acts as a
+            penalty (maximum a posteriori); prior "point" is no prior.
         prior_std: scale of the prior (of a half-Cauchy: its median).
         factors: which factors are random; the others are one.
         init: component centres around one, or random signs. Random signs are the paper's choice for training
             from scratch; **they discard the function of a trained network**, and `convert` warns.
-        init_spread: standard deviation of the component centres around one before they are centred, which makes it
-            sqrt(1 - 1/K) of that: 0.87 of it for K = 4, none for K = 1.
-        init_std: initial scale of each factor's posterior (0.0316 in the paper; more is better calibrated where the
-            KL has no time to raise it).
+        init_spread: standard deviation of the component centres around one before centring, which multiplies it by
+            sqrt(1 - 1/K): 0.87 for K = 4, 0 for K = 1.
+        init_std: initial scale of each factor's posterior (0.0316 in the paper; more is better calibrated after short
+            training).
         sign_probability: probability of +1 under random signs (0.5 CIFAR, 0.75 ImageNet in the paper).
         kl_over: "mean" over components is the bound; "sum" is what the authors' code does.
-        component_bias: give every component a bias of its own, where the layer has one.
+        component_bias: give every component its own bias, if the layer has one.
         perturbation: multiply the weights by the factors, or add their outer product.
-        embeddings: convert embeddings, too: a factor for each of their features, and none for words.
+        embeddings: convert embeddings, too, with a factor for each feature.
 
     Example:
         >>> bnn = lb.convert(net, lb.Rank1(components=4, prior_std=0.1))
@@ -222,7 +222,6 @@ class Rank1(Method):
     embeddings: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_components(self.components)
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)
@@ -287,9 +286,9 @@ class Rank1(Method):
         )
 
     def centres(self, layer: nn.Module | None = None) -> dict[str, float]:
-        """Return the sides that carry factors, of a layer or of any, with what their factors lie around.
+        """Return the sides that carry factors, of one layer or of any, with the centres of their factors.
 
-        Additive factors lie around zero on one side, which leaves the function unchanged on average.
+        Additive factors are centred at zero on one side, which leaves the function unchanged on average.
         """
         sides = {"both": ("input", "output"), "input": ("input",), "output": ("output",)}[self.factors]
         sides = ("output",) if isinstance(layer, EMBEDDINGS) else sides  # words cannot be multiplied
@@ -313,16 +312,15 @@ class Rank1(Method):
 class BatchEnsemble(Method):
     """An ensemble whose members share the weights and differ in two vectors and a bias per layer (no KL).
 
-    Nothing but the optimiser holds the factors: keep their learning rate low (half of the weights' in the paper). The
-    default spread is for members that are trained for long: until then it may harm a trained network. To fine-tune one,
-    take `init_spread=0.05`.
+    No prior holds the factors: keep their learning rate low (half of the weights' in the paper). The default spread is
+    for long training. To fine-tune a trained network, use `init_spread=0.05`.
 
     Attributes:
         components: K, the number of members.
         init: member factors around one, or random signs (**which discard a trained function**).
-        init_spread: standard deviation of the factors around one before they are centred; then sqrt(1 - 1/K) of it.
+        init_spread: standard deviation of the factors around one before centring, which multiplies it by sqrt(1 - 1/K).
         sign_probability: probability of +1 under random signs.
-        component_bias: give every member a bias of its own, where the layer has one.
+        component_bias: give every member its own bias, if the layer has one.
 
     Example:
         >>> bnn = lb.convert(net, lb.BatchEnsemble(components=4))
@@ -340,11 +338,10 @@ class BatchEnsemble(Method):
     component_bias: bool = True
 
     def __post_init__(self) -> None:
-        """Check every field by building the rank-1 config behind it."""
         self.config()
 
     def config(self) -> Rank1:
-        """Return the same thing in terms of rank-1 factors: point masses without a prior."""
+        """Return the same method in terms of rank-1 factors: point masses without a prior."""
         return Rank1(posterior="point", prior="point", **self.fields())
 
     @override

@@ -6,14 +6,14 @@ with alpha for each layer, output neuron or weight (eq. 17-19), a free standard 
 
     w_ij ~ Normal(0, sigma_ij^2)                                                      (eq. 12).
 
-Under a log-uniform prior, p(w) ~ 1 / |w|, the KL falls as alpha grows and depends on nothing else, so training may
-raise alpha without bound: at some point the means say nothing, and the ensemble says everything (the phase transition;
-`leanbayes.phase`). A weight's KL counts once for every weight that an alpha covers.
+Under a log-uniform prior, p(w) ~ 1 / |w|, the KL depends on alpha alone and falls as alpha grows. So training may raise
+alpha without bound, until the means carry no information (the phase transition; `leanbayes.phase`). The KL counts once
+for every weight that an alpha covers.
 
-The zero-mean layer has no parameters of its own: the plain weights, of any sign, are its standard deviations, and under
-the log-uniform prior its KL is constant. A rectifier behind it would zero half of its outputs; use |x| (`lb.layers`).
-Sparse variational dropout (Molchanov et al., 2017) is `parameterization="additive"` with `lb.phase.prune`, which zeroes
-weights where log alpha is above 3; Gaussian dropout at a fixed rate is `learn=False`.
+The zero-mean layer has no parameters of its own: the plain weights, of any sign, are its standard deviations. Its KL
+under the log-uniform prior is constant. A ReLU after it would zero half of its outputs; use |x| (`lb.layers`). Sparse
+variational dropout (Molchanov et al., 2017) is `parameterization="additive"` with `lb.phase.prune`, which zeroes
+weights of log alpha above 3. Gaussian dropout at a fixed rate is `learn=False`.
 """
 
 from __future__ import annotations
@@ -36,19 +36,18 @@ Parameterization = Literal["layer", "neuron", "weight", "additive", "zero_mean"]
 Prior = Literal["log_uniform", "ard", "student"]
 
 LIMIT = 20.0
-"""log alpha is used between minus and plus this: beyond, float32 sees either no noise or no mean."""
+"""log alpha is clamped to minus and plus this: beyond, float32 has either no noise or no mean."""
 
 SMALLEST_SQUARE = 1e-16
 """Added to a squared mean whose logarithm is taken."""
 
 
 class VarianceLayer(GaussianLayer):
-    """A linear map with Gaussian weights whose standard deviations are tied to their means, or stand alone."""
+    """A linear map with Gaussian weights; their standard deviations are tied to their means, or free."""
 
     method: VarianceLayers
 
     def __init__(self, base: Any, method: VarianceLayers) -> None:
-        """Start with the given weights as means and little noise; zero-mean weights take them as deviations."""
         super().__init__(base, method)
         start = method.init_log_alpha
         weight = self.weight_now.detach()
@@ -109,7 +108,7 @@ class VarianceLayer(GaussianLayer):
         return each.sum() * (self.nodes / each.numel())
 
     def _learn(self, name: str, value: Tensor) -> None:
-        """Keep a number that is trained, or stays as it is."""
+        """Register a parameter, or a buffer if alpha is not learned."""
         if self.method.learn:
             self.posterior.register_parameter(name, nn.Parameter(value))
         else:
@@ -117,24 +116,24 @@ class VarianceLayer(GaussianLayer):
 
 
 PRIORS: dict[str, Callable[[Tensor], Tensor]] = {"log_uniform": log_uniform_kl, "ard": ard_kl}
-"""The KL of a weight as a function of log alpha, for priors where that is all."""
+"""The KL of a weight as a function of log alpha alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceLayers(Method):
-    """Gaussian weights whose noise may grow until their means say nothing.
+    """Gaussian weights whose noise may grow until their means carry no information.
 
     Name the layers: `where=lb.layers.first(nn.Linear)`, `where=lb.layers.last(nn.Conv2d, 3)`. In the paper a batch norm
-    and a rectifier follow them. Embeddings are converted only where they are named.
+    and a ReLU follow them. Embeddings are converted only if `where` names them.
 
     Attributes:
         parameterization: one alpha for a "layer" (the paper's best), for each output "neuron" or "weight"; "additive",
             a free standard deviation for each weight; "zero_mean", whose deviations are the plain weights and whose
             means are zero (**which discards a trained function**).
         prior: "log_uniform" (by the tight approximation of Molchanov et al., 2017), "ard" or "student".
-        init_log_alpha: where log alpha starts.
+        init_log_alpha: initial log alpha.
         student_nu: degrees of freedom of the Student prior.
-        learn: train alpha; False keeps the noise as it starts, Gaussian dropout.
+        learn: train alpha; False keeps the initial noise (Gaussian dropout).
 
     Example:
         >>> bnn = lb.convert(net, lb.VarianceLayers(), where=lb.layers.first(nn.Linear))
@@ -151,7 +150,6 @@ class VarianceLayers(Method):
     learn: bool = True
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
         check_choice("parameterization", self.parameterization, ("layer", "neuron", "weight", "additive", "zero_mean"))
         check_choice("prior", self.prior, ("log_uniform", "ard", "student"))
         check_positive(student_nu=self.student_nu)
@@ -164,10 +162,7 @@ class VarianceLayers(Method):
 
     @override
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
-        """Choose all linear maps but the last of several: noise in the output itself only makes it unsure.
-
-        Embeddings have to be named: under a prior that rewards noise, rare words would lose their vectors.
-        """
+        # Not the last: noise in the output only makes it unsure. Not embeddings: rare words would lose their vectors.
         paths = [path for path, layer in layers if isinstance(layer, LINEAR_MAPS)]
         return set(paths[:-1] or paths)
 

@@ -49,7 +49,6 @@ def launched() -> Launch | None:
 
 
 def _slurm_tasks() -> int:
-    """Return how many tasks srun started together with this process: 1 outside of Slurm."""
     return int(os.environ.get("SLURM_NTASKS", "1")) if "SLURM_PROCID" in os.environ else 1
 
 

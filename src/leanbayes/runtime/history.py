@@ -158,7 +158,6 @@ class History(Generic[State]):
         return History()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle an empty history."""
         return History, ()
 
 

@@ -73,7 +73,6 @@ class NoisePool:
     """
 
     def __init__(self, layers: Iterable[Noisy]) -> None:
-        """Lay out the noise of the layers; layers of one path share theirs."""
         self.layout: dict[tuple[Kind, bool, torch.device], list[_Slot]] = {}
         placed: set[str] = set()
         for layer in layers:

@@ -258,7 +258,6 @@ class PassState:
         self.noise = plan.pool.draw(self.rows)
 
     def _plan(self, module: nn.Module) -> _Plan:
-        """Return the layers of a module that share this state; they are looked up once, as long as none is replaced."""
         if self.plan is None or self.plan.root() is not module or not self.plan.holds():
             self.plan = _Plan(module, self)
         return self.plan
@@ -321,7 +320,6 @@ class _Plan:
         return all(holder.get(name) is layer for holder, name, layer in self.registered)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle nothing: the next pass looks again."""
         return type(None), ()
 
 

@@ -42,11 +42,9 @@ class LearnRows:
     """A hook of a converted root: before the first pass over several rows, find out where its layers see them."""
 
     def __init__(self, state: PassState) -> None:
-        """Take the state that the layers share."""
         self.state = state
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Look at the arguments of a call."""
         if not (self.state.rows_known or self.state.fixed or torch.compiler.is_compiling()):
             learn_rows(module, args, kwargs)
 
@@ -109,23 +107,19 @@ def place_known_rows(model: nn.Module) -> None:
 
 
 def _waiting(model: nn.Module) -> dict[str, Any]:
-    """Return the stochastic layers that do not know where their rows are, by path."""
     return {path: layer for path, layer in model.named_modules() if _waits(layer)}
 
 
 def _waits(module: nn.Module) -> bool:
-    """Return whether a module is a stochastic layer that does not know where its rows are."""
     return getattr(type(module), "layout", ROWS) is None and getattr(module, "layout", ROWS) is None
 
 
 def _keeps_rows_first(module: nn.Module) -> bool:
-    """Return whether a module is of torch's own layers, or of leanbayes."""
     home = type(module).__module__
     return home.startswith("torch.nn.") or home.split(".")[0] == "leanbayes"
 
 
 def _transformed(x: Tensor) -> bool:
-    """Return whether a tensor belongs to a function transform such as vmap."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
 
 

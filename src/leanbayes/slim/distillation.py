@@ -27,7 +27,8 @@ from leanbayes.core.norm import update_norm
 from leanbayes.core.plain import mean
 from leanbayes.distributions.likelihoods import Categorical
 from leanbayes.methods._checks import check_at_least_zero, check_choice
-from leanbayes.methods.nested.config import channels_of, NestedDropout, NestedLayer, NestedNorm
+from leanbayes.methods.nested.config import NestedDropout
+from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm
 from leanbayes.methods.nested.units import LIMIT, OrderingUnit
 from leanbayes.runtime.batches import call, Inputs, repeat_rows
 from leanbayes.runtime.passes import draws

@@ -20,8 +20,8 @@ from leanbayes.core.plain import mean
 from leanbayes.layers.channels import Channels, Layout
 from leanbayes.layers.family import CHANNEL_NORMS, Conv1D, LINEAR_MAPS, LinearLike, TRANSPOSED
 from leanbayes.methods._base import plain_copy, StochasticLayer
-from leanbayes.methods.nested.config import channels_of, NestedLayer, NestedNorm, plain_layer
 from leanbayes.methods.nested.eligibility import unordered
+from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm, plain_layer
 from leanbayes.methods.nested.units import OrderingUnit
 
 NormData = Tensor | tuple[Any, Any] | Iterable[Any]

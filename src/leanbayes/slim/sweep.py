@@ -24,8 +24,8 @@ from leanbayes.core.plain import mean
 from leanbayes.core.predictor import predict
 from leanbayes.evaluation.evaluate import Data, evaluate, Result
 from leanbayes.layers.family import LINEAR_MAPS
-from leanbayes.methods.nested.config import channels_of, plain_layer
 from leanbayes.methods.nested.eligibility import kept_share
+from leanbayes.methods.nested.layer import channels_of, plain_layer
 from leanbayes.runtime._files import local, write_whole
 from leanbayes.runtime.batches import Inputs
 from leanbayes.runtime.passes import draws

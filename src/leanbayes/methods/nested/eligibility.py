@@ -1,4 +1,4 @@
-"""Which streams of a network can be ordered, why others cannot, and how much of the network widths remove."""
+"""Streams of channels that can be ordered, obstacles of others, and the share of the weights that widths remove."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ LEAST = 1e-9
 
 
 def obstacles(channels: Channels, left_out: Iterable[str], *, first: bool, inner: bool) -> dict[int, str]:
-    """Return what keeps each stream that a linear map begins from being ordered; nothing keeps those with "".
+    """Return the obstacle that keeps each stream of a linear map from being ordered; "" for none.
 
     Args:
         channels: the streams of a network.
         left_out: paths of layers that would fill dropped channels again.
         first: whether the stream of the first linear map may be ordered.
-        inner: whether only inner streams may be: those that a depthwise convolution passes on, or in networks without,
-            those that no sum passes through.
+        inner: whether only inner streams may be ordered (see `NestedDropout.streams`).
     """
     begun = [_roots(channels, path)[0] for path in channels.makers]
     found = {root: channels.stream(root).held for root in begun}
@@ -48,7 +47,7 @@ def obstacles(channels: Channels, left_out: Iterable[str], *, first: bool, inner
 
 
 def unordered(channels: Channels, found: dict[int, str]) -> str:
-    """Say what keeps the streams of a network from being ordered, by the first linear map that each obstacle meets."""
+    """Return a message with each obstacle and the first linear map that it meets."""
     makers = {why: path for path in reversed(channels.makers) if (why := found[_roots(channels, path)[0]])}
     named = [f"that of '{path}', since {why}" for why, path in reversed(makers.items())]
     more = f"; and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
@@ -61,13 +60,7 @@ def _roots(channels: Channels, path: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Shares:
-    """The share of a network's weights that widths remove.
-
-    Attributes:
-        weights: number of all of them.
-        narrowest: share that the narrowest width removes.
-        of_widths: share that each of some widths removes.
-    """
+    """The share of a network's weights that the narrowest width and some other widths remove."""
 
     weights: int
     narrowest: float
@@ -75,13 +68,7 @@ class Shares:
 
 
 def removable(layers: Mapping[str, nn.Module], channels: Channels, units: Mapping[int, OrderingUnit]) -> Shares:
-    """Count the weights that widths remove.
-
-    Args:
-        layers: the plain modules of a network by path.
-        channels: the streams of the network.
-        units: the ordering units of streams by number.
-    """
+    """Count the weights that widths remove, given the plain modules by path and the units by number of stream."""
     plain = {id(p): p.numel() for layer in layers.values() for p in layer._parameters.values() if p is not None}
     weights = sum(plain.values())
 
@@ -94,10 +81,10 @@ def removable(layers: Mapping[str, nn.Module], channels: Channels, units: Mappin
 
 
 def _gone(layer: Any, path: str, channels: Channels, kept: Mapping[int, float]) -> float:
-    """Return how many numbers of a layer are removed, given the share of each stream that is kept."""
+    """Return the number of removed weights of a layer, given the kept share of each stream."""
     inputs, outputs = channels.inputs[path], channels.outputs[path]
     of_outputs = kept_share(channels, outputs, kept)
-    of_inputs = 1.0 if inputs == outputs else kept_share(channels, inputs, kept)  # one weight for each channel
+    of_inputs = 1.0 if inputs == outputs else kept_share(channels, inputs, kept)  # one weight per channel
     tensors = {name: getattr(layer, name, None) for name in ("weight", "bias")}  # a parametrised weight, too
     sizes = {name: tensor.numel() for name, tensor in tensors.items() if tensor is not None}
     gone: float = sum(n * (1 - of_outputs * (of_inputs if name == "weight" else 1.0)) for name, n in sizes.items())
@@ -105,7 +92,7 @@ def _gone(layer: Any, path: str, channels: Channels, kept: Mapping[int, float]) 
 
 
 def kept_share(channels: Channels, layout: Layout | None, kept: Mapping[int, float]) -> float:
-    """Return the share of a channel axis that is kept, given that of each stream."""
+    """Return the kept share of a channel axis, given that of each stream."""
     if not layout:
         return 1.0
     sizes = [channels.stream(part.stream).size * max(1, part.repeat) for part in layout]
@@ -114,7 +101,7 @@ def kept_share(channels: Channels, layout: Layout | None, kept: Mapping[int, flo
 
 
 def report(shares: Shares, channels: Channels, found: Mapping[int, str]) -> str:
-    """Say which share of the weights each width removes, and count the streams that are not ordered by reason."""
+    """Return a message with the share of the weights that each width removes, and the reasons of unordered streams."""
     widths = ", ".join(f"width {width:g} removes {share:.0%}" for width, share in shares.of_widths.items())
     reasons = Counter(why for why in found.values() if why and why != OUTPUT)
     text = f"NestedDropout: of {shares.weights:,} weights {widths}"
@@ -124,7 +111,7 @@ def report(shares: Shares, channels: Channels, found: Mapping[int, str]) -> str:
 
 
 def too_little(shares: Shares, least: float, channels: Channels, found: dict[int, str]) -> str:
-    """Say that hardly anything of a network could be cut, why, and what to do."""
+    """Return a message for a network with too little to cut: how much, why, and what to do."""
     most = f"the narrowest width would remove {shares.narrowest:.1%} of the {shares.weights:,} weights"
     reasons = Counter(why for why in found.values() if why)
     why = (
@@ -132,7 +119,7 @@ def too_little(shares: Shares, least: float, channels: Channels, found: dict[int
     )
     parts = f"; {_untraced(channels)}" if channels.untraced else ""
     return (
-        f"expected a network of which NestedDropout can cut {least:.0%} of the weights, but {most}{why}{parts}; "
+        f"expected a network from which NestedDropout can cut {least:.0%} of the weights, but {most}{why}{parts}; "
         "NestedDropout(min_cut=0) converts it for the noise alone; other methods, such as lb.Rank1(), need no order"
     )
 
@@ -145,7 +132,7 @@ def _counted(reasons: Counter[str]) -> str:
 
 
 def _alike(reasons: Counter[str]) -> Counter[str]:
-    """Count reasons that differ in the layer that they name as one: the first of them, "(and others)"."""
+    """Count reasons that differ only in the named layer as one: the first of them, "(and others)"."""
     forms: dict[str, list[str]] = {}
     for why in reasons:
         forms.setdefault(re.sub(r"'[^']*'", "''", why), []).append(why)
@@ -157,7 +144,7 @@ def _alike(reasons: Counter[str]) -> Counter[str]:
 
 
 def _untraced(channels: Channels) -> str:
-    """Name a line that cannot be traced: one with a known cure if there is any."""
+    """Return a message about a line that cannot be traced, preferably one with a known remedy."""
     failed = channels.untraced
     path = next((path for path, why in failed.items() if "): " in why), next(iter(failed)))
     name = f"'{path}'" if path else "the network"
@@ -168,19 +155,15 @@ def _untraced(channels: Channels) -> str:
     )
 
 
-# -------------------- examples
-# Example inputs as names, shapes and dtypes, which a file can hold, and inputs made of them again.
-
-
 Inputs = tuple[tuple[str, tuple[int, ...], str], ...]
-"""Name ("" for a positional one), shape and dtype of each input."""
+"""Name ("" for a positional one), shape and dtype of each example input, as a file can hold them."""
 
 
 def describe_example(example: Any) -> Inputs:
-    """Return name, shape and dtype of example inputs: a tensor, a tuple of tensors or a mapping of them by name.
+    """Return name, shape and dtype of example inputs: a tensor, a tuple of tensors or a mapping by name.
 
     Raises:
-        TypeError: if there is anything else among them.
+        TypeError: if one of them is no tensor.
     """
     items = example.items() if isinstance(example, Mapping) else [("", one) for one in _several(example)]
     described = []
@@ -195,7 +178,7 @@ def describe_example(example: Any) -> Inputs:
 
 
 def build_example(inputs: Inputs, device: torch.device) -> Any:
-    """Return inputs of these shapes: ones, which are words of any vocabulary and hide nothing in a mask."""
+    """Return inputs of ones in these shapes: a word of any vocabulary, and a mask that hides nothing."""
     tensors = [(name, torch.ones(shape, dtype=getattr(torch, dtype), device=device)) for name, shape, dtype in inputs]
     if any(name for name, _ in tensors):
         return dict(tensors)
@@ -203,10 +186,10 @@ def build_example(inputs: Inputs, device: torch.device) -> Any:
 
 
 def as_inputs(values: Iterable[Iterable[Any]]) -> Inputs:
-    """Return a description as tuples, whatever a file made of it.
+    """Return a description of inputs as tuples; JSON has lists.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is no such description.
     """
     try:
         found = tuple((str(name), tuple(int(n) for n in shape), str(dtype)) for name, shape, dtype in values)

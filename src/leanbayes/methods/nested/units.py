@@ -1,13 +1,13 @@
-"""Ordering units (Cui et al., Variational Nested Dropout): channels in an order, of which the first few are kept.
+"""Ordering units (Cui et al., Variational Nested Dropout): ordered channels; a pass keeps the first few.
 
     z = 1 - exclusive cumsum(c),   c ~ Gumbel-softmax(log q, tau),   q_j = (1 - mu_{j+1}) prod_{k<=j} mu_k
 
 over groups of channels, mu learned. A unit belongs to a stream of channels (`leanbayes.layers.channels`): all layers
-that make or normalise these channels share it, and with it a mask for each pass.
+that make or normalise these channels share the unit and its mask.
 
-Units that are `coupled` read the same Gumbel noise: where their q are alike, all keep the same share of their channels.
-That changes no unit's own law. A unit with fewer groups reads the largest number of each block of groups: the maximum
-of n standard Gumbel numbers, less log n, is one again, and belongs to the share of the channels that the block has.
+Units that are `coupled` read the same Gumbel noise: with equal q, all keep the same share of their channels. The
+distribution of each unit stays the same. A unit with fewer groups reads the maximum of each block of groups: the maximum of
+n standard Gumbel numbers, minus log n, is a standard Gumbel number.
 """
 
 from __future__ import annotations
@@ -37,27 +37,15 @@ from leanbayes.runtime.passes import PassState
 Tail = Literal["learned", "geometric", "categorical"]
 
 HALF = 0.5
-"""Share of the passes that keep all channels under the usual prior: the full width, too, has to be trained."""
+"""Share of the passes that keep all channels under the default prior, so that the full width is trained, too."""
 
 LIMIT = 5.0
-"""Logits of keep probabilities are used between minus and plus this, as the paper clamps them."""
+"""Logits of keep probabilities are clamped to minus and plus this, as in the paper."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """How the channels of a stream are ordered.
-
-    Attributes:
-        groups: how many groups of neighbours are dropped together; fewer where a stream has fewer positions.
-        always_on: how many of the `groups` are never dropped.
-        tail: the law of the last group kept; "geometric" stops with probability 1 - `prior_keep` at each group.
-        coupled: read the noise of all other coupled units.
-        prior_keep: conditional keep probability of the prior chain; None keeps all groups in half of the draws.
-        init_keep: where learned keep probabilities start, within their limits; None starts with the prior.
-        temperature: of the relaxation.
-        hard: masks of zeros and ones, with the gradient of soft ones.
-        rescale: at a fixed width, multiply what is kept by its keep probability (appendix B.2).
-    """
+    """The settings of an ordering unit; see the fields of `NestedDropout`."""
 
     groups: int
     always_on: int
@@ -71,13 +59,13 @@ class Order:
 
 
 class OrderingUnit(nn.Module):
-    """The order of a stream's channels, and how many of them a pass keeps.
+    """The order of a stream's channels, and the number of them that a pass keeps.
 
-    Groups that are always on are kept as the last of them is: `free` tensors begin with that one, where no tail is
-    impossible, and `free_of` says where a channel finds itself in them.
+    Tensors named `free` begin with the last group that is always on: no tail before it is possible. `free_of` maps a
+    channel to its entry there.
 
     Channels are ordered by their position in a lane, so that all lanes stay equal. The temperature is a buffer, so that
-    it can be lowered during training.
+    training can lower it.
     """
 
     components = 1
@@ -94,7 +82,6 @@ class OrderingUnit(nn.Module):
     fixed_keep: Tensor
 
     def __init__(self, stream: Stream, order: Order) -> None:
-        """Put the channels into groups."""
         super().__init__()
         length = stream.size // stream.lanes // stream.block
         self.order, self.groups = order, min(order.groups, length)
@@ -121,7 +108,7 @@ class OrderingUnit(nn.Module):
             self.register_buffer("fixed_keep", beyond / beyond[0], persistent=False)
 
     def attach(self, state: PassState, path: str) -> None:
-        """Take part in the passes of a model: under a name of its own, or under one that all coupled units share."""
+        """Join the passes of a model, under its own path or under the path that all coupled units share."""
         self.state, self.path = state, f"*.order.{self.order.groups}" if self.order.coupled else f"{path}.order"
 
     @property
@@ -131,17 +118,17 @@ class OrderingUnit(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the unit is."""
+        """The device of the unit."""
         return self.group_of.device
 
     @property
     def used_logits(self) -> Tensor:
-        """The learned logits between their limits, in float32."""
+        """The learned logits, clamped to their limits, in float32."""
         return _limited(self.keep_logits)
 
     @property
     def free_log_tails(self) -> Tensor:
-        """The logarithms of q_j from the last group on that is always kept."""
+        """The logarithms of q_j, from the last group that is always on."""
         return log_tails_of(self.used_logits) if self.learned else self.fixed_log_tails
 
     @property
@@ -156,13 +143,13 @@ class OrderingUnit(nn.Module):
         return F.pad(free, (self.always_on - 1, 0), value=1.0)
 
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
-        """Declare a uniform number for each of the order's groups: a pass has one mask for all of its rows."""
+        """Return one uniform number per group: a pass has one mask for all rows."""
         return (NoiseSpec("uniform", (self.order.groups,), per_row=False),)
 
     def factors(self, *, again: bool = False) -> Tensor:
-        """Return what the current pass multiplies the channels by: (R, channels).
+        """Return the factors of the channels in the current pass: (R, channels).
 
-        A stream that was masked is masked `again` behind a norm; a fixed width is rescaled only the first time.
+        A masked stream is masked `again` after a norm; a fixed width is rescaled only the first time.
         """
         _, noise, width = self.state.inputs_of(self, 1)
         if width is not None:
@@ -174,26 +161,26 @@ class OrderingUnit(nn.Module):
         return z.index_select(1, self.free_of)
 
     def _pooled(self, uniform: Tensor) -> Tensor:
-        """Return uniform numbers for this unit's groups (R, groups), those of the maxima of blocks."""
+        """Return uniform numbers of this unit's groups (R, groups): the maxima of blocks."""
         if self.groups == self.order.groups:
             return uniform
         rows = uniform.new_zeros(len(uniform), self.groups)
         return rows.scatter_reduce(1, self.block_of.expand_as(uniform), uniform, "amax").pow(self.block_size)
 
     def at_width(self, width: float | int, *, again: bool = False) -> Tensor:
-        """Return the factors of a fixed width: zero beyond it, one or the keep probability up to it."""
+        """Return the factors of a fixed width: zero beyond it, one or the keep probability within."""
         kept = self.kept(width).float()
         return kept * self.keep[self.group_of] if self.order.rescale and not again else kept
 
     def kept(self, width: float | int) -> Tensor:
-        """Say which channels a width keeps."""
+        """Return which channels a width keeps."""
         return self.group_of < self.count(width)
 
     def count(self, width: float | int) -> int:
-        """Return how many groups a width keeps: a share of them, or their number where all `groups` are there.
+        """Return the number of groups that a width keeps; an integer width counts groups of the full order.
 
         Raises:
-            ValueError: if it is no share in (0, 1] and no number from 1 to the number of groups.
+            ValueError: if the width is neither a share in (0, 1] nor a number from 1 to the number of groups.
         """
         share = width / self.order.groups if isinstance(width, int) else width
         if not 0 < share <= 1:
@@ -203,15 +190,17 @@ class OrderingUnit(nn.Module):
         return max(self.always_on, math.floor(share * self.groups + 0.5))
 
     def kl(self) -> Tensor:
-        """Return Phi_1 of eq. (18), the divergence of the tails to those of the prior chain; zero for fixed tails."""
+        """Return Phi_1 of eq. (18), the divergence of the tails from the prior chain; zero for fixed tails."""
         return Chains([self], leaders=[self]).kl() if self.learned else torch.zeros((), device=self.device)
 
 
 class Chains:
-    """The chains of units with one order, those of equal length at once: a step has as few operations as can be."""
+    """The chains of several units with one order; `leaders` are the units whose own divergence counts.
+
+    Chains of equal length are computed in one operation.
+    """
 
     def __init__(self, units: Sequence[OrderingUnit], *, leaders: Sequence[OrderingUnit]) -> None:
-        """Take units, of which one may come several times, and those whose own divergence counts."""
         self.units, self.leaders = units, set(leaders)
         batches: dict[int, list[OrderingUnit]] = {}
         for unit in dict.fromkeys([*leaders, *units]):
@@ -230,7 +219,7 @@ class Chains:
         return torch.stack(total).sum()
 
     def keep_of_channels(self) -> Tensor:
-        """Return the probabilities that the channels of the units are kept, one unit behind the other."""
+        """Return the keep probabilities of the channels, one unit after the other."""
         starts: dict[OrderingUnit, int] = {}
         end = 0
         for batch in self.batches:
@@ -241,17 +230,16 @@ class Chains:
         return self._keep().index_select(0, places)
 
     def _keep(self) -> Tensor:
-        """Return the keep probabilities of all batches in one row."""
         if self.learned:
             return torch.cat([keep_of(logits).flatten() for logits in self.logits])
         return torch.cat([unit.fixed_keep for batch in self.batches for unit in batch])
 
 
 def _limited(logits: Tensor) -> Tensor:
-    """Return logits between their limits, in float32, with no gradient beyond.
+    """Return logits clamped to their limits, in float32, with no gradient beyond.
 
-    The gradient of `hardtanh` is one operation, of `clamp` five; it would be zero at the limit itself, where students
-    begin: hence a limit by two roundings larger.
+    The gradient of `hardtanh` is one operation, of `clamp` five. It is zero at the limit itself, where students begin:
+    hence a limit that is two roundings larger.
     """
     limit = LIMIT * (1 + 2e-7)
     return F.hardtanh(logits.float(), -limit, limit)
