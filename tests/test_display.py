@@ -172,3 +172,26 @@ def test_averages_are_short_and_never_fail():
     shown = []
     torch.func.vmap(lambda row: shown.append(average(row)) or row)(torch.ones(2, 3))
     assert shown == ["?"]
+
+
+def cells(record):
+    return [[cell.text for cell in row] for row in Xml.fromstring(record._repr_html_()).iter("tr")]
+
+
+def test_a_summary_in_a_notebook_has_a_row_for_each_layer():
+    found = lb.summary(lb.convert(network(), lb.MCDropout()))
+    assert cells(found) == [
+        ["layer", "class", "weights", "method"],
+        ["0", "Linear", "144", "mc_dropout"],
+        ["1", "ReLU", None, "- no parameters"],
+        ["2", "Linear", "170", "- not chosen"],
+    ]
+    lines = [each.text for each in Xml.fromstring(found._repr_html_()).iter("p")]
+    assert lines == [found.headline, "an ensemble of 65,536 networks"]
+
+
+def test_terms_of_the_bound_in_a_notebook_are_numbers():
+    bnn = lb.convert(network(), lb.Rank1())
+    terms = lb.elbo(bnn, torch.randn(4, 8), torch.zeros(4, dtype=torch.long), num_data=100)
+    assert cells(terms) == [["nll", "kl", "loss"], [average(each, digits=4) for each in terms[:3]]]
+    assert "outputs of shape (4, 10)" in terms._repr_html_()

@@ -1,8 +1,8 @@
 """Save and load converted models: safetensors with a readable header, nothing pickled, nothing imported by name.
 
 The header `leanbayes` is JSON: format, method, fields, paths, root (and `chain` for further conversions), likelihood,
-versions, and `tied` (names that share a tensor with another name). `root` is the converted part of the model, "" for all
-of it; paths within it seed the noise. Methods of the package are found by name; the caller passes any other method.
+versions, and `tied` (names that share a tensor with another name). `root` is the converted part of the model, "" for
+all of it; paths within it seed the noise. Methods of the package are found by name; the caller passes any other one.
 """
 
 from __future__ import annotations

@@ -239,7 +239,7 @@ def _replace(model: nn.Module, wrapped: dict[int, StochasticLayer]) -> nn.Module
 def _attach_sequences(model: nn.Module, state: PassState) -> None:
     """Mark layers that serve the steps of a sequence; a call of a recurrent module alone is a pass.
 
-    In a transformer layer with `batch_first` turned, only dropouts are marked: masks per entry would differ in the
+    In a transformer layer that was turned to rows first, only dropouts are marked: masks per entry would differ in the
     layer that is turned back.
     """
     for part in model.modules():

@@ -18,7 +18,7 @@ from leanbayes.layers.select import choose, Where
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime.batches import call, device_of, divisible, Inputs, leading_rows, Output, repeat_rows
-from leanbayes.runtime.display import average
+from leanbayes.runtime.display import average, html_table
 from leanbayes.runtime.distributed import gathered
 from leanbayes.runtime.passes import assign_rows, assigned, components_of
 from leanbayes.runtime.probe import learn_rows_from
@@ -45,6 +45,10 @@ class ElboTerms(NamedTuple):
     def __repr__(self) -> str:
         nll, kl, loss = (average(term, digits=4) for term in (self.nll, self.kl, self.loss))
         return f"ElboTerms(nll {nll}, kl {kl}, loss {loss}; outputs of shape {tuple(self.outputs.shape)})"
+
+    def _repr_html_(self) -> str:
+        terms = [average(term, digits=4) for term in (self.nll, self.kl, self.loss)]
+        return html_table(f"ElboTerms, outputs of shape {tuple(self.outputs.shape)}", self._fields[:3], [terms])
 
 
 def kl(model: nn.Module) -> Tensor:

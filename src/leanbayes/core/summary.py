@@ -13,6 +13,7 @@ from leanbayes.core.conversion import stochastic_layers, unwrap
 from leanbayes.core.coverage import coverage, largest, left_out, percent
 from leanbayes.core.coverage import Row as Row
 from leanbayes.methods.ensemble import members_of
+from leanbayes.runtime.display import html_table
 from leanbayes.runtime.passes import components_of
 
 EXACT_DIGITS = 15
@@ -90,13 +91,22 @@ class Summary:
         return tuple(left_out(self.rows))
 
     def __str__(self) -> str:
-        cells = [(row.path or "(root)", row.kind, f"{row.size:,}" if row.size else "", _said(row)) for row in self.rows]
+        cells = self._cells()
         wide = [max((len(cell[i]) for cell in cells), default=0) for i in range(3)]
         lines = [f"{p:<{wide[0]}}  {k:<{wide[1]}}  {n:>{wide[2]}}  {what}".rstrip() for p, k, n, what in cells]
-        head = [self.headline, self.ensemble]
-        if self.converted and self.left_out and not self.partial:
-            head.append(f"left out: {largest(self.left_out)}")
-        return "\n".join([*filter(None, head), *lines])
+        return "\n".join([self.headline, *self._remarks(), *lines])
+
+    def _repr_html_(self) -> str:
+        heads = ("layer", "class", "weights", "method")
+        return html_table(self.headline, heads, self._cells(), "; ".join(self._remarks()))
+
+    def _cells(self) -> list[tuple[str, str, str, str]]:
+        return [(row.path or "(root)", row.kind, f"{row.size:,}" if row.size else "", _said(row)) for row in self.rows]
+
+    def _remarks(self) -> list[str]:
+        """Return the size of the ensemble and the largest parts left out, if there are any."""
+        missed = self.converted and self.left_out and not self.partial
+        return [*filter(None, (self.ensemble, f"left out: {largest(self.left_out)}" if missed else ""))]
 
 
 def summary(model: nn.Module) -> Summary:

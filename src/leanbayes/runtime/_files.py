@@ -1,12 +1,12 @@
-"""Files that appear at once or not at all: written under a temporary name, flushed to disk, renamed.
+"""Files that appear whole or not at all: written under a temporary name, flushed to disk, renamed.
 
-Tensors go into safetensors files, which hold numbers and strings and nothing that could be executed. The string
-`leanbayes.checksums` holds a number for each tensor, so that a flipped bit is an error; older files have none. With the
-words w of a tensor (64 bits, the last one filled with zeros), word j of block i of chunk k, and odd factors a, b, c,
+Tensors go into safetensors files, which hold only numbers and strings. The string `leanbayes.checksums` holds a
+checksum of each tensor, so that a flipped bit is an error; older files have none. With the words w of a tensor (64
+bits, the last one filled with zeros), word j of block i of chunk k, and odd factors a, b, c,
 
     checksum = sum_kij c_k a_i b_j w_kij  modulo 2^64.
 
-It notices every change of one word and almost every exchange of words. It is for accidents: anyone can compute it.
+It detects every change of one word and almost every exchange of words. It is no protection against an attacker.
 """
 
 from __future__ import annotations
@@ -30,25 +30,21 @@ from safetensors import safe_open, SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-# -------------------- headers
-# Check the JSON that a file says of itself: the type of every field, before any of them is used.
-
-
 _LONGEST = 60  # characters of a value in a message
-_LARGEST = 2**63  # whole numbers beyond overflow as floats or as sizes
+_LARGEST = 2**63  # larger whole numbers overflow as floats or as sizes
 
 
 def check_fields(values: Any, kinds: Mapping[str, Any], *, required: tuple[str, ...] = (), within: str = "") -> None:
-    """Raise unless `values` is an object whose fields have the types of `kinds`; others may be there, too.
+    """Raise unless `values` is an object whose fields have the types of `kinds`; other fields are allowed.
 
     Args:
-        values: what JSON holds.
+        values: a value from JSON.
         kinds: type hints by name; tuples are lists in JSON.
-        required: names of fields that must be there.
-        within: what the names in the message begin with, such as "chain.0".
+        required: names of required fields.
+        within: prefix of the names in the message, such as "chain.0".
 
     Raises:
-        ValueError: naming the first field that is wrong, what was expected and what came.
+        ValueError: with the first wrong field, its expected type and its value.
     """
     if not isinstance(values, dict):
         raise ValueError(f"expected {within or 'the header'} to be an object, got {_short(values)}")
@@ -61,7 +57,7 @@ def check_fields(values: Any, kinds: Mapping[str, Any], *, required: tuple[str, 
 
 
 def conforms(value: Any, kind: Any) -> bool:
-    """Tell whether a value from JSON has the type of a hint: a union, Literal, list, tuple, dict, or a class."""
+    """Return whether a value from JSON has the type of a hint: a union, Literal, list, tuple, dict, or a class."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(conforms(value, one) for one in inner)
@@ -78,7 +74,7 @@ def conforms(value: Any, kind: Any) -> bool:
 
 
 def _is_one(value: Any, kind: type) -> bool:
-    """Tell whether a value is of a class; True and False are no numbers, and whole numbers are floats, too."""
+    """Return whether a value is of a class; booleans are no numbers, and whole numbers are floats, too."""
     if kind not in (int, float):
         return isinstance(value, kind)
     if isinstance(value, bool) or not isinstance(value, (int, kind)):
@@ -95,24 +91,20 @@ def _described(kind: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, (list, dict)) and len(value) > _LONGEST:  # which may also be nested without end
+    if isinstance(value, (list, dict)) and len(value) > _LONGEST:  # it may also be nested deeply
         return f"{type(value).__name__} of length {len(value)}"
     text = repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-# -------------------- paths
-# Paths that users give: all of them are on this machine, and an address of a bucket is refused as it was spelt.
-
-
 PathLike = str | os.PathLike[str]
 
 SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""How an address begins, such as s3://. One slash will do: a `Path` keeps one of two. C:/ is a Windows drive."""
+"""The start of an address such as s3://. One slash suffices: `Path` keeps one of two. C:/ is a Windows drive."""
 
 
 def local(path: PathLike) -> Path:
-    """Return a path on this machine; every path that a user gives goes through here.
+    """Return a path on this machine; every path of a user passes this check.
 
     Raises:
         ValueError: if it has a scheme, such as s3://, gs://, hf:// or file://; `Path` would make a folder of it.
@@ -129,29 +121,27 @@ CHECKSUMS = "leanbayes.checksums"
 """Metadata of a file with tensors: {name: checksum in 16 hexadecimal digits}, as JSON."""
 
 _BLOCK = 1024  # words
-_CHUNK = 8 * _BLOCK * 128  # bytes at a time, few enough for the processor's cache
+_CHUNK = 8 * _BLOCK * 128  # bytes at a time, which fit the processor's cache
 _STEP = 0x1E3779B97F4A7C15  # an odd number whose multiples are spread over 64 bits
 
 
 def write_text(text: str, path: Path) -> None:
-    """Write a text file; an existing one stays whole until the new one is."""
+    """Write a text file; an existing one stays whole until it is replaced."""
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write tensors, of which none may share memory with another (see `untied`), and strings by name.
-
-    A checksum of every tensor is added to the strings.
+    """Write tensors without shared memory (see `untied`), strings by name, and a checksum of every tensor.
 
     Raises:
-        OSError: if the disk is full or the folder cannot be written; `path` is then what it was.
+        OSError: if the disk is full or the folder cannot be written; `path` then stays unchanged.
     """
     checksums = json.dumps({name: checksum(tensor) for name, tensor in tensors.items()})
 
     def write(temporary: Path) -> None:
         try:
             save_file(tensors, temporary, metadata | {CHECKSUMS: checksums})
-        except SafetensorError as error:  # what the library makes of a full disk
+        except SafetensorError as error:  # raised by safetensors for a full disk
             raise OSError(str(error)) from error
 
     write_whole(path, write)
@@ -161,7 +151,7 @@ def read_tensors(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], d
     """Return the strings and (unless `tensors` is False) the tensors of a safetensors file.
 
     Raises:
-        ValueError: if the file is damaged or of another kind; a tensor that its checksum does not fit is named.
+        ValueError: if the file is damaged or of another kind; the message names a tensor with a wrong checksum.
     """
     try:
         with safe_open(path, framework="pt") as file:
@@ -179,7 +169,7 @@ def parse_json(text: str, where: str) -> Any:
     """Return the value of a JSON text from a file.
 
     Raises:
-        ValueError: in one sentence that begins with `where`, also for nesting without end.
+        ValueError: with a message that begins with `where`, also for JSON that is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -204,19 +194,19 @@ def checksum(tensor: Tensor) -> str:
 
 
 def _words(data: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return bytes as words of 64 bits; a copy where a view would be cut off or start at an odd address."""
+    """Return bytes as words of 64 bits; a copy if a view would be cut off or unaligned."""
     if len(data) % 8 == 0 and (words := data.view("<u8")).flags.aligned:
         return words
     return np.concatenate([data, np.zeros(-len(data) % 8, np.uint8)]).view("<u8")
 
 
 def _chunk_sum(words: npt.NDArray[Any]) -> int:
-    """Return sum_ij a_i b_j w_ij of at most 128 blocks, of which the last may be shorter."""
+    """Return sum_ij a_i b_j w_ij of at most 128 blocks; the last may be shorter."""
     in_block, of_block = _factors()
     whole = len(words) // _BLOCK
     last = words[whole * _BLOCK :]
     total = int(of_block[whole]) * int(last @ in_block[: len(last)])
-    if whole:  # of NumPy's and torch's products of 64-bit whole numbers, einsum is the fastest
+    if whole:  # einsum is the fastest product of 64-bit integers in NumPy and torch
         sums = np.einsum("ij,j->i", words[: whole * _BLOCK].reshape(whole, _BLOCK), in_block)
         total += int(sums @ of_block[:whole])
     return total
@@ -224,7 +214,7 @@ def _chunk_sum(words: npt.NDArray[Any]) -> int:
 
 @cache
 def _factors() -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return odd numbers, for the words of a block and for the blocks of a chunk; arithmetic wraps at 64 bits."""
+    """Return odd factors for the words of a block and the blocks of a chunk; arithmetic wraps at 64 bits."""
     numbers = np.arange(2 * _BLOCK, dtype=np.uint64) * np.uint64(_STEP)
     mixed = (numbers ^ (numbers >> np.uint64(29))) * np.uint64(_STEP) | np.uint64(1)
     return mixed[:_BLOCK], mixed[_BLOCK:]
@@ -243,9 +233,9 @@ def _compare_checksums(tensors: Mapping[str, Tensor], text: str, path: Path) -> 
 
 
 def untied(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return copies on the CPU with one name for each tensor, and the other names by that one.
+    """Return copies on the CPU with one name per tensor, and a map from its other names to that name.
 
-    Safetensors refuses shared memory; `tied` puts the other names back.
+    Safetensors refuses shared memory; `tied` restores the other names.
     """
     first: dict[tuple[Any, ...], str] = {}
     tensors: dict[str, Tensor] = {}
@@ -261,18 +251,18 @@ def untied(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, st
 
 
 def tied(tensors: dict[str, Tensor], others: Mapping[str, str]) -> dict[str, Tensor]:
-    """Return tensors with the names that `untied` took away."""
+    """Return tensors with the names that `untied` removed."""
     return tensors | {name: tensors[other] for name, other in others.items() if other in tensors}
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, flush it, and rename it."""
+    """Let `write` fill a temporary file next to `path`, flush it, and rename it."""
     path = local(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         temporary.touch(exist_ok=False)
-        rights = temporary.stat().st_mode  # those of any new file; safetensors puts a private one in its place
+        rights = temporary.stat().st_mode  # those of a new file; safetensors replaces it by a private one
         write(temporary)
         temporary.chmod(stat.S_IMODE(rights))
         with temporary.open("rb") as written:
@@ -283,6 +273,6 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove temporary files that a killed process left beside `path`."""
+    """Remove temporary files of killed processes next to `path`."""
     for leftover in path.parent.glob(f".{path.name}.*.tmp"):
         leftover.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What goes into a network and what comes out: tensors, tuples, mappings, records with `.logits`."""
+"""Inputs and outputs of networks: tensors, tuples, mappings, records with `.logits`."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
 """Called as model(x), model(*x) or model(**x)."""
 
 Output = Callable[[Any], Tensor]
-"""Picks the tensor out of what a model returns."""
+"""Picks the tensor out of the output of a model."""
 
 
 def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
-    """Call a model on its inputs and pick the tensor out of what it returns.
+    """Call a model on its inputs and return the tensor in its output.
 
     Raises:
-        TypeError: if there is no tensor in it.
-        ValueError: if a layer gets inputs of another width than it was made for.
+        TypeError: if the output has no tensor.
+        ValueError: if a layer gets inputs of the wrong width.
     """
     if isinstance(x, Mapping):
         result = run(model, **x)
@@ -41,13 +41,13 @@ def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of a model's first tensor: the CPU if it has none."""
+    """Return the device of a model's first tensor; the CPU if it has none."""
     tensors = itertools.chain(model.parameters(), model.buffers())
     return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def run(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """Call a model; raise a ValueError where a layer gets inputs of another width than it was made for."""
+    """Call a model; raise a ValueError if a layer gets inputs of the wrong width."""
     try:
         return model(*args, **kwargs)
     except RuntimeError as error:
@@ -58,7 +58,7 @@ def run(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _wrong_width(model: nn.Module, error: RuntimeError) -> str | None:
-    """Say which layer got what instead of the width that it was made for; None if that is not what went wrong."""
+    """Return a message with the layer that got a wrong width; None for any other error."""
     trace, found = error.__traceback__, None
     while trace is not None:  # the innermost layer is the last one
         names = trace.tb_frame.f_locals
@@ -81,7 +81,7 @@ def _wrong_width(model: nn.Module, error: RuntimeError) -> str | None:
 
 
 def _width(layer: nn.Module, given: Tensor) -> tuple[int, int | None]:
-    """Return the axis and the number of the features that a layer takes; None where it does not say."""
+    """Return the axis and the number of the features of a layer's input; None if unknown."""
     convolves = getattr(layer, "in_channels", None)
     if isinstance(convolves, int):
         return given.dim() - 1 - len(getattr(layer, "kernel_size", ())), convolves
@@ -92,7 +92,7 @@ def _width(layer: nn.Module, given: Tensor) -> tuple[int, int | None]:
 
 
 def _picked(result: Any) -> Any:
-    """Return the tensor that an output holds by custom, itself, `.logits` or item 0; the output where it has none."""
+    """Return the output itself if it is a tensor, else its `.logits` or item 0, else the output."""
     if isinstance(result, Tensor):
         return result
     logits = getattr(result, "logits", None)
@@ -104,7 +104,7 @@ def _picked(result: Any) -> Any:
 
 
 def map_rows(inputs: Any, rows: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change every tensor that has the batch on its first axis, anywhere in nested inputs."""
+    """Change every tensor in nested inputs that has the batch on its first axis."""
     if isinstance(inputs, Tensor):
         return change(inputs) if inputs.dim() and inputs.shape[0] == rows else inputs
     if isinstance(inputs, Mapping):
@@ -125,7 +125,7 @@ def slice_rows(inputs: Any, rows: int, start: int, stop: int) -> Any:
 
 
 def leading_rows(inputs: Any) -> int | None:
-    """Return the size of the first axis of the first tensor in nested inputs; None where there is no tensor."""
+    """Return the size of the first axis of the first tensor in nested inputs; None without a tensor."""
     first = _first(inputs)
     if isinstance(first, PackedSequence):
         return int(first.batch_sizes[0])
@@ -133,7 +133,7 @@ def leading_rows(inputs: Any) -> int | None:
 
 
 def rows_of(module: nn.Module, inputs: Any) -> int | None:
-    """Return the number of rows of a call, where `row_axis` says they are; sequences without a batch are one row."""
+    """Return the number of rows of a call along `row_axis`; a sequence without a batch axis is one row."""
     first, says = _first(inputs), _batch_first(module)
     if first is None or says is None or isinstance(first, PackedSequence):
         return leading_rows(inputs)
@@ -143,20 +143,17 @@ def rows_of(module: nn.Module, inputs: Any) -> int | None:
 
 
 def row_axis(module: nn.Module) -> int:
-    """Return which axis of a module's inputs holds the rows: the second if it says `batch_first=False`, else the first.
-
-    Torch's recurrent, attention and transformer modules say so by default.
-    """
+    """Return the axis of the rows in a module's inputs: 1 under `batch_first=False` (torch's default), else 0."""
     return 1 if _batch_first(module) is False else 0
 
 
 def divisible(module: nn.Module, inputs: Any) -> bool:
-    """Say whether a batch can be cut into rows along its first axis: not a packed one, nor one with rows elsewhere."""
+    """Return whether a batch can be cut along its first axis: it is not packed, and its rows are there."""
     return row_axis(module) == 0 and not isinstance(_first(inputs), PackedSequence)
 
 
 def _batch_first(module: nn.Module) -> bool | None:
-    """Return what a module, or torch's stack of layers, says of its layout; None where it says nothing."""
+    """Return `batch_first` of a module or of torch's stack of layers; None if it has none."""
     if isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder)):
         module = module.layers[0]
     if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
@@ -171,7 +168,7 @@ def _first(inputs: Any) -> Tensor | PackedSequence | None:
         return inputs
     if isinstance(inputs, Tensor):
         return inputs if inputs.dim() else None
-    if isinstance(inputs, (tuple, list)):  # asked before Mapping, whose check dynamo of torch 2.4 does not follow
+    if isinstance(inputs, (tuple, list)):  # before Mapping, whose check dynamo of torch 2.4 does not follow
         for item in inputs:  # a loop: up to torch 2.11, dynamo does not follow a generator here
             if (first := _first(item)) is not None:
                 return first
@@ -184,7 +181,7 @@ def to_device(inputs: Any, device: torch.device) -> Any:
 
 
 def without_arrays(inputs: Any, dtype: torch.dtype) -> Any:
-    """Make a tensor of every NumPy array in nested inputs; real numbers get the given type."""
+    """Convert every NumPy array in nested inputs to a tensor; real numbers get the given dtype."""
     if isinstance(inputs, np.ndarray):
         if inputs.dtype.kind not in "biufc":
             raise TypeError(f"expected an array of numbers, got one of {inputs.dtype}; convert it before")
@@ -203,7 +200,7 @@ def cloned(inputs: Any) -> Any:
 
 
 def versions(inputs: Any) -> list[int]:
-    """Count for every tensor in nested inputs how often it was changed in place; one of inference mode cannot be."""
+    """Return the number of changes in place of every tensor in nested inputs; 0 for inference mode."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors_in(inputs)]
 
 

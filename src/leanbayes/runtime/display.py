@@ -1,4 +1,4 @@
-"""How records look at a prompt and in a notebook: short, on any device, never an error."""
+"""Text and HTML of records for a prompt and a notebook: short, on any device, never an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNKNOWN = "?"
 
 
 def average(values: Tensor, digits: int = 3) -> str:
-    """Write the mean of a tensor in a few digits; `?` where it has no numbers to read."""
+    """Return the mean of a tensor in a few digits; `?` if it has no numbers to read."""
     if values.is_meta or values.numel() == 0:
         return UNKNOWN
     try:
@@ -22,21 +22,21 @@ def average(values: Tensor, digits: int = 3) -> str:
 
 
 def counted(number: int, name: str) -> str:
-    """Write a number with its noun: 1 example, 2 examples, 2 classes."""
+    """Return a number with its noun: 1 example, 2 examples, 2 classes."""
     if number == 1:
         return f"1 {name}"
     return f"{number:,} {name}{'es' if name.endswith('s') else 's'}"
 
 
 def cell(value: Any) -> str:
-    """Write a value of a table: numbers in four digits, a dash for nothing."""
+    """Return a table cell: floats in four digits, a dash for None."""
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return aligned columns, the numbers to the right."""
+    """Return columns aligned to the right."""
     wide = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return "\n".join("  ".join(f"{each:>{w}}" for each, w in zip(row, wide, strict=True)) for row in (heads, *rows))
 

@@ -1,4 +1,4 @@
-"""Which of several processes this is, and parameters of which each process holds a part (FSDP2)."""
+"""Rank and number of processes, and parameters that are sharded over processes (FSDP2)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import distributed, nn, Tensor
 
 INTERACTIVE = ("bash", "interactive")
-"""Names of Slurm jobs whose shell starts processes itself, as Lightning Fabric has it."""
+"""Names of interactive Slurm jobs, which start processes themselves (as in Lightning Fabric)."""
 
 
 class Launch(NamedTuple):
@@ -23,15 +23,15 @@ class Launch(NamedTuple):
 
     @property
     def processes(self) -> int:
-        """How many there are in all."""
+        """The total number of processes."""
         return self.devices * self.nodes
 
 
 def launched() -> Launch | None:
-    """Return how torchrun or Slurm started this process and its like; None where leanbayes may start what it needs.
+    """Return how torchrun or Slurm started this process; None if leanbayes may start processes itself.
 
     Raises:
-        ValueError: if Slurm started several tasks and does not say how many there are on each machine.
+        ValueError: if Slurm started several tasks without their number on each machine.
     """
     if distributed.is_available() and distributed.is_torchelastic_launched():
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -53,14 +53,14 @@ def _slurm_tasks() -> int:
 
 
 def rank_and_world() -> tuple[int, int]:
-    """Return this process's rank and the number of processes: (0, 1) where there is one."""
+    """Return this process's rank and the number of processes; (0, 1) for a single process."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
 
 
 def is_first() -> bool:
-    """Say whether this process speaks and writes for all; launchers tell by environment before processes are joined."""
+    """Return whether this process prints and writes for all; before they join, the environment has the rank."""
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank() == 0
     slurm = os.environ["SLURM_PROCID"] if _slurm_tasks() > 1 else "0"
@@ -69,10 +69,10 @@ def is_first() -> bool:
 
 @contextmanager
 def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Give modules whole tensors in place of the shards of `fully_shard`; gradients flow back into the shards.
+    """Replace the shards of `fully_shard` by whole tensors; gradients flow back into the shards.
 
-    Every process opens it, between a pass and its backward: `kl` is the same number in all of them, and each shard
-    gets its part of the gradient once. Modules without shards stay as they are.
+    Every process opens the context between a pass and its backward. `kl` is then the same number in all processes, and
+    each shard gets its part of the gradient once. Modules without shards stay unchanged.
 
     Example:
         >>> with gathered(layer.posterior for _, layer in lb.stochastic_layers(bnn)):
@@ -93,7 +93,7 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def refuse_shards(parameters: Iterable[Tensor], path: str) -> None:
-    """Say how to gather a model, if this process holds only shards of a layer that is to be read as a whole."""
+    """Raise if this process holds only shards of a layer; the message shows how to gather a model."""
     if any(map(is_shard, parameters)):
         raise ValueError(
             f"expected whole parameters, got shards of layer '{path}' (fully_shard); gather them into a conversion "
@@ -112,6 +112,6 @@ def has_shards(model: nn.Module) -> bool:
 
 
 def is_shard(tensor: Any) -> bool:
-    """Say whether a tensor is a DTensor; where nobody has imported those, which is slow, there are none."""
+    """Return whether a tensor is a DTensor, without the slow import: before it there are none."""
     homes = map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed._tensor"))  # torch 2.4: the second
     return any(isinstance(tensor, getattr(home, "DTensor", ())) for home in homes)

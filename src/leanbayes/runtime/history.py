@@ -135,11 +135,10 @@ class History(Generic[State]):
     def new_key(self) -> int:
         """Draw a key from torch's generator.
 
-        During backward a pass that begins repeats an earlier one: checkpointing restored the generator, and the key is
-        an earlier one.
+        A pass that begins during backward repeats an earlier one: checkpointing restored the generator.
 
         Raises:
-            RuntimeError: if it is not, because the generator was not restored.
+            RuntimeError: if the key is a new one, because the generator was not restored.
         """
         key = int(torch.randint(2**63 - 1, (), device="cpu"))
         if in_backward() and key not in self.keys:
@@ -154,7 +153,7 @@ class History(Generic[State]):
         return key
 
     def __deepcopy__(self, memo: Any) -> History[State]:
-        """Return an empty history: the graphs of a model know nothing of its copy."""
+        """Return an empty history: the graphs of a model do not belong to its copy."""
         return History()
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -25,10 +25,10 @@ class NoiseSpec(NamedTuple):
     """One tensor of standard noise that a layer needs.
 
     Attributes:
-        kind: "normal", "uniform" in [0, 1), or "seed": integers for `distributions.random.uniforms`.
+        kind: "normal", "uniform" in [0, 1), or "seed" (integers for `distributions.random.uniforms`).
         shape: its shape without the first axis.
-        per_row: one for each row of the batch, or one for the whole pass.
-        counted: whether named noise is computed on the layer's device by counting, for as many numbers as weights.
+        per_row: one per row of the batch, or one per pass.
+        counted: compute named noise on the layer's device by a counter, for as many numbers as weights.
     """
 
     kind: Kind
@@ -45,11 +45,7 @@ class Noisy(Protocol):
     @property
     def device(self) -> torch.device: ...
 
-    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
-        """Declare the noise of one function for all rows (`shared`), or of a pass with noise per row.
-
-        Without specs for a pass, the noise has the size of an activation (`activation_noise`).
-        """
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]: ...
 
 
 class _Slot(NamedTuple):
@@ -61,7 +57,7 @@ class _Slot(NamedTuple):
 
 
 class NoisePool:
-    """All fresh noise of a pass whose size is known before it: one tensor for each kind, of which layers get slices.
+    """All fresh noise of a pass with a known size: one tensor per kind, sliced for layers. Equal paths share noise.
 
     | kind             | shape  | read by                                                       |
     |------------------|--------|---------------------------------------------------------------|
@@ -139,7 +135,7 @@ def pass_specs(layer: Noisy) -> tuple[NoiseSpec, ...]:
 
 
 def generator_of(*name: int | str, device: torch.device | None = None) -> torch.Generator:
-    """Make a generator from the name of a draw and of a layer; a hash keeps neighbouring names independent."""
+    """Return the generator of a draw's and a layer's name; a hash keeps similar names independent."""
     digest = hashlib.blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
     return torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
 

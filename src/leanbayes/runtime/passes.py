@@ -68,7 +68,7 @@ class Fresh:
     """New noise at every pass.
 
     Attributes:
-        plan: components of the rows, where the caller has decided them (`elbo` does).
+        plan: components of the rows, if the caller has decided them (`elbo` does).
         name: seed, index and ordinal of noise per row that is named, inside `draws(shared=False)`.
     """
 
@@ -103,8 +103,8 @@ class PassState:
 
     Attributes:
         components: the least common multiple of the layers' component counts.
-        mode: what the coming passes mean.
-        rows: rows of the caller's batch in the current pass, None where unknown.
+        mode: the mode of the coming passes.
+        rows: rows of the caller's batch in the current pass, None if unknown.
         component: components of the rows of the current pass.
         noise: noise of the current pass by layer path.
         variables: variables that were sampled when the pass began, by identity of the layer.
@@ -113,7 +113,7 @@ class PassState:
             compiled or captured passes, which draw such noise from torch's generator.
         live: whether a pass is running.
         part: identity of the part of the model that began it, None for the whole.
-        rows_known: whether it is known where the layers see the rows of the batch.
+        rows_known: whether the axis of the rows in each layer is known.
         history: earlier passes, for recomputations.
         plan: the layers of the module that passes begin with, looked up once.
     """
@@ -141,7 +141,7 @@ class PassState:
 
     @property
     def fixed(self) -> bool:
-        """Whether `draws` has fixed the meaning of passes."""
+        """Whether `draws` has fixed the noise of passes."""
         return not isinstance(self.mode, Fresh) or self.mode.name is not None
 
     @property
@@ -207,7 +207,7 @@ class PassState:
     def variables_of(self, layer: Layer, rows: int) -> Variables:
         """Return the random variables of a layer in the current pass; `rows` is the number of rows that it sees.
 
-        A layer inside a checkpointed region samples its own: in the region, as it will in the recomputation.
+        A layer inside a checkpointed region samples its own variables there, as the recomputation will.
         """
         if id(layer) in self.variables and self.live and not torch.compiler.is_compiling() and self.region == _region():
             return self.variables[id(layer)]
@@ -269,7 +269,7 @@ class PassState:
         return PassState(self.components, self.mode, rows, component, key=key)
 
     def _late_noise(self, layer: Drawing, rows: int) -> Noise:
-        """Draw a layer's noise when it asks for it: as the mode names it, from the pass's key, or as fresh noise."""
+        """Draw a layer's noise on request: named by the mode, from the pass's key, or fresh."""
         name = self.mode.name if isinstance(self.mode, Fresh) else None
         if name is not None:
             return row_noise(layer, rows, *name)
@@ -281,12 +281,12 @@ class PassState:
 
 
 def _region() -> tuple[bool, Any]:
-    """Return what differs inside a checkpointed region: grad mode (reentrant) or saved-tensor hooks."""
+    """Return the state that a checkpointed region changes: grad mode (reentrant) or saved-tensor hooks."""
     return torch.is_grad_enabled(), torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 class _Plan:
-    """The layers below a module that share a state: where each is registered, and their pooled noise."""
+    """The layers below a module that share a state, where they are registered, and their pooled noise."""
 
     def __init__(self, root: nn.Module, state: PassState) -> None:
         self.root = weakref.ref(root)
@@ -334,7 +334,7 @@ def draws(
     shared: bool = True,
     mean: bool = False,
 ) -> Iterator[nn.Module]:
-    """Fix what a forward pass of `model` means while the context is open.
+    """Fix the draw of every forward pass of `model` inside the context.
 
     Args:
         model: a converted model; for a plain one the context does nothing.
@@ -369,7 +369,7 @@ def many_draws(
     shared: bool = True,
     mean: bool = False,
 ) -> Iterator[None]:
-    """Fix several draws at once: the variables of a layer then have one row for each of them."""
+    """Fix several draws at once: the variables of a layer have one row per draw."""
     owners, strides = states_of(model), _strides(model)
     _check(component, width, [layer for _, layers in owners for layer in layers])
     with ExitStack() as stack:
@@ -404,7 +404,7 @@ def assigned(model: nn.Module, component: Assignment) -> Iterator[None]:
 
 
 def states_of(model: nn.Module) -> list[tuple[PassState, list[Any]]]:
-    """Return every `PassState` in a model with its layers; more than one where converted models were put together."""
+    """Return every `PassState` in a model with its layers; several if the model joins converted models."""
     found: dict[int, tuple[PassState, list[Any]]] = {}
     for module in model.modules():
         state = vars(module).get("state")
@@ -414,7 +414,7 @@ def states_of(model: nn.Module) -> list[tuple[PassState, list[Any]]]:
 
 
 def components_of(model: nn.Module) -> int:
-    """Return how many components a model cycles through; 1 for a plain model."""
+    """Return the number of components of a model; 1 for a plain model."""
     inside = _strides(model)
     return math.lcm(1, *(state.components for state, _ in states_of(model) if id(state) not in inside))
 
@@ -434,7 +434,7 @@ def assign_rows(rows: int, components: int, device: torch.device, *, turn: int |
 
 @contextmanager
 def swapped(state: PassState, other: PassState) -> Iterator[None]:
-    """Give `state` the contents of `other` inside the context; layers keep pointing at the same object."""
+    """Give `state` the contents of `other` inside the context; layers keep the same object."""
     saved = dict(state.__dict__)
     state.__dict__.update(other.__dict__)
     try:
@@ -444,7 +444,7 @@ def swapped(state: PassState, other: PassState) -> Iterator[None]:
 
 
 def _strides(model: nn.Module) -> dict[int, int]:
-    """Return S for every state inside an ensemble of S models: draw i of the whole is draw i // S of a member."""
+    """Return S for every state inside an ensemble of S models: draw i of it is draw i // S of a member."""
     strides: dict[int, int] = {}
     for module in model.modules():
         members = members_in(module)

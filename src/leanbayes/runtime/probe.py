@@ -1,10 +1,10 @@
-"""Find out where each layer sees the rows of a batch: run a copy of the network on a few rows, in another order.
+"""Find the axis of the rows in each layer's input: run a copy of the network on a few rows, in another order.
 
-A layer follows the rows along an axis if its input is permuted there as the batch is. A layer whose input does not
-change and does not grow with the batch sees no rows. Where an input changes in no such way, rows are mixed (a graph,
-attention over the batch); then rows are no independent examples, and one draw serves the whole batch.
+An axis holds the rows if the input is permuted there like the batch. A layer whose input neither changes nor grows with
+the batch has no rows. Any other change means that rows are mixed (a graph, attention over the batch): they are no
+independent examples, and one draw serves the whole batch.
 
-The copy is in eval mode, with posterior means, without hooks, with buffers of its own; random numbers are restored.
+The copy is in eval mode, with posterior means, without hooks, with its own buffers; the random state is restored.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from leanbayes.runtime.passes import draws, members_in, PassState, states_of
 from leanbayes.runtime.rows import Layout, ONE_DRAW, ROWS
 
 FEW = 3
-"""Rows of a probe; all rows of the batch where a network does not take so few."""
+"""Rows of a probe; all rows of the batch for a network that needs more."""
 
 EXPLAINED = 0.1
 """Largest error of a layout, relative to the change of the input that it has to explain."""
 
 SAME = 1e-6
-"""Largest change of an input that did not change, relative to its size."""
+"""Largest relative change of an input that counts as unchanged."""
 
 Calls = dict[str, list[Tensor]]
 """Inputs of every call of every layer, by path."""
 
 
 class LearnRows:
-    """A hook of a converted root: before the first pass over several rows, find out where its layers see them."""
+    """A hook of a converted root: before the first pass over several rows, find their axis in each layer."""
 
     def __init__(self, state: PassState) -> None:
         self.state = state
@@ -50,7 +50,7 @@ class LearnRows:
 
 
 def learn_rows_from(model: nn.Module, x: Inputs) -> None:
-    """Find out where the layers of a converted model see the rows of x; do nothing if that is known."""
+    """Find the axis of the rows of x in each layer of a converted model, unless it is known."""
     if torch.compiler.is_compiling() or all(state.rows_known for state, _ in states_of(model)):
         return
     members = members_in(model)
@@ -64,15 +64,14 @@ def learn_rows_from(model: nn.Module, x: Inputs) -> None:
 
 
 def learn_rows(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Find out where the layers of a converted model see the rows of a call, and tell them.
+    """Find the axis of the rows of a call in each layer of a converted model, and set it.
 
-    A network that cannot be probed is left alone: its layers then take only inputs with as many entries on their first
-    axis as the batch has rows.
+    If the network cannot be probed, its layers accept only inputs with the rows of the batch on their first axis.
     """
     rows = rows_of(model, (args, kwargs))
     if rows is None or rows < 2 or any(map(_transformed, tensors_in((args, dict(kwargs))))):
         return
-    if any(map(is_shard, model.parameters())):  # of `fully_shard`: a copy would not have them
+    if any(map(is_shard, model.parameters())):  # of `fully_shard`: a copy cannot share them
         return
     for state, _ in states_of(model):
         state.rows_known = True
@@ -100,7 +99,7 @@ def _warn_of_mixed(paths: Sequence[str]) -> None:
 
 
 def place_known_rows(model: nn.Module) -> None:
-    """Tell the layers of a converted model that rows are on the first axis, if its classes are known to keep them."""
+    """Set the first axis as that of the rows if all classes of a model are known to keep it."""
     if all(map(_keeps_rows_first, model.modules())):
         for layer in _waiting(model).values():
             layer.layout = ROWS
@@ -126,7 +125,7 @@ def _transformed(x: Tensor) -> bool:
 def probe(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], paths: Sequence[str]
 ) -> tuple[dict[str, Layout | None], set[str]]:
-    """Return the layouts of the layers that are called, None where rows are mixed, and the paths of all that are used.
+    """Return the layouts of the called layers, None for mixed rows, and the paths of all used layers.
 
     Args:
         model: the network; it stays unchanged.
@@ -145,13 +144,13 @@ def probe(
     attempts = [_Runs(twin, (args, dict(kwargs)), rows, axis, paths, square=square) for square in (True, False)]
     with draws(twin, mean=True):
         for state, _ in states_of(twin):
-            state.live = True  # a weight that is read is that of the pass
+            state.live = True  # reads of a weight count as use
         found = _first_without_mixed([(runs, n) for runs in attempts for n in dict.fromkeys((min(rows, FEW), rows))])
     return found, {path for path in paths if path in found or getattr(twin.get_submodule(path), "used", False)}
 
 
 def _first_without_mixed(attempts: Sequence[tuple[_Runs, int]]) -> dict[str, Layout | None]:
-    """Return the layouts of the first attempt that finds one for every layer, else those of the first that runs."""
+    """Return the layouts of the first attempt without mixed rows, else those of the first that runs."""
     results: list[dict[str, Layout | None]] = []
     failure: Exception | None = None
     for runs, count in attempts:
@@ -209,7 +208,7 @@ class _Runs:
 
 
 def _compare(runs: _Runs, count: int) -> dict[str, Layout | None]:
-    """Compare passes over rows in their order, in another order, and over fewer rows; None where rows are mixed."""
+    """Compare passes over rows in order, in another order, and over fewer rows; None for mixed rows."""
     order = [*range(1, count), 0]
     straight, turned = runs.run(range(count)), runs.run(order)
     fewer = _attempt(lambda: runs.run(range(count - 1)))
@@ -240,7 +239,7 @@ def _layout(a: Tensor, b: Tensor, count: int, order: Sequence[int], fewer: Tenso
 
 
 def _local(runs: _Runs, count: int, straight: Calls, paths: Sequence[str]) -> dict[str, Layout | None]:
-    """Find layouts where a network draws random numbers: change one row, and see which entries change."""
+    """Find the layouts of a network that draws random numbers: change one row and compare entries."""
     changed = []
     for row in range(2):
         content = list(range(count))
@@ -304,7 +303,7 @@ def _grown(a: Tensor, fewer: Tensor) -> Layout:
 
 
 def _agreed(layouts: Sequence[Layout | None]) -> Layout | None:
-    """Return the layout of a layer that is called several times: one draw per batch where calls differ."""
+    """Return the layout of a layer that is called several times: one draw per batch if calls differ."""
     if None in layouts:
         return None
     return layouts[0] if len(set(layouts)) == 1 else ONE_DRAW
@@ -315,7 +314,7 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 
 def _attempt(run: Callable[[], Calls]) -> Calls:
-    """Return the calls of a run, none where the network does not take so few rows."""
+    """Return the calls of a run; none if the network needs more rows."""
     try:
         return run()
     except Exception:  # user code on a smaller batch: anything may happen
@@ -349,7 +348,7 @@ def _twin(model: nn.Module) -> nn.Module:
 
 
 class _Distinct:
-    """Makes rows differ: numbers get a small noise, and words that are alike in all rows are shifted."""
+    """Makes rows differ: numbers get a small noise, and words that are equal in all rows are shifted."""
 
     def __init__(self, axis: int) -> None:
         self.axis, self.generator = axis, torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Where a layer finds the rows of the caller's batch, and how variables of rows are shaped for it.
+"""Layouts of the rows of a batch in an activation, and variables of rows in matching shapes.
 
 R rows of variables (R, n) multiply the channels of an activation x. R is one (the same for all rows) or the number of
 rows of the batch. The rows are on one axis of x, in one of these ways:
@@ -37,12 +37,12 @@ def broadcast_channels(
         variable: one number for each row and channel.
         x: the activation.
         channel_axis: the axis of its channels.
-        layout: where its rows are; None if that is not known.
+        layout: the axis of its rows; None if unknown.
         path: names the layer in errors.
         turn: chooses the row whose variables serve the whole batch under `ONE_DRAW`; None takes the first.
 
     Raises:
-        ValueError: naming the layer and the remedies, if it cannot be known which entry of x is of which row.
+        ValueError: with the layer and the remedies, if the row of an entry of x is unknown.
     """
     channels = channel_axis % x.dim()
     variable, axis = align_rows(variable, x, channels, layout, path, turn)

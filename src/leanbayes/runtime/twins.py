@@ -19,10 +19,10 @@ def twin(model: nn.Module, replace: Mapping[int, nn.Module] | None = None, *, sh
 
     Args:
         model: the model; it stays unchanged.
-        replace: the modules that take the place of others, by identity; the copy then has no pass hooks.
+        replace: new modules by identity of the old ones; the copy then has no pass hooks.
         share_plain: share modules without a stochastic layer inside instead of copying them.
 
-    So draws are made while other threads use the model, and make draws of their own.
+    Draws use twins, so that other threads can use the model at the same time.
     """
     shared: dict[int, Any] = {}
     if share_plain:
@@ -42,7 +42,7 @@ def twin(model: nn.Module, replace: Mapping[int, nn.Module] | None = None, *, sh
 
 
 def copied(model: nn.Module, kept: Mapping[int, Any] | None = None) -> nn.Module:
-    """Copy a model with all of its tensors but those that are kept, by identity."""
+    """Copy a model and its tensors; tensors in `kept` (by identity) are shared."""
     try:
         return copy.deepcopy(model, dict(kept or {}))
     except RuntimeError as error:
@@ -79,7 +79,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def _share_plain(module: nn.Module, shared: dict[int, Any]) -> bool:
-    """Note modules without a `PassState` anywhere, and the tensors of others; return whether this one is such."""
+    """Collect modules without a `PassState` inside, and the tensors of others; return whether this one has none."""
     plain = [_share_plain(child, shared) for child in module.children()]
     if all(plain) and not isinstance(vars(module).get("state"), PassState):
         shared[id(module)] = module

@@ -6,8 +6,8 @@ over groups of channels, mu learned. A unit belongs to a stream of channels (`le
 that make or normalise these channels share the unit and its mask.
 
 Units that are `coupled` read the same Gumbel noise: with equal q, all keep the same share of their channels. The
-distribution of each unit stays the same. A unit with fewer groups reads the maximum of each block of groups: the maximum of
-n standard Gumbel numbers, minus log n, is a standard Gumbel number.
+distribution of each unit stays the same. A unit with fewer groups reads the maximum of each block of groups: the
+maximum of n standard Gumbel numbers, minus log n, is a standard Gumbel number.
 """
 
 from __future__ import annotations
