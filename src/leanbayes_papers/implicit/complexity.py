@@ -1,0 +1,248 @@
+"""Figures 2 and 4 and Table 6 of the implicit-nodes paper: networks and posteriors that grow, and their components.
+
+Component k has weights W_k = U diag(mu_k). Figure 2 maps loss and error of plain networks over the plane of the first
+two principal components of the W_k, on training and on test rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn, Tensor
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+import leanbayes as lb
+from leanbayes.compare.experiment import Experiment
+from leanbayes.compare.job import EvaluationSpec
+from leanbayes.core.conversion import strip
+from leanbayes.methods._base import Method
+from leanbayes.runtime.passes import components_of
+from leanbayes_papers.harness import (
+    Column,
+    comparison,
+    plot_curves,
+    printed,
+    Record,
+    Run,
+    Study,
+    Suite,
+    Table,
+    TrainingSpec,
+)
+from leanbayes_papers.harness.charts import new_figure, save_figure, SMALL
+from leanbayes_papers.implicit import PAPER
+from leanbayes_papers.implicit.cifar import INIT_STD, MEAN_FIELD, MEASURES, network, spec
+from leanbayes_papers.implicit.x_cubed import x_cubed
+
+WIDTHS = {"lenet": "42K", "lenet-w2": "165K", "lenet-w4": "657K", "lenet-w8": "2619K"}
+"""LeNets by width, with the numbers of parameters that Figure 4 gives."""
+
+NODES = lb.ImplicitNodes(components=8, prior_std=0.1, init_spread=0.5, init_std=INIT_STD)
+ERROR = Column("error", "test error, %", ".2f", 100)
+GRID = {"quick": 7, "short": 17, "full": 25}
+ROWS = 1000
+"""Rows of each split on which a point of the plane is evaluated."""
+
+MARGIN = 0.3
+"""Margin of the map beyond the outermost component, as a share of the width."""
+
+
+def implicit_complexity(run: Run) -> Suite:
+    """Implicit nodes and mean field on growing networks; K from 4 to 32; components (Figures 1, 2, 4, Table 6)."""
+    nets = list(WIDTHS)[: run.pick(quick=3, short=4, full=4)]
+    nodes = {net: lenet(run, net, "implicit-k8", NODES) for net in nets}
+    weights = {net: lenet(run, net, "mean_field", MEAN_FIELD) for net in nets}
+    rows = {
+        f"{name}, {WIDTHS[net]}": made[net] for net in nets for name, made in (("iBNN", nodes), ("BNN-VI", weights))
+    }
+    both = (*nodes.values(), *weights.values())
+    growth = Study.of(
+        "implicit",
+        "growth",
+        measure=partial(errors_by_size, specs=both),
+        tables=(Table(by=("method", "parameters"), columns=(ERROR,)),),
+        plot=partial(plot_curves, x="parameters", columns=(ERROR,), log=True),
+        specs=both,
+    )
+    components = Study.of(
+        "implicit",
+        "components",
+        measure=partial(map_components, spec=nodes["lenet"]),
+        tables=(Table(by=("point",), columns=(Column("test error", "test error, %", text=_range),), derive=_no_grid),),
+        plot=plot_map,
+        specs=(nodes["lenet"],),
+    )
+    table = comparison(Study.of("implicit", "figure4"), rows, (*MEASURES, "parameters"))
+    return Suite(paper=PAPER, studies=(table, sizes(run), growth, components, x_cubed()))
+
+
+def sizes(run: Run) -> Study:
+    """Return Table 6: on CIFAR-100 if it is here, else on CIFAR-10, with those numbers that Tables 3-5 have."""
+    data = "cifar100" if run.has("cifar100") else "cifar10"
+    paper, note = printed("implicit", "table6"), ""
+    names = {name: f"iBNN-{name.removeprefix('K = ')}" for name in paper}
+    if data == "cifar10":
+        note = " (CIFAR-100 is not here; the paper's numbers on CIFAR-10 are those of Tables 3-5)"
+        found = printed("implicit", "cifar10 VGG-16")
+        paper = {name: found[other] for name, other in names.items() if other in found}
+    words = {"set": data, "ours": network(run, "VGG-16"), "note": note}
+    specs = {name: spec(run, other, data, "VGG-16") for name, other in names.items()}
+    return comparison(Study.of("implicit", "table6", words), specs, MEASURES, paper)
+
+
+def lenet(run: Run, net: str, name: str, method: Method) -> TrainingSpec:
+    """Return a LeNet on Fashion-MNIST; the paper does not give its recipe."""
+    epochs = run.pick(quick=5, short=30, full=100)
+    recipe = lb.Recipe(
+        epochs=epochs,
+        optimizer="adam",
+        lr=1e-3,
+        posterior_lr=1e-2,
+        weight_decay=0.0,
+        anneal_epochs=round(epochs / 2),
+        batch_size=run.pick(quick=64, short=128, full=128),
+    )
+    return TrainingSpec(
+        name=name,
+        source=run.source("fashion-mnist", quick_rows=2000),
+        net=net,
+        method=method,
+        recipe=run.recipe(recipe),
+        evaluation=EvaluationSpec(
+            samples=run.pick(quick=16, short=40, full=40),
+            shift=False,
+            test_images=run.pick(quick=1000, short=0, full=0),
+        ),
+    )
+
+
+def errors_by_size(run: Run, *, specs: Sequence[TrainingSpec]) -> list[Record]:
+    """Return test errors by method, seed and number of parameters of the plain network."""
+    found = [(spec.name, seed, run.result(spec, seed)) for spec in specs for seed in run.seeds]
+    return [
+        {
+            "method": name,
+            "seed": seed,
+            "parameters": result["network"]["parameters"],
+            "error": 1 - result["metrics"]["test"]["accuracy"],
+        }
+        for name, seed, result in found
+    ]
+
+
+# ------------------------------------------------------------------------------------ the map of components
+
+
+class Plane(NamedTuple):
+    """The plane of the first two principal components of some points."""
+
+    centre: Tensor  # mean of the points (P,)
+    axes: Tensor  # two orthonormal directions (2, P)
+    explained: list[float]  # their shares of the variance
+
+    def coordinates(self, points: Tensor) -> Tensor:
+        """Project points (..., P) onto the plane (..., 2)."""
+        return (points - self.centre) @ self.axes.T
+
+    def point(self, coordinates: Tensor) -> Tensor:
+        """Return the point (P,) of the plane with these coordinates (2,)."""
+        return self.centre + coordinates @ self.axes
+
+
+def plane_of(points: Tensor) -> Plane:
+    """Return the plane of the first two principal components of points (K, P), K >= 3."""
+    centre = points.mean(0)
+    _, sizes, axes = torch.linalg.svd(points - centre, full_matrices=False)
+    shares = sizes.square() / sizes.square().sum()
+    return Plane(centre, axes[:2], shares[:2].tolist())
+
+
+def map_components(run: Run, *, spec: TrainingSpec) -> list[Record]:
+    """Evaluate the components of the first seed, the shared weights, the average, and a grid over the plane."""
+    model, experiment, _ = run.train(spec, run.seeds[0])
+    shared = strip(model)
+    weights = torch.stack([_flat(lb.mean(model, component=k)) for k in range(components_of(model))])
+    plane = plane_of(weights)
+    dots, star = plane.coordinates(weights), plane.coordinates(_flat(shared))
+    ticks = [_ticks(torch.cat([dots[:, axis], star[axis, None]]), GRID[run.budget]) for axis in (0, 1)]
+    rows = _rows(experiment)
+    grid = [
+        {"point": "grid", "x": float(x), "y": float(y)} | _at(shared, plane.point(torch.stack([x, y])), rows)
+        for y in ticks[1]
+        for x in ticks[0]
+    ]
+    test = {"test": rows["test"]}
+    components = [
+        {"point": "component", "x": float(dot[0]), "y": float(dot[1])} | _at(shared, each, test)
+        for dot, each in zip(dots, weights, strict=True)
+    ]
+    average = {f"test {m}": v for m, v in _evaluate(model, *rows["test"], samples=5 * len(weights)).items()}
+    return [
+        *components,
+        {"point": "shared weights", "x": float(star[0]), "y": float(star[1])} | _at(strip(model), None, test),
+        {"point": "averaged prediction"} | average,
+        {"point": "plane", "explained": plane.explained},
+        *grid,
+    ]
+
+
+def _no_grid(records: list[Record]) -> list[Record]:
+    return [record for record in records if record["point"] not in ("grid", "plane")]
+
+
+def _range(records: Sequence[Record]) -> str:
+    errors = [100 * record["test error"] for record in records]
+    return f"{errors[0]:.2f}" if len(errors) == 1 else f"{min(errors):.2f} to {max(errors):.2f}"
+
+
+def plot_map(records: list[Record], path: Path) -> None:
+    """Plot loss and error over the plane, on training and test rows, with the components and the shared weights."""
+    grid, dots, star = ([r for r in records if r["point"] == p] for p in ("grid", "component", "shared weights"))
+    ticks = [list(dict.fromkeys(record[axis] for record in grid)) for axis in ("x", "y")]
+    figure = new_figure(15, 3.4)
+    panels = [f"{part} {measure}" for part in ("train", "test") for measure in ("nll", "error")]
+    for axis, panel in zip(figure.subplots(1, 4), panels, strict=True):
+        values = torch.tensor([record[panel] for record in grid]).view(len(ticks[1]), len(ticks[0]))
+        figure.colorbar(axis.contourf(*ticks, values.numpy(), levels=16, cmap="viridis"), ax=axis)
+        axis.plot([d["x"] for d in dots], [d["y"] for d in dots], "o", color="orange", label="components")
+        axis.plot(star[0]["x"], star[0]["y"], "*", color="red", ms=12, label="shared weights")
+        axis.set(title=panel)
+    axis.legend(fontsize=SMALL)
+    save_figure(figure, path)
+
+
+Rows = dict[str, tuple[Tensor, Tensor]]
+
+
+def _rows(experiment: Experiment) -> Rows:
+    _, x, y = experiment.test
+    train = experiment.data.train
+    some = torch.arange(0, len(train), max(1, len(train) // ROWS))[:ROWS]
+    return {"train": (experiment.data.inputs(train.x[some]), train.y[some]), "test": (x[:ROWS], y[:ROWS])}
+
+
+def _at(net: nn.Module, weights: Tensor | None, rows: Rows) -> dict[str, float]:
+    """Return NLL and error of a plain network on each set of rows, with these weights in place of its own."""
+    if weights is not None:
+        vector_to_parameters(weights, net.parameters())
+    found = {part: _evaluate(net, x, y, samples=1) for part, (x, y) in rows.items()}
+    return {f"{part} {name}": value for part, each in found.items() for name, value in each.items()}
+
+
+def _evaluate(model: nn.Module, x: Tensor, y: Tensor, *, samples: int) -> dict[str, float]:
+    p = lb.predict(model, x, samples=samples, keep_samples=False).to("cpu")
+    return {"nll": float(lb.metrics.nll(p.mean, y)), "error": 1 - float(lb.metrics.accuracy(p.mean, y))}
+
+
+def _flat(net: nn.Module) -> Tensor:
+    return parameters_to_vector(net.parameters()).detach()
+
+
+def _ticks(values: Tensor, count: int) -> Tensor:
+    low, high = values.min(), values.max()
+    margin = MARGIN * (high - low)
+    return torch.linspace(float(low - margin), float(high + margin), count, device=values.device)

@@ -1,0 +1,145 @@
+"""The nested networks by budget, and the evaluation that all suites of them share.
+
+The paper trains VGG11, one and a half times as wide, for 600 epochs by a natural-gradient method and keeps two thirds
+of it. Here it is SGD with the same schedule (*full*), or a cosine over fewer epochs (*short*), in the usual width.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+import leanbayes as lb
+from leanbayes.data import DataSet
+from leanbayes.methods._base import Method
+from leanbayes_papers.harness import Column, Record, Run, Trained, TrainingSpec
+from leanbayes_papers.harness.spec import build_network
+
+DATA = {"quick": ("digits",), "short": ("cifar10", "fashion-mnist"), "full": ("cifar10",)}
+OOD = {"digits": "noise", "fashion-mnist": "notmnist", "cifar10": "svhn"}
+NETS = {"digits": "small", "fashion-mnist": "lenet5-bn", "cifar10": "vgg11-bn"}
+GROUPS = {"digits": 8, "fashion-mnist": 16, "cifar10": 32}
+SAMPLES = 6
+NORM_ROWS = 1024
+"""Training rows over which the statistics of norms are collected at every width (C.2)."""
+
+POSTERIOR_RATE = lb.NestedDropout.posterior_rate
+"""Rate of keep probabilities and noise, in units of the weights' rate."""
+
+ANNEALED = 2 / 3
+"""Share of the epochs over which the divergence comes in: at once, it would drop channels before they are of use."""
+
+ACCURACY = Column("accuracy", "accuracy, %", ".1f")
+NLL = Column("nll", "NLL")
+ECE = Column("ece", "ECE")
+AUPR = Column("aupr", "AUPR, out of distribution")
+PARAMETERS = Column("parameters", "weights", ",.0f", error="")
+MULTIPLY_ADDS = Column("multiply_adds", "multiply-adds", ",.0f", error="")
+
+
+def bn3(data: str, **fields: Any) -> lb.NestedDropout:
+    """Return the method with the paper's groups; one in sixteen is always on."""
+    return lb.NestedDropout(groups=GROUPS[data], always_on=max(1, GROUPS[data] // 16), **fields)
+
+
+def fn3(data: str) -> lb.NestedDropout:
+    """Return fixed nested dropout: uniform tails, no noise, no divergence."""
+    return bn3(data, tail="categorical", weight_noise=False)
+
+
+def spec(run: Run, data: str, name: str, method: Method | None) -> TrainingSpec:
+    """Return a network of the suites."""
+    common: dict[str, Any] = {"lr": 0.05, "posterior_lr": 0.05 * POSTERIOR_RATE, "weight_decay": 5e-4}
+    recipe = {
+        "digits": lb.Recipe(epochs=30, batch_size=50, **common),
+        "fashion-mnist": lb.Recipe(epochs=8, batch_size=100, **common),
+        "cifar10": lb.Recipe(epochs=90, batch_size=250, augment="crop_flip", **common | {"lr": 0.1}),
+    }[data]
+    if run.budget == "full":
+        steps: dict[str, Any] = {"schedule": "step", "milestones": (150, 300, 450)}
+        recipe = replace(recipe, epochs=600, batch_size=128, lr=0.1, posterior_lr=0.1 * POSTERIOR_RATE, **steps)
+    recipe = replace(recipe, anneal_epochs=round(ANNEALED * recipe.epochs))
+    recipe = replace(recipe, compile=run.torch_device.type == "cuda")  # many small operations, else
+    return TrainingSpec(
+        name=f"{data}-{name}",
+        source=run.source(data, quick_rows=1000),
+        net=NETS[data],
+        recipe=run.recipe(recipe),
+        method=method,
+    )
+
+
+def individual(run: Run, data: str, width: float) -> TrainingSpec:
+    """Return a Bayesian network of a fixed width (IBNN), trained on its own."""
+    made = spec(run, data, f"ibnn-{width:g}", bn3(data, rescale=False))
+    return replace(made, options={"width": width}, build=build_narrow)
+
+
+def build_narrow(spec: TrainingSpec, data: DataSet) -> nn.Module:
+    """Return the untrained network, cut to a width."""
+    return lb.slim.narrow(build_network(spec, data), spec.options["width"])
+
+
+class Evaluation:
+    """Evaluates networks of one data set alike: accuracy, likelihood, calibration, out-of-distribution inputs, size."""
+
+    def __init__(self, trained: Trained, data: str, run: Run) -> None:
+        """Prepare test data, out-of-distribution inputs, and the rows of norm statistics."""
+        self.device = next(trained.model.parameters()).device
+        self.test = trained.test()
+        raw = lb.data.ood(OOD[data], trained.data, run.root)
+        self.ood: dict[str, Any] = {OOD[data]: (trained.data.inputs(raw), None)}
+        self.norm_rows = trained.train(NORM_ROWS)[0].to(self.device)
+
+    def narrowed(self, model: nn.Module, width: float, *, means: bool = False) -> nn.Module:
+        """Return a network cut to a width, its norms adapted."""
+        small = lb.slim.narrow(model, width)
+        small = (lb.mean(small) if means else small).to(self.device).eval()
+        lb.update_norm(small, self.norm_rows)
+        return small
+
+    def __call__(self, model: nn.Module) -> Record:
+        """Return the measures of one network."""
+        found = lb.evaluate(model, self.test, ood=self.ood, samples=SAMPLES)
+        test, (ood,) = found.metrics["test"], found.metrics["ood"].values()
+        return {
+            "accuracy": 100 * test["accuracy"],
+            "nll": test["nll"],
+            "ece": test["ece"],
+            "aupr": ood["aupr"],
+            "auroc": ood["auroc"],
+            **size_of(model, self.test[0][:1]),
+        }
+
+    def tempered(self, model: nn.Module) -> Record:
+        """Return ECE and NLL after temperature scaling; each half of the test set has the temperature of the other."""
+        x, y = self.test
+        prediction = lb.predict(model, x, samples=SAMPLES).to("cpu")
+        halves = [torch.arange(len(y)) % 2 == k for k in range(2)]
+        parts = [
+            lb.recalibrate.Temperature(scale="mean").fit(_rows(prediction, other), y[other])(_rows(prediction, mine))
+            for mine, other in (halves, halves[::-1])
+        ]
+        p, targets = torch.cat([part.mean for part in parts]), torch.cat([y[half] for half in halves])
+        nll = torch.cat([-part.log_prob(y[half]) for part, half in zip(parts, halves, strict=True)])
+        return {"ece": float(lb.metrics.ece(p, targets)), "nll": float(nll.mean())}
+
+
+def _rows(prediction: lb.Prediction, chosen: Tensor) -> lb.Prediction:
+    """Return some rows of a prediction."""
+    names = ("mean", "total", "aleatoric", "epistemic")
+    return replace(prediction, samples=None, **{name: getattr(prediction, name)[chosen] for name in names})
+
+
+def size_of(model: nn.Module, row: Tensor) -> dict[str, int]:
+    """Return weights and multiply-adds of a network's mean, for one row."""
+    plain = copy.deepcopy(lb.mean(model)).cpu().eval()
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        plain(row.cpu())
+    return {"parameters": sum(p.numel() for p in plain.parameters()), "multiply_adds": counter.get_total_flops() // 2}

@@ -1,0 +1,193 @@
+"""Figures 1, 3, 4 and 5 of the variance paper, and section 4.2: the phase transition and the curvature criterion.
+
+A LeNet-5 whose first dense layer is a variance layer with softplus after it. kappa (eq. 16) is summed over some
+training rows and multiplied up to all of them, so that the paper's threshold of 10^1.5 means the same for any number.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+import leanbayes as lb
+from leanbayes_papers.harness import Column, Data, plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness.charts import new_figure, save_figure, SMALL
+from leanbayes_papers.variance import PAPER
+from leanbayes_papers.variance.networks import (
+    FIRST_DENSE,
+    kappa_factor,
+    lenet,
+    SAMPLES,
+    TEST_ROWS,
+    THRESHOLD,
+    vgg,
+    VGG_LAYERS,
+)
+
+SHARES = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
+"""Shares of the weights that are replaced, those with the smallest kappa."""
+
+CURVATURE_ROWS = {"quick": 50, "short": 1000, "full": 1000}
+CLASSES = 10
+FALLEN = 0.25
+"""Share of the way from its best accuracy to a guess after which the deterministic procedure counts as falling."""
+
+ACCURACIES = (
+    Column("deterministic", "deterministic, %", ".1f", 100),
+    Column("ensemble", "ensemble, %", ".1f", 100),
+)
+EPOCHS = Table(
+    by=("phase", "epoch"),
+    columns=(
+        *ACCURACIES,
+        Column("log_alpha", "log alpha by layer", text=lambda rows: _join(rows[0], "log_alpha", ".1f")),
+        Column("sampled", "weights above kappa_0", text=lambda rows: _join(rows[0], "sampled", ",.0f")),
+    ),
+    derive=lambda records: around(records),
+)
+SWEEP = Table(
+    by=("kappa",),
+    columns=(
+        Column("share", "weights below, %", ".2f", 100),
+        Column("compression", "compression", ".1f"),
+        Column("mean", "as means, %", ".1f"),
+        Column("zero", "as zeros, %", ".1f"),
+    ),
+)
+REFERENCES = Table(by=("network",), columns=(Column("accuracy", "accuracy, %", ".1f"),), title="All weights")
+
+
+def variance_criterion(run: Run) -> Suite:
+    """The phase transition, kappa before and after it, and sparse ensembles by kappa (Figures 1, 3, 4 and 5)."""
+    options: dict[str, Any] = {"layers": FIRST_DENSE, "curvature_rows": CURVATURE_ROWS[run.budget]}
+    small = lenet(run, "lenet-softplus", lb.VarianceLayers(), activation="softplus", **options)
+    large = vgg(run, "cifar10", "cifar10-variance", lb.VarianceLayers(), layers=VGG_LAYERS)
+    studies = (  # name, network, measure, tables, plot
+        ("transition", large, follow, (EPOCHS,), partial(plot_curves, x="epoch", by=(), columns=ACCURACIES)),
+        ("criterion", small, follow, (EPOCHS,), plot_criterion),
+        (
+            "sparse",
+            small,
+            sweep,
+            (SWEEP, REFERENCES),
+            partial(plot_curves, x="kappa", by=(), columns=SWEEP.columns, log=True),
+        ),
+    )
+    made = (
+        Study.of(
+            "variance",
+            name,
+            measure=partial(measure, spec=spec),
+            tables=tables,
+            plot=plot,
+            data=(spec.source.name,),
+        )
+        for name, spec, measure, tables, plot in studies
+    )
+    return Suite(paper=PAPER, studies=tuple(made))
+
+
+def follow(run: Run, *, spec: TrainingSpec) -> list[Record]:
+    """Return the measurements of every epoch of the first seed, kappa for all training rows."""
+    trained = run.train(spec, run.seeds[0])
+    shift = math.log10(kappa_factor(trained.data, spec.options.get("curvature_rows", 0)))
+    return [shifted(row, shift) for row in trained.watched]
+
+
+def shifted(row: Record, shift: float) -> Record:
+    """Return a row whose histograms of log10 kappa are moved by `shift`."""
+    if "kappa" not in row:
+        return row
+    moved = {p: {"edges": [e + shift for e in h["edges"]], "counts": h["counts"]} for p, h in row["kappa"].items()}
+    return row | {"kappa": moved}
+
+
+def around(rows: list[Record]) -> list[Record]:
+    """Return the epochs before, during and after the phase transition; without one the first, the middle and last.
+
+    During it the deterministic accuracy has fallen by a quarter of the way from its best to a guess, and stays there;
+    before it is the epoch before that; after it the last.
+    """
+    means, last = [row["deterministic"] for row in rows], len(rows) - 1
+    limit = max(means) - FALLEN * (max(means) - 1 / CLASSES)
+    stays = next((k for k in range(last, -1, -1) if means[k] > limit), last) + 1
+    if stays <= last:
+        return [rows[k] | {"phase": p} for p, k in (("before", max(stays - 1, 0)), ("during", stays), ("after", last))]
+    return [rows[k] | {"phase": p} for p, k in (("first", 0), ("middle", last // 2), ("last", last))]
+
+
+def sweep(run: Run, *, spec: TrainingSpec) -> list[Record]:
+    """Replace the weights of smallest kappa, more and more of them, and evaluate the remaining ensemble."""
+    trained = run.train(spec, run.seeds[0])
+    model, rows = trained.model, spec.options["curvature_rows"]
+    test, samples = trained.test(TEST_ROWS[run.budget]), SAMPLES[run.budget]
+    found = lb.phase.kappa(model, trained.train(rows))
+    scores = {path: values * kappa_factor(trained.data, rows) for path, values in found.items()}
+    means = lb.phase.infer(model, test[0], "deterministic").mean
+    references = {
+        "full ensemble": ensemble_accuracy(model, test, samples),
+        "means alone": 100 * _accuracy(means, test[1]),
+        "zero means": ensemble_accuracy(lb.phase.zero_means(model), test, samples),
+        "permuted deviations": ensemble_accuracy(lb.phase.permute_scales(model), test, samples),
+    }
+    return [
+        *(replaced(model, scores, threshold, test, samples) for threshold in thresholds(scores)),
+        *({"network": name, "accuracy": value} for name, value in references.items()),
+    ]
+
+
+def thresholds(scores: dict[str, Tensor]) -> list[float]:
+    """Return rising thresholds: those that replace certain shares of all weights, and the paper's."""
+    ranked = torch.cat([score.flatten().double().cpu() for score in scores.values()]).sort().values
+    places = [min(int(share * len(ranked)), len(ranked) - 1) for share in SHARES]
+    return sorted({float(ranked[place]) for place in places} | {THRESHOLD})
+
+
+def replaced(model: nn.Module, scores: dict[str, Tensor], threshold: float, test: Data, samples: int) -> Record:
+    """Return the accuracies of ensembles whose weights below a threshold are means, or zero."""
+    by_mean, by_zero = (lb.phase.sparsify(model, scores, threshold, instead=instead) for instead in ("mean", "zero"))
+    return {
+        "kappa": threshold,
+        "kept": by_zero.kept,
+        "share": by_zero.share,
+        "compression": by_zero.compression,
+        "mean": ensemble_accuracy(by_mean.model, test, samples),
+        "zero": ensemble_accuracy(by_zero.model, test, samples),
+    }
+
+
+def ensemble_accuracy(model: nn.Module, test: Data, samples: int) -> float:
+    """Return the accuracy of an ensemble in percent."""
+    p = lb.phase.infer(model, test[0], "ensemble", samples=samples, noise="activation").mean
+    return 100 * _accuracy(p, test[1])
+
+
+def plot_criterion(records: list[Record], path: Path) -> None:
+    """Plot histograms of log10 kappa at three epochs, accuracies and weights above kappa_0 over epochs."""
+    figure = new_figure(13, 3.5)
+    left, middle, right = figure.subplots(1, 3)
+    for row, colour in zip(around(records), ("tab:blue", "tab:green", "tab:red"), strict=True):
+        for found in row["kappa"].values():
+            left.stairs(found["counts"], found["edges"], color=colour, label=f"{row['phase']}, epoch {row['epoch']}")
+    left.axvline(math.log10(THRESHOLD), color="red", lw=1)
+    left.set(xlabel="log10 kappa", ylabel="weights", yscale="symlog")
+    epochs = [row["epoch"] for row in records]
+    for column in ACCURACIES:
+        middle.plot(epochs, [100 * row[column.name] for row in records], label=column.head)
+    right.plot(epochs, [sum(row["sampled"].values()) for row in records], label="weights above kappa_0")
+    for axis in (left, middle, right):
+        axis.legend(fontsize=SMALL)
+    save_figure(figure, path)
+
+
+def _accuracy(p: Tensor, y: Tensor) -> float:
+    return float(lb.metrics.accuracy(p, y.to(p.device)))
+
+
+def _join(row: Record, name: str, form: str) -> str:
+    return ", ".join(f"{value:{form}}" for value in row.get(name, {}).values()) or "-"
