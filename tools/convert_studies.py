@@ -166,7 +166,11 @@ def _annotators(numbers: Numbers) -> list[Record]:
     return [
         {"model": "optimum"} | numbers["truth"],
         *levels(numbers["models"], "model"),
-        *({"code": kind, "dimension": k, "nats": n, "used": u} for kind, use in codes for k, (n, u) in enumerate(use, 1)),
+        *(
+            {"code": kind, "dimension": k, "nats": n, "used": u}
+            for kind, use in codes
+            for k, (n, u) in enumerate(use, 1)
+        ),
     ]
 
 

@@ -5,11 +5,9 @@ from leanbayes_papers.harness.charts import plot_rows as plot_rows
 from leanbayes_papers.harness.numbers import Printed as Printed
 from leanbayes_papers.harness.numbers import printed as printed
 from leanbayes_papers.harness.results import Column as Column
-from leanbayes_papers.harness.results import gain_table as gain_table
 from leanbayes_papers.harness.results import group as group
 from leanbayes_papers.harness.results import Record as Record
 from leanbayes_papers.harness.results import Table as Table
-from leanbayes_papers.harness.run import comparison as comparison
 from leanbayes_papers.harness.run import Run as Run
 from leanbayes_papers.harness.run import Study as Study
 from leanbayes_papers.harness.run import Suite as Suite

@@ -94,6 +94,18 @@ class Table:
         body = "\n".join(f"| {' | '.join(cells)} |" for cells in (self.heads, ruler, *self.lines(records)))
         return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
 
+    @classmethod
+    def of_gains(
+        cls, by: str, baseline: str, columns: Sequence[Column], *, title: str, keep: Callable[[Record], bool] = bool
+    ) -> Table:
+        """Return a table of gains of the rows `by` over a baseline, paired by seed, for the records to `keep`.
+
+        Plus is better; "level" is within two standard errors.
+        """
+        signed = (replace(c, scale=c.sign * c.scale, form=f"+{c.form}") for c in columns)
+        texts = tuple(replace(column, text=partial(_gain, column)) for column in signed)
+        return cls(by=(by,), columns=texts, title=title, derive=partial(gains, by=by, baseline=baseline, keep=keep))
+
     def record(self, records: Sequence[Record]) -> Record:
         """Return the table as JSON holds it: means, standard errors, counts, and the paper's numbers."""
         rows = []
@@ -103,18 +115,6 @@ class Table:
             paper = {name: {"value": p.value, "spread": p.spread} for name, p in self.paper.get(key, {}).items()}
             rows.append(dict(zip(self.by, key, strict=True)) | {"ours": ours, "paper": paper})
         return {"title": self.title, "columns": {column.name: column.head for column in self.columns}, "rows": rows}
-
-
-def gain_table(
-    by: str, baseline: str, columns: Sequence[Column], *, title: str, keep: Callable[[Record], bool] = bool
-) -> Table:
-    """Return a table of gains of the rows `by` over a baseline, paired by seed, for the records to `keep`.
-
-    Plus is better; "level" is within two standard errors.
-    """
-    signed = (replace(c, scale=c.sign * c.scale, form=f"+{c.form}") for c in columns)
-    texts = tuple(replace(column, text=partial(_gain, column)) for column in signed)
-    return Table(by=(by,), columns=texts, title=title, derive=partial(gains, by=by, baseline=baseline, keep=keep))
 
 
 def gains(records: Sequence[Record], *, by: str, baseline: str, keep: Callable[[Record], bool] = bool) -> list[Record]:

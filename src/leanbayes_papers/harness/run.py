@@ -147,6 +147,19 @@ class Study:
             fields["measure"] = partial(fields["measure"], data=data)
         return cls(**known | fields)
 
+    def compared(
+        self,
+        specs: Mapping[str, TrainingSpec],
+        measures: tuple[str, ...],
+        paper: Mapping[str, Mapping[str, Printed]] | None = None,
+    ) -> Study:
+        """Return the study of a table whose rows are compared networks, by the paper's name of each."""
+        columns = tuple(MEASURES[measure][0] for measure in measures)
+        known = {(row,): printed for row, printed in (paper or {}).items() if row in specs}
+        table = Table(by=("name",), columns=columns, paper=known)
+        measure = partial(_read_results, specs=specs, measures=measures)
+        return replace(self, measure=measure, tables=(table,), specs=tuple(specs.values()))
+
     @property
     def needs(self) -> frozenset[str]:
         """Names of all data sets that it needs."""
@@ -227,23 +240,6 @@ MEASURES: dict[str, tuple[Column, Callable[[Json], float | None]]] = {
         (Column("parameters", "parameters, M", ".3f", error=""), _parameters),
     )
 }  # columns of comparisons, and how each is read from a result
-
-
-def comparison(
-    study: Study,
-    specs: Mapping[str, TrainingSpec],
-    measures: tuple[str, ...],
-    paper: Mapping[str, Mapping[str, Printed]] | None = None,
-) -> Study:
-    """Complete the study of a table whose rows are compared networks, by the paper's name of each."""
-    columns = tuple(MEASURES[measure][0] for measure in measures)
-    known = {(row,): printed for row, printed in (paper or {}).items() if row in specs}
-    return replace(
-        study,
-        measure=partial(_read_results, specs=specs, measures=measures),
-        tables=(Table(by=("name",), columns=columns, paper=known),),
-        specs=tuple(specs.values()),
-    )
 
 
 def _read_results(run: Run, *, specs: Mapping[str, TrainingSpec], measures: tuple[str, ...]) -> list[Record]:

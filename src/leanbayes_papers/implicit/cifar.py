@@ -7,7 +7,7 @@ from dataclasses import replace
 import leanbayes as lb
 from leanbayes.compare.job import EvaluationSpec
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import comparison, printed, Run, Study, Suite, TrainingSpec
+from leanbayes_papers.harness import printed, Run, Study, Suite, TrainingSpec
 from leanbayes_papers.implicit import PAPER
 
 MEASURES = ("error", "nll", "ece")
@@ -32,7 +32,7 @@ def table(run: Run, kind: str, data: str, net: str, rows: tuple[str, ...]) -> St
     words = {"set": data, "ours": network(run, net), "net": net}
     study = Study.of("implicit", kind, words, name=f"{kind}-{data}-{net.lower()}")
     specs = {name: spec(run, name, data, net) for name in rows}
-    return comparison(study, specs, MEASURES, printed("implicit", f"{data} {net}"))
+    return study.compared(specs, MEASURES, printed("implicit", f"{data} {net}"))
 
 
 def network(run: Run, net: str) -> str:

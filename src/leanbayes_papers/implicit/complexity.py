@@ -21,18 +21,7 @@ from leanbayes.compare.job import EvaluationSpec
 from leanbayes.core.conversion import strip
 from leanbayes.methods._base import Method
 from leanbayes.runtime.passes import components_of
-from leanbayes_papers.harness import (
-    Column,
-    comparison,
-    plot_curves,
-    printed,
-    Record,
-    Run,
-    Study,
-    Suite,
-    Table,
-    TrainingSpec,
-)
+from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.harness.charts import new_figure, save_figure, SMALL
 from leanbayes_papers.implicit import PAPER
 from leanbayes_papers.implicit.cifar import INIT_STD, MEAN_FIELD, MEASURES, network, spec
@@ -76,7 +65,7 @@ def implicit_complexity(run: Run) -> Suite:
         plot=plot_map,
         specs=(nodes["lenet"],),
     )
-    table = comparison(Study.of("implicit", "figure4"), rows, (*MEASURES, "parameters"))
+    table = Study.of("implicit", "figure4").compared(rows, (*MEASURES, "parameters"))
     return Suite(paper=PAPER, studies=(table, sizes(run), growth, components, x_cubed()))
 
 
@@ -91,7 +80,7 @@ def sizes(run: Run) -> Study:
         paper = {name: found[other] for name, other in names.items() if other in found}
     words = {"set": data, "ours": network(run, "VGG-16"), "note": note}
     specs = {name: spec(run, other, data, "VGG-16") for name, other in names.items()}
-    return comparison(Study.of("implicit", "table6", words), specs, MEASURES, paper)
+    return Study.of("implicit", "table6", words).compared(specs, MEASURES, paper)
 
 
 def lenet(run: Run, net: str, name: str, method: Method) -> TrainingSpec:

@@ -19,19 +19,7 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import (
-    Column,
-    gain_table,
-    plot_rows,
-    printed,
-    Record,
-    Run,
-    Study,
-    Suite,
-    Table,
-    Trained,
-    TrainingSpec,
-)
+from leanbayes_papers.harness import Column, plot_rows, printed, Record, Run, Study, Suite, Table, Trained, TrainingSpec
 from leanbayes_papers.implicit import PAPER
 
 EPOCHS = 15
@@ -54,7 +42,7 @@ TABLE = Table(
     columns=(*COLUMNS, Column("posterior_bytes", "bytes of the posterior", ",.0f", error="")),
     paper={(name, "after"): row for name, row in printed("implicit", "table7").items()},
 )
-GAINS = gain_table(
+GAINS = Table.of_gains(
     "method", "SGD", COLUMNS, title="Gains over SGD, seed by seed", keep=lambda record: record["when"] == "after"
 )
 LEGEND = (

@@ -275,15 +275,15 @@ def pack_masks(images: AnnotatedImages, masks: dict[str, Tensor]) -> list[Record
     """Return images and masks (S, B, H, W) of each model as hex: one record for each image, and for each row of it."""
     test = images.split("test")
     records: list[Record] = []
-    for i in (torch.arange(IMAGES) * len(test) // IMAGES).tolist():
+    for k, i in enumerate((torch.arange(IMAGES) * len(test) // IMAGES).tolist()):
         raw = test.images[i]
         raw = raw if raw.dtype == torch.uint8 else (255 * raw).round().byte()
-        records.append({"image": i, "shape": list(raw.shape), "pixels": raw.numpy().tobytes().hex()})
+        records.append({"image": k, "shape": list(raw.shape), "pixels": raw.numpy().tobytes().hex()})
         rows = {"annotators": test.annotations[i, : min(MASKS, int(test.annotators[i]))]}
         rows |= {name: each[:MASKS, i] for name, each in masks.items()}
         for name, few in rows.items():
             packed = [np.packbits(mask.numpy().astype(bool)).tobytes().hex() for mask in few]
-            records.append({"image": i, "model": name, "masks": packed})
+            records.append({"image": k, "model": name, "masks": packed})
     return records
 
 

@@ -13,20 +13,8 @@ from torch import nn
 import leanbayes as lb
 from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, Study, Suite, Table, Trained
 from leanbayes_papers.harness.charts import new_figure, save_figure
+from leanbayes_papers.nested import networks as nets
 from leanbayes_papers.nested import PAPER
-from leanbayes_papers.nested.networks import (
-    ACCURACY,
-    ANNEALED,
-    AUPR,
-    bn3,
-    DATA,
-    ECE,
-    Evaluation,
-    MULTIPLY_ADDS,
-    NORM_ROWS,
-    PARAMETERS,
-    spec,
-)
 
 STUDENT = 0.25
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -37,7 +25,7 @@ LABELS = 0.1
 
 TABLE = Table(
     by=("method",),
-    columns=(ACCURACY, ECE, AUPR, PARAMETERS, MULTIPLY_ADDS),
+    columns=(nets.ACCURACY, nets.ECE, nets.AUPR, nets.PARAMETERS, nets.MULTIPLY_ADDS),
     paper={(name,): row for name, row in printed("nested", "table3").items()},
 )
 CORRELATIONS = Table(by=("correlation above",), columns=(Column("smallest", "from this width on", ".1f"),))
@@ -45,9 +33,9 @@ CORRELATIONS = Table(by=("correlation above",), columns=(Column("smallest", "fro
 
 def nested_student(run: Run) -> Suite:
     """A distilled student at a quarter of the channels, cut further, next to its teacher (Table 3, Figure 5)."""
-    plot = partial(plot_curves, x="parameters", columns=(ACCURACY, ECE), log=True, line=False)
+    plot = partial(plot_curves, x="parameters", columns=(nets.ACCURACY, nets.ECE), log=True, line=False)
     studies: list[Study] = []
-    for words in ({"data": data} for data in DATA[run.budget]):
+    for words in ({"data": data} for data in nets.DATA[run.budget]):
         studies.append(Study.of("nested", "student", words, measure=measure, tables=(TABLE,), plot=plot))
         fields = {"measure": correlations, "tables": (CORRELATIONS,), "plot": plot_correlations}
         studies.append(Study.of("nested", "correlation", words, **fields))
@@ -56,7 +44,7 @@ def nested_student(run: Run) -> Suite:
 
 def teacher(run: Run, data: str, seed: int) -> Trained:
     """Return the trained teacher; it is the network of nested-widths."""
-    return run.train(spec(run, data, "bn3", bn3(data)), seed)
+    return run.train(nets.spec(run, data, "bn3", nets.bn3(data)), seed)
 
 
 def measure(run: Run, *, data: str) -> list[Record]:
@@ -64,7 +52,7 @@ def measure(run: Run, *, data: str) -> list[Record]:
     records: list[Record] = []
     for seed in run.seeds:
         wide = teacher(run, data, seed)
-        evaluate = Evaluation(wide, data, run)
+        evaluate = nets.Evaluation(wide, data, run)
         small = student(wide, run, data, seed)
         found = {"teacher": evaluate(evaluate.narrowed(wide.model, 1.0))}
         for share in SHARES:
@@ -75,9 +63,9 @@ def measure(run: Run, *, data: str) -> list[Record]:
 
 def student(teacher: Trained, run: Run, data: str, seed: int) -> nn.Module:
     """Return the student, distilled half as long as the teacher was trained; a finished one is read."""
-    plan = spec(run, data, "student", bn3(data))
+    plan = nets.spec(run, data, "student", nets.bn3(data))
     epochs = max(1, plan.recipe.epochs // 2)
-    recipe = replace(plan.recipe, seed=seed, epochs=epochs, anneal_epochs=round(ANNEALED * epochs), compile=False)
+    recipe = replace(plan.recipe, seed=seed, epochs=epochs, anneal_epochs=round(nets.ANNEALED * epochs), compile=False)
     options: dict[str, Any] = {"resume": not run.fresh, "progress": run.budget != "quick"}
     small = lb.slim.distill(
         teacher.model,
@@ -94,7 +82,7 @@ def student(teacher: Trained, run: Run, data: str, seed: int) -> nn.Module:
 def correlations(run: Run, *, data: str) -> list[Record]:
     """Correlate the entropies of test rows between widths, of the first seed."""
     wide = teacher(run, data, run.seeds[0])
-    found = lb.slim.correlate(wide.model, wide.test(ROWS)[0], CORRELATED, data=wide.train(NORM_ROWS)[0])
+    found = lb.slim.correlate(wide.model, wide.test(ROWS)[0], CORRELATED, data=wide.train(nets.NORM_ROWS)[0])
     rows = zip(found.widths, found.matrix.tolist(), strict=True)
     return [
         *({"width": width, "correlations": row} for width, row in rows),

@@ -12,18 +12,7 @@ from leanbayes.compare.job import DataSpec, EvaluationSpec
 from leanbayes.compare.job import recipe as recipe_of
 from leanbayes.core.predictor import distinct_draws
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import (
-    Column,
-    comparison,
-    plot_curves,
-    printed,
-    Record,
-    Run,
-    Study,
-    Suite,
-    Table,
-    TrainingSpec,
-)
+from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.patch import PAPER
 
 METHODS: dict[str, tuple[str, Method | None]] = {
@@ -54,7 +43,7 @@ def patch_samples(run: Run) -> Suite:
     note = "" if one.source.name == "cifar100" else f" Its numbers are of CIFAR-100, ours of {one.source.name}."
     words = {"set": one.source.name, "net": one.net, "note": note}
     measures = ("top5", "accuracy", "ece20")
-    table = comparison(Study.of("patch", "table6", words), specs, measures, printed("patch", "table6"))
+    table = Study.of("patch", "table6", words).compared(specs, measures, printed("patch", "table6"))
     sizes = Study.of(
         "patch",
         "sample-size",

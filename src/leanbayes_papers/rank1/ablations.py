@@ -18,7 +18,7 @@ from torch import nn, Tensor
 import leanbayes as lb
 from leanbayes.runtime._files import write_text
 from leanbayes.runtime.passes import components_of
-from leanbayes_papers.harness import Column, comparison, plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness import Column, plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.rank1 import networks as nets
 from leanbayes_papers.rank1 import PAPER
 
@@ -46,7 +46,7 @@ def rank1_ablations(run: Run) -> Suite:
     """Rank-1 factors on inputs, outputs, both; K from 1 to 16; average or mixture loss; diversity (Figures 2-5)."""
     made = specs(run)
     tables = (
-        comparison(Study.of("rank1", figure), {name: made[label] for name, label in labels.items()}, MEASURES)
+        Study.of("rank1", figure).compared({name: made[label] for name, label in labels.items()}, MEASURES)
         for figure, labels in FIGURES.items()
     )
     pairs = (("components", "rank1-mixture", COMPONENTS), ("disagreement", "batch_ensemble", DIVERSITY))

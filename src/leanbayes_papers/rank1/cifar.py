@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import leanbayes as lb
-from leanbayes_papers.harness import comparison, printed, Run, Study, Suite, TrainingSpec
+from leanbayes_papers.harness import printed, Run, Study, Suite, TrainingSpec
 from leanbayes_papers.rank1 import networks as nets
 from leanbayes_papers.rank1 import PAPER
 
@@ -21,7 +21,7 @@ def rank1_cifar(run: Run) -> Suite:
     """Rank-1 factors against their baselines on CIFAR-10 and CIFAR-100, clean and corrupted (Tables 2 and 3)."""
     words = {"net": nets.network(run)}
     studies = (
-        comparison(Study.of("rank1", table, words), specs(run, data, classes), MEASURES, printed("rank1", table))
+        Study.of("rank1", table, words).compared(specs(run, data, classes), MEASURES, printed("rank1", table))
         for table, (data, classes) in TABLES.items()
     )
     return Suite(paper=PAPER, studies=tuple(studies))

@@ -20,18 +20,7 @@ import leanbayes as lb
 from leanbayes.compare.job import KL_EPOCHS
 from leanbayes.data import DataSet
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import (
-    Column,
-    gain_table,
-    plot_rows,
-    printed,
-    Record,
-    Run,
-    Study,
-    Suite,
-    Table,
-    TrainingSpec,
-)
+from leanbayes_papers.harness import Column, plot_rows, printed, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.rank1 import PAPER
 
 DATA, NET, QUICK_ROWS = "physionet2012", "lstm-ehr", 256
@@ -74,7 +63,7 @@ TABLE = Table(
     columns=(*COLUMNS, Column("parameters", "parameters", ",.0f", error="")),
     paper={(name,): row for name, row in printed("rank1", "table4").items()},
 )
-GAINS = gain_table("method", DETERMINISTIC, COLUMNS, title="Gains over the deterministic network of the same seed")
+GAINS = Table.of_gains("method", DETERMINISTIC, COLUMNS, title="Gains over the deterministic network of the same seed")
 
 Conversion = tuple[Method, tuple[str, ...]]
 

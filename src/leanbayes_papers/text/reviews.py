@@ -21,7 +21,7 @@ from leanbayes.compare.job import KL_EPOCHS
 from leanbayes.data import DataSet, Split
 from leanbayes.data.upstream.polarity import BEGIN, PADDING, UNKNOWN
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import Column, gain_table, plot_rows, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness import Column, plot_rows, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.rank1.ehr import cached_scores, ensemble_scores, parameters
 
 DATA, NET, QUICK_ROWS = "rt-polarity", "bert-2-64", 256
@@ -74,7 +74,7 @@ COLUMNS = (
 OOD = {"random words": "random words", "shuffled": "shuffled words"}
 SCORES = {"entropy": "entropy", "mutual_information": "mutual information"}
 TABLE = Table(by=("method",), columns=(*COLUMNS, Column("parameters", "parameters, ratio", ".3f", error="")))
-GAINS = gain_table("method", DETERMINISTIC, COLUMNS, title="Gains over the deterministic encoder of the same seed")
+GAINS = Table.of_gains("method", DETERMINISTIC, COLUMNS, title="Gains over the deterministic encoder of the same seed")
 OOD_TABLE = Table(
     title="Out-of-distribution sentences: AUROC of telling them from test sentences",
     by=("method",),

@@ -17,17 +17,8 @@ from torch import nn, Tensor
 import leanbayes as lb
 from leanbayes_papers.harness import Column, Data, plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.harness.charts import new_figure, save_figure, SMALL
+from leanbayes_papers.variance import networks as nets
 from leanbayes_papers.variance import PAPER
-from leanbayes_papers.variance.networks import (
-    FIRST_DENSE,
-    kappa_factor,
-    lenet,
-    SAMPLES,
-    TEST_ROWS,
-    THRESHOLD,
-    vgg,
-    VGG_LAYERS,
-)
 
 SHARES = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
 """Shares of the weights that are replaced, those with the smallest kappa."""
@@ -64,9 +55,9 @@ REFERENCES = Table(by=("network",), columns=(Column("accuracy", "accuracy, %", "
 
 def variance_criterion(run: Run) -> Suite:
     """The phase transition, kappa before and after it, and sparse ensembles by kappa (Figures 1, 3, 4 and 5)."""
-    options: dict[str, Any] = {"layers": FIRST_DENSE, "curvature_rows": CURVATURE_ROWS[run.budget]}
-    small = lenet(run, "lenet-softplus", lb.VarianceLayers(), activation="softplus", **options)
-    large = vgg(run, "cifar10", "cifar10-variance", lb.VarianceLayers(), layers=VGG_LAYERS)
+    options: dict[str, Any] = {"layers": nets.FIRST_DENSE, "curvature_rows": CURVATURE_ROWS[run.budget]}
+    small = nets.lenet(run, "lenet-softplus", lb.VarianceLayers(), activation="softplus", **options)
+    large = nets.vgg(run, "cifar10", "cifar10-variance", lb.VarianceLayers(), layers=nets.VGG_LAYERS)
     studies = (  # name, network, measure, tables, plot
         ("transition", large, follow, (EPOCHS,), partial(plot_curves, x="epoch", by=(), columns=ACCURACIES)),
         ("criterion", small, follow, (EPOCHS,), plot_criterion),
@@ -95,7 +86,7 @@ def variance_criterion(run: Run) -> Suite:
 def follow(run: Run, *, spec: TrainingSpec) -> list[Record]:
     """Return the measurements of every epoch of the first seed, kappa for all training rows."""
     trained = run.train(spec, run.seeds[0])
-    shift = math.log10(kappa_factor(trained.data, spec.options.get("curvature_rows", 0)))
+    shift = math.log10(nets.kappa_factor(trained.data, spec.options.get("curvature_rows", 0)))
     return [shifted(row, shift) for row in trained.watched]
 
 
@@ -125,9 +116,9 @@ def sweep(run: Run, *, spec: TrainingSpec) -> list[Record]:
     """Replace the weights of smallest kappa, more and more of them, and evaluate the remaining ensemble."""
     trained = run.train(spec, run.seeds[0])
     model, rows = trained.model, spec.options["curvature_rows"]
-    test, samples = trained.test(TEST_ROWS[run.budget]), SAMPLES[run.budget]
+    test, samples = trained.test(nets.TEST_ROWS[run.budget]), nets.SAMPLES[run.budget]
     found = lb.phase.kappa(model, trained.train(rows))
-    scores = {path: values * kappa_factor(trained.data, rows) for path, values in found.items()}
+    scores = {path: values * nets.kappa_factor(trained.data, rows) for path, values in found.items()}
     means = lb.phase.infer(model, test[0], "deterministic").mean
     references = {
         "full ensemble": ensemble_accuracy(model, test, samples),
@@ -145,7 +136,7 @@ def thresholds(scores: dict[str, Tensor]) -> list[float]:
     """Return rising thresholds: those that replace certain shares of all weights, and the paper's."""
     ranked = torch.cat([score.flatten().double().cpu() for score in scores.values()]).sort().values
     places = [min(int(share * len(ranked)), len(ranked) - 1) for share in SHARES]
-    return sorted({float(ranked[place]) for place in places} | {THRESHOLD})
+    return sorted({float(ranked[place]) for place in places} | {nets.THRESHOLD})
 
 
 def replaced(model: nn.Module, scores: dict[str, Tensor], threshold: float, test: Data, samples: int) -> Record:
@@ -174,7 +165,7 @@ def plot_criterion(records: list[Record], path: Path) -> None:
     for row, colour in zip(around(records), ("tab:blue", "tab:green", "tab:red"), strict=True):
         for found in row["kappa"].values():
             left.stairs(found["counts"], found["edges"], color=colour, label=f"{row['phase']}, epoch {row['epoch']}")
-    left.axvline(math.log10(THRESHOLD), color="red", lw=1)
+    left.axvline(math.log10(nets.THRESHOLD), color="red", lw=1)
     left.set(xlabel="log10 kappa", ylabel="weights", yscale="symlog")
     epochs = [row["epoch"] for row in records]
     for column in ACCURACIES:

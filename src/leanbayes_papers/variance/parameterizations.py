@@ -8,23 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.runtime.batches import to_device
-from leanbayes_papers.harness import (
-    Column,
-    Data,
-    plot_rows,
-    printed,
-    Record,
-    Run,
-    Study,
-    Suite,
-    Table,
-    Trained,
-    TrainingSpec,
-)
+from leanbayes_papers.harness import Column, plot_rows, printed, Run, Study, Suite, Table, Trained, TrainingSpec
 from leanbayes_papers.variance import PAPER
 from leanbayes_papers.variance.networks import digits_name, FIRST_DENSE, lenet
 from leanbayes_papers.variance.table1 import measure
@@ -81,13 +69,13 @@ def specs(run: Run) -> dict[str, TrainingSpec]:
     }
 
 
-def bound_of(trained: Trained, run: Run) -> Record:
+def bound_of(trained: Trained, run: Run) -> dict[str, float]:
     """Return the bound of a trained network on its training set."""
     return bound(trained.model, trained.train(), passes=PASSES[run.budget])
 
 
 @torch.no_grad()
-def bound(model: nn.Module, data: Data, *, passes: int, batch_size: int = BATCH) -> dict[str, float]:
+def bound(model: nn.Module, data: tuple[Tensor, Tensor], *, passes: int, batch_size: int = BATCH) -> dict[str, float]:
     """Return the evidence lower bound of a data set in nats, with norms in eval mode.
 
         ELBO = sum_n E_q log p(y_n | x_n, W) - KL(q || p) = -N nll - KL

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -15,15 +13,12 @@ from leanbayes.core.conversion import stochastic_layers
 from leanbayes.data import DataSet, Split
 from leanbayes.data.upstream.physionet import SHAPE
 from leanbayes_papers import SUITES
-from leanbayes_papers.ehr_networks import DETERMINISTIC, networks
-from leanbayes_papers.runner import run
-from leanbayes_papers.study import Case
-from leanbayes_papers.suite import Setting
-from leanbayes_papers.trained import Trained
+from leanbayes_papers.harness import printed, Run, Trained
+from leanbayes_papers.harness.suite import run_suite
+from leanbayes_papers.rank1 import ehr
+from leanbayes_papers.rank1.ehr import DETERMINISTIC, specs
 from tests.data.test_icu import write_cache
-from tests.experiments.pages import lacking, RESULTS
-
-ehr = importlib.import_module("leanbayes_papers.rank1_ehr")
+from tests.papers.pages import lacking, records_of, RESULTS
 
 CELLS = ["lstm.cells.l0.hidden", "lstm.cells.l0.input"]
 LAYERS = {
@@ -47,7 +42,7 @@ def stays() -> DataSet:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_row_converts_the_layers_that_the_paper_converts(name):
-    model = networks(Setting())[name].make(stays(), 0)
+    model = specs(Run())[name].make(stays(), 0)
     found: dict[str, list[str]] = {}
     for path, layer in stochastic_layers(model):
         found.setdefault(layer.method.name, []).append(path)
@@ -56,22 +51,22 @@ def test_a_row_converts_the_layers_that_the_paper_converts(name):
     }
 
 
-def test_rank1_rows_are_mixtures_of_four_with_one_law_for_posterior_and_prior():
-    made = networks(Setting(budget="full"))
+def test_rank1_rows_are_mixtures_of_four_with_one_distribution_for_posterior_and_prior():
+    made = specs(Run(budget="full"))
     for name, law in (("Rank-1, Gaussian", "normal"), ("Rank-1, Cauchy", "cauchy")):
-        (_, _), (factors, _) = made[name].parts
+        (_, _), (factors, _) = made[name].options["parts"]
         assert (factors.components, factors.posterior, factors.prior) == (4, law, law)
         assert made[name].recipe.clip_norm == 1.0
 
 
 def test_bayesian_networks_have_the_papers_draws_and_members_one_each():
-    found = {name: network.samples for name, network in networks(Setting()).items()}
+    found = {name: ehr.samples_of(spec) for name, spec in specs(Run()).items()}
     assert found == dict.fromkeys(LAYERS, 25) | {"BatchEnsemble": 4}
 
 
 def test_networks_of_one_seed_begin_with_the_same_weights():
     data = stays()
-    plain, *others = (network.make(data, 7) for network in networks(Setting()).values())
+    plain, *others = (network.make(data, 7) for network in specs(Run()).values())
     for other in others:
         tensors = dict(other.state_dict())
         assert torch.equal(tensors.get("head.base.weight", tensors.get("head.weight")), plain.head.weight)
@@ -80,22 +75,23 @@ def test_networks_of_one_seed_begin_with_the_same_weights():
 def test_members_of_an_ensemble_have_seeds_of_their_own_and_scores_are_kept(tmp_path, monkeypatch):
     seen = []
 
-    def train(network, case, seed):
+    def train(self, spec, seed):
         seen.append(seed)
-        return Trained(network.make(stays(), seed).eval(), stays(), [])
+        return Trained(spec.make(stays(), seed).eval(), stays(), [])
 
-    monkeypatch.setattr(ehr, "train", train)
-    network, case = networks(Setting())[DETERMINISTIC], Case((), tmp_path, (3,), "quick", "cpu")
-    found = ehr.scored_ensemble(network, case, 3, 4)
+    monkeypatch.setattr(Run, "train", train)
+    plain, run = specs(Run())[DETERMINISTIC], Run(seeds=(3,), device="cpu", out=tmp_path)
+    found = ehr.ensemble_scores(run, plain, 3, ehr.evaluate, 4)
     assert seen == [3, 1003, 2003, 3003]
     data = stays()
     with torch.no_grad():
-        members = [network.make(data, seed).eval()(data.test.x).softmax(1) for seed in seen]
-    for part in ehr.SETS:
-        assert found[part] == pytest.approx(ehr.scores(torch.stack(members).mean(0), data.test.y), rel=1e-4)
-    assert ehr.scored_ensemble(network, case, 3, 4) == found
-    assert len(seen) == 4, "what was judged is read"
-    ehr.scored_ensemble(network, replace(case, fresh=True), 3, 4)
+        members = [plain.make(data, seed).eval()(data.test.x).softmax(1) for seed in seen]
+    expected = ehr.scores(torch.stack(members).mean(0), data.test.y)
+    for part in ("set b", "set c"):
+        assert [found[f"{part} {name}"] for name in expected] == pytest.approx(list(expected.values()), rel=1e-4)
+    assert ehr.ensemble_scores(run, plain, 3, ehr.evaluate, 4) == found
+    assert len(seen) == 4, "scores are read"
+    ehr.ensemble_scores(replace(run, fresh=True), plain, 3, ehr.evaluate, 4)
     assert len(seen) == 8
 
 
@@ -128,29 +124,13 @@ def test_tokens_are_counted_over_hours():
         assert found[stay, 10 * variable + b - 1] == sum(int(x[stay, hour, variable] == b) for hour in range(48))
 
 
-def row_of(*values: float) -> dict:
-    measures = [{"nll": value, "aupr": value, "ece": value} for value in values]
-    return {"seeds": [{"seed": k, "set-b": m, "set-c": m} for k, m in enumerate(measures)], "parameters": 1000}
-
-
-def test_gains_are_over_pairs_and_point_to_the_better():
-    plain, other = row_of(0.3, 0.4, 0.5), row_of(0.28, 0.39, 0.48)
-    nll, aupr = (ehr.gain(other, plain, "set-b", name) for name in ("nll", "aupr"))
-    differences = np.array([0.02, 0.01, 0.02])
-    assert nll.mean == pytest.approx(differences.mean())
-    assert nll.sem == pytest.approx(differences.std(ddof=1) / math.sqrt(3))
-    assert aupr.mean == -nll.mean
-    assert (ehr.verdict(nll), ehr.verdict(aupr)) == ("better", "worse")
-    assert ehr.verdict(ehr.gain(plain, plain, "set-b", "ece")) == "level"
-    assert ehr.verdict(ehr.gain(row_of(0.1), row_of(0.2), "set-b", "nll")) == "level", "one seed decides nothing"
-
-
 def test_the_papers_table_4():
-    assert ehr.PRINTED["Rank-1, Gaussian"]["test aupr"].value == 0.391
-    assert ehr.PRINTED["Rank-1, Cauchy"]["validation nll"].value == 0.207
-    assert ehr.PRINTED["Fully Bayesian"]["test nll"].value == 0.221
-    assert ehr.PRINTED["Deep ensemble"]["test ece"].value == 0.0103
-    assert list(ehr.PRINTED) == [*LAYERS, "Deep ensemble"]
+    table = printed("rank1", "table4")
+    assert table["Rank-1, Gaussian"]["set c aupr"].value == 0.391
+    assert table["Rank-1, Cauchy"]["set b nll"].value == 0.207
+    assert table["Fully Bayesian"]["set c nll"].value == 0.221
+    assert table["Deep ensemble"]["set c ece"].value == 0.0103
+    assert list(table) == [*LAYERS, "Deep ensemble"]
 
 
 # ------------------------------------------------------------------------------------ a tiny run
@@ -159,43 +139,36 @@ def test_the_papers_table_4():
 def test_the_suite_runs_on_made_up_stays(tmp_path):
     pytest.importorskip("matplotlib")
     write_cache(tmp_path, rows=120)
-    setting = Setting(device="cpu", root=str(tmp_path), seeds=(0, 1))
-    out = tmp_path / "out"
-    outcome = run("rank1-ehr", SUITES["rank1-ehr"](setting), setting, out)
+    run = Run(device="cpu", root=str(tmp_path), seeds=(0, 1), out=tmp_path / "out")
+    outcome = run_suite("rank1-ehr", SUITES["rank1-ehr"](run), run)
     assert outcome.remarks == []
-    assert [line[0] for line in outcome.overview.rows[::2]] == [*LAYERS, "Deep ensemble"]
-    assert [line[1] for line in outcome.overview.rows[:2]] == ["ours", "paper"]
-    assert len(outcome.says["ehr"]) == len(LAYERS) + 1
-    numbers = json.loads((out / "studies" / "ehr.json").read_text())["numbers"]
-    for row in numbers["rows"].values():
-        assert [seed["seed"] for seed in row["seeds"]] == [0, 1]
-        assert all(0 < seed[part][name] < 1 for seed in row["seeds"] for part in ehr.SETS for name in ehr.MEASURES)
-    assert numbers["rows"]["Deep ensemble"]["parameters"] == 2 * numbers["rows"][DETERMINISTIC]["parameters"]
-    assert (out / "studies" / "ehr.svg").is_file()
+    records = outcome.records["ehr"]
+    lines = ehr.TABLE.lines(records)
+    assert [line[0] for line in lines if line[0]] == [*LAYERS, "Deep ensemble", ehr.COUNTS]
+    assert [line[1] for line in lines[:2]] == ["ours", "paper"]
+    assert [line[0] for line in ehr.GAINS.lines(records)] == [*list(LAYERS)[1:], "Deep ensemble"]
+    names = [column.name for column in ehr.COLUMNS]
+    assert all(0 < record[name] < 1 for record in records for name in names)
+    sizes = {record["method"]: record.get("parameters") for record in records}
+    assert sizes["Deep ensemble"] == 2 * sizes[DETERMINISTIC]
+    assert (run.out / "studies" / "ehr.svg").is_file()
     assert outcome.page().count("± ") > 40
 
 
 # ------------------------------------------------------------------------------------ the published page
 
-PAGE = RESULTS / "ehr.md"
 
-
-def published(name: str) -> dict:
-    return json.loads((PAGE.parent / "ehr" / f"{name}.json").read_text())
-
-
-def test_the_published_page_says_what_its_files_say():
-    page, numbers = PAGE.read_text(), published("ehr")["numbers"]
-    found = ehr.overview(numbers)
-    assert lacking("ehr", found.rows, [*found.says, *ehr.say(numbers)]) == []
-    assert "(ehr/ehr.svg)" in page
-    assert all(len(row["seeds"]) == 5 for row in numbers["rows"].values())
+def test_the_published_tables_are_those_of_their_files():
+    records = records_of("ehr", "ehr")
+    assert lacking("ehr", [ehr.TABLE.lines(records), ehr.GAINS.lines(records)]) == []
+    assert "(ehr/ehr.svg)" in (RESULTS / "ehr.md").read_text()
+    assert {record.get("seed") for record in records} == {0, 1, 2, 3, 4, None}
 
 
 def test_the_published_trials_are_on_the_page():
-    page = PAGE.read_text()
+    trials = json.loads((RESULTS / "ehr" / "trials.json").read_text())
     rows = [
-        f"| {t['row']} | {t['setting']} | {t['seed']} | {t['nll']:.4f} | {t['aupr']:.3f} | {t['ece']:.4f} |\n"
-        for t in published("trials")
+        [t["row"], t["setting"], str(t["seed"]), f"{t['nll']:.4f}", f"{t['aupr']:.3f}", f"{t['ece']:.4f}"]
+        for t in trials
     ]
-    assert [row for row in rows if row not in page] == []
+    assert lacking("ehr", [rows]) == []

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,13 +17,14 @@ from sklearn.decomposition import PCA
 
 import leanbayes as lb
 from leanbayes import models
-from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
+from leanbayes.compare.job import DataSpec, EvaluationSpec
 from leanbayes.data import DataSet, Split
 from leanbayes.training import Recipe
-from leanbayes_papers import checkpoints, components, growth, noise, run_suite, SUITES, x_cubed
-from leanbayes_papers.runner import present, run_named
-from leanbayes_papers.study import Study
-from leanbayes_papers.suite import printed, Row, Setting, Suite, Table
+from leanbayes_papers import run_suite, SUITES
+from leanbayes_papers.harness import Printed, Run, Study, Suite, TrainingSpec
+from leanbayes_papers.harness.suite import present, run_named
+from leanbayes_papers.implicit import complexity, noise, x_cubed
+from leanbayes_papers.rank1 import ablations
 
 # ------------------------------------------------------------------------------------ studies
 
@@ -56,21 +58,21 @@ def test_salt_and_pepper_replace_the_share_they_should():
 
 def test_the_plane_of_components_is_that_of_pca():
     points = torch.randn(8, 50, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    plane, oracle = components.plane_of(points), PCA(2).fit(points.numpy())
+    plane, oracle = complexity.plane_of(points), PCA(2).fit(points.numpy())
     assert np.allclose(plane.explained, oracle.explained_variance_ratio_)
     assert np.allclose(plane.coordinates(points).abs(), np.abs(oracle.transform(points.numpy())))
     inside = plane.point(torch.tensor([0.3, -2.0], dtype=torch.float64))
     assert torch.allclose(plane.coordinates(inside), torch.tensor([0.3, -2.0], dtype=torch.float64))
 
 
-def test_a_checkpoint_is_looked_at_component_by_component():
+def test_a_checkpoint_is_evaluated_component_by_component():
     torch.manual_seed(0)
     model = lb.convert(models.MLP(4, 3), lb.Rank1(components=3, init_spread=1.0))
     x, y = torch.randn(40, 4), torch.arange(40) % 3
     with torch.no_grad():
         outputs = [lb.draw(model, seed=0, index=k)(x) for k in range(3)]
     each = torch.stack([logits.softmax(1) for logits in outputs]).double()
-    found = checkpoints.look(model, x, y)
+    found = ablations.evaluate_components(model, x, y)
     rows = torch.arange(40)
     assert found["components"] == pytest.approx([-p[rows, y].log().mean().item() for p in each], rel=1e-5)
     assert found["nll"] == pytest.approx(-each.mean(0)[rows, y].log().mean().item(), rel=1e-5)
@@ -79,12 +81,7 @@ def test_a_checkpoint_is_looked_at_component_by_component():
     pairs = [(votes[i] != votes[j]).double().mean() for i in range(3) for j in range(i)]
     errors = (votes != y).double().mean()
     assert found["disagreement"] == pytest.approx((sum(pairs) / 3 / errors).item())
-    assert checkpoints.look(models.MLP(4, 3), x, y)["disagreement"] is None
-
-
-def test_growth_is_told_by_size():
-    numbers = {"implicit": {"0": {"42000": 0.2, "165000": 0.1}, "1": {"42000": 0.4, "165000": 0.1}}}
-    assert growth.say_growth(numbers) == ["implicit: error 30.00 % at 42K, 10.00 % at 165K"]
+    assert ablations.evaluate_components(models.MLP(4, 3), x, y)["disagreement"] is None
 
 
 def test_the_regression_fits_and_spreads():
@@ -111,73 +108,38 @@ def test_mean_field_misses_the_curve_where_implicit_nodes_do_not():
 # ------------------------------------------------------------------------------------ a suite run for real
 
 
-def tiny(setting: Setting) -> Suite:
-    """Run a suite on digits in seconds: every kind of study, and rows whose data set does not exist."""
-    recipe = setting.recipe(Recipe(epochs=2, batch_size=64, lr=0.05))
-    judging = EvaluationSpec(samples=4, shift=False, test_images=60)
-    plain = Job(
+def tiny(run: Run) -> Suite:
+    """Return a suite on digits that runs in seconds: every kind of study, and a table whose data set is not here."""
+    plain = TrainingSpec(
+        name="plain",
         source=DataSpec(name="digits", train_rows=200),
         net="small",
-        method=None,
-        label="plain",
-        recipe=recipe,
-        judging=judging,
+        recipe=run.recipe(Recipe(epochs=2, batch_size=64, lr=0.05)),
+        evaluation=EvaluationSpec(samples=4, shift=False, test_images=60),
+        watch=ablations.Checkpoints,
     )
-    nodes = replace(plain, method=lb.ImplicitNodes(components=3), label="implicit-k3")
-    elsewhere = replace(plain, source=DataSpec(name="cifar100", root=setting.root))
-    rows = (
-        Row(name="SGD", job=plain, paper=printed(("error", "nll"), "3.53±0.11 0.1280")),
-        Row(name="iBNN", job=nodes, paper={}),
-        Row(name="SGD, CIFAR-100", job=elsewhere, paper={}),
-    )
-    both = {"jobs": (plain, nodes), "claim": "it is so."}
+    nodes = replace(plain, method=lb.ImplicitNodes(components=3), name="implicit-k3")
+    elsewhere = replace(plain, source=DataSpec(name="cifar100", root=run.root))
+    paper = {"SGD": {"error": Printed("3.53±0.11"), "nll": Printed("0.1280")}}
+    both = (plain, nodes)
+
+    def study(name: str, title: str, measure, plot=None, specs=both) -> Study:
+        kind = partial(measure, specs=specs) if specs is both else partial(measure, spec=nodes)
+        return Study(name=name, title=title, claim="it is so.", measure=kind, plot=plot, specs=specs)
+
+    curves = ablations._figure("components", both, ablations.COMPONENTS)
     return Suite(
         paper="No paper",
-        tables=(Table(title="Table 9", measures=("error", "nll"), rows=rows, claim="it is so."),),
         studies=(
-            Study(
-                name="curves",
-                title="Figure 1",
-                measure=checkpoints.curves,
-                draw=checkpoints.draw_components,
-                say=checkpoints.say_components,
-                **both,
+            Study(name="table9", title="Table 9", claim="it is so.").compared(
+                {"SGD": plain, "iBNN": nodes}, ("error", "nll"), paper
             ),
-            Study(
-                name="diversity",
-                title="Figure 2",
-                measure=checkpoints.curves,
-                draw=checkpoints.draw_disagreement,
-                say=checkpoints.say_disagreement,
-                **both,
-            ),
-            Study(
-                name="noise",
-                title="Figure 3",
-                measure=noise.noise_curves,
-                draw=noise.draw_noise,
-                say=noise.say_noise,
-                **both,
-            ),
-            Study(
-                name="growth",
-                title="Figure 4",
-                measure=growth.errors_by_size,
-                draw=growth.draw_growth,
-                say=growth.say_growth,
-                **both,
-            ),
-            Study(
-                name="map",
-                title="Figure 5",
-                claim="it is so.",
-                jobs=(nodes,),
-                measure=components.map_components,
-                draw=components.draw_map,
-                say=components.say_map,
-            ),
+            Study(name="table10", title="Table 10", claim="it is so.").compared({"SGD": elsewhere}, ("error",)),
+            curves,
+            study("noise", "Figure 3", noise.measure),
+            study("growth", "Figure 4", complexity.errors_by_size),
+            study("map", "Figure 5", complexity.map_components, complexity.plot_map, (nodes,)),
         ),
-        watched=frozenset({"plain", "implicit-k3"}),
     )
 
 
@@ -193,10 +155,14 @@ def out(tmp_path_factory):
     return out
 
 
+def records_of(folder: Path, name: str) -> list[dict]:
+    return json.loads((folder / "studies" / f"{name}.json").read_text())["records"]
+
+
 def test_a_suite_leaves_tables_studies_and_a_report(out):
     record = json.loads((out / "reproduce.json").read_text())
     assert (record["suite"], record["budget"], record["seeds"]) == ("tiny", "quick", [0, 1])
-    rows = record["tables"][0]["rows"]
+    rows = record["studies"][0]["tables"][0]["rows"]
     assert [row["name"] for row in rows] == ["SGD", "iBNN"]
     results = [json.loads((out / f"digits/small/plain/seed{seed}/result.json").read_text()) for seed in (0, 1)]
     errors = [100 - 100 * result["metrics"]["test"]["accuracy"] for result in results]
@@ -205,38 +171,41 @@ def test_a_suite_leaves_tables_studies_and_a_report(out):
     assert record["remarks"] == [
         "cifar100 is not here, so what needs it is left out; `leanbayes data prepare cifar100` fetches it."
     ]
-    page = (out / "reproduce.md").read_text()
-    assert "paper | 3.53 ± 0.11 | 0.1280 |" in page
+    assert "paper | 3.53 ± 0.11 | 0.1280 |" in (out / "reproduce.md").read_text()
     assert len(record["studies"]) == 5
-    for study in record["studies"]:
-        assert study["says"]
-        assert (out / study["file"]).is_file()
-        assert (out / study["file"]).with_suffix(".svg").read_text().rstrip().endswith("</svg>")
+    assert all((out / study["file"]).is_file() for study in record["studies"])
+    for name in ("components", "map"):
+        assert (out / "studies" / f"{name}.svg").read_text().rstrip().endswith("</svg>")
     assert (out / "report.html").is_file()
     assert not list(out.rglob("*.tmp"))
 
 
 def test_checkpoints_are_kept_epoch_by_epoch(out):
-    rows = checkpoints.read(out / "digits/small/implicit-k3/seed1" / checkpoints.FILE)
+    rows = ablations.read(out / "digits/small/implicit-k3/seed1" / ablations.FILE)
     assert [row["epoch"] for row in rows] == [1, 2]
-    assert len(rows[-1]["test"]["components"]) == 3
+    assert len(rows[-1]["test components"]) == 3
+    records = records_of(out, "components")
+    assert [record["epoch"] for record in ablations.last_epoch(records)] == [2] * 4
+    assert records[-1]["component nll"] == pytest.approx(np.mean(rows[-1]["test components"]))
 
 
 def test_the_map_has_every_component_and_every_point(out):
-    numbers = json.loads((out / "studies/map.json").read_text())["numbers"]
-    assert len(numbers["components"]) == len(numbers["at_components"]) == 3
-    assert np.array(numbers["maps"]["test"]["error"]).shape == (7, 7)
-    assert sum(numbers["explained"]) == pytest.approx(1)  # three points lie in a plane
+    records = records_of(out, "map")
+    points = [record["point"] for record in records]
+    assert (points.count("component"), points.count("grid")) == (3, 7 * 7)
+    assert {"train nll", "test error"} <= set(records[-1])
+    (plane,) = (record for record in records if record["point"] == "plane")
+    assert sum(plane["explained"]) == pytest.approx(1)  # three points are in one plane
 
 
 def test_pure_noise_is_the_last_point_of_every_curve(out):
-    curves = json.loads((out / "studies/noise.json").read_text())["numbers"]["digits"]
-    assert set(curves) == {"gaussian", "salt and pepper"}
-    rows = curves["gaussian"]["implicit-k3"]["0"]
+    records = records_of(out, "noise")
+    assert {record["noise"] for record in records} == {"gaussian", "salt and pepper"}
+    rows = [r for r in records if (r["noise"], r["method"], r["seed"]) == ("gaussian", "implicit-k3", 0)]
     assert [row["strength"] for row in rows] == [0, 0.25, 0.5, 0.75, 1]
     for row in rows:
         assert row["total"] == pytest.approx(row["aleatoric"] + row["epistemic"], abs=1e-5)
-    assert all(row["epistemic"] == pytest.approx(0, abs=1e-6) for row in curves["gaussian"]["plain"]["0"])
+    assert all(r["epistemic"] == pytest.approx(0, abs=1e-6) for r in records if r["method"] == "plain")
 
 
 def test_a_second_run_keeps_what_is_there(out, capsys):
@@ -247,19 +216,18 @@ def test_a_second_run_keeps_what_is_there(out, capsys):
     assert "SGD" in capsys.readouterr().out
 
 
-def test_other_seeds_measure_the_studies_anew(out, tmp_path):
+def test_other_seeds_measure_the_studies_again(out, tmp_path):
     copy = Path(shutil.copytree(out, tmp_path / "copy"))
     assert run_named({"tiny": tiny}, flags(out, seeds="1"), copy) == 0
-    seeds = [set(json.loads((f / "studies/growth.json").read_text())["numbers"]["plain"]) for f in (out, copy)]
-    assert seeds == [{"0", "1"}, {"1"}]
+    assert [{record["seed"] for record in records_of(folder, "growth")} for folder in (out, copy)] == [{0, 1}, {1}]
 
 
 def test_a_failed_run_is_told_and_its_studies_are_left_out(tmp_path):
-    def broken(setting: Setting) -> Suite:
-        suite = tiny(setting)
-        job = replace(suite.tables[0].rows[0].job, recipe=replace(suite.tables[0].rows[0].job.recipe, lr=1e30))
-        table = replace(suite.tables[0], rows=(replace(suite.tables[0].rows[0], job=job),))
-        return replace(suite, tables=(table,), studies=(replace(suite.studies[3], jobs=(job,)),), watched=frozenset())
+    def broken(run: Run) -> Suite:
+        suite = tiny(run)
+        spec = suite.studies[0].specs[0]
+        spec = replace(spec, recipe=replace(spec.recipe, lr=1e30))
+        return replace(suite, studies=(replace(suite.studies[4], specs=(spec,)),))
 
     assert run_named({"tiny": broken}, flags(tmp_path, seeds="0"), tmp_path) == 1
     remarks = json.loads((tmp_path / "reproduce.json").read_text())["remarks"]
@@ -276,9 +244,17 @@ def test_a_failed_run_is_told_and_its_studies_are_left_out(tmp_path):
     ],
 )
 def test_nothing_to_run_says_what_is_missing(name, said, tmp_path):
-    setting = Setting(root=str(tmp_path))
+    run = Run(root=str(tmp_path))
     with pytest.raises(ValueError, match=f"nothing to run: {said}"):
-        present(SUITES[name](setting), setting)
+        present(SUITES[name](run), run)
+
+
+def test_chosen_data_sets_leave_out_tables(monkeypatch):
+    monkeypatch.setattr(Run, "has", lambda self, name, ood=False: True)
+    run = Run(data=("cifar10",))
+    suite, remarks = present(SUITES["rank1-cifar"](run), run)
+    assert [study.name for study in suite.studies] == ["table2"]
+    assert remarks == []
 
 
 @pytest.mark.parametrize(

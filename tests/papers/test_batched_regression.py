@@ -7,11 +7,11 @@ import torch
 from torch.func import functional_call
 from torch.nn import functional as F
 
+import leanbayes as lb
 from leanbayes.models import RegressionNet
-from leanbayes_papers import batched_training
-from leanbayes_papers.batched_regression import BatchedRegression, Mask, Nothing, PatchedNorm
-from leanbayes_papers.batched_training import CHUNK, Shuffles, Training
-from leanbayes_papers.uci_protocol import Protocol
+from leanbayes_papers.patch import batched
+from leanbayes_papers.patch.batched import BatchedRegression, CHUNK, Mask, Nothing, PatchedNorm, Shuffles, Training
+from leanbayes_papers.patch.uci import Protocol
 
 NETS, INPUTS, HIDDEN, COPIES, ROWS = 2, 3, 4, 3, 11
 NORMS = {0: "first", 3: "second"}  # positions in RegressionNet
@@ -181,6 +181,62 @@ def test_a_training_is_that_of_separate_networks_under_torchs_adam(crossed):
             torch.testing.assert_close(getattr(net, name).copies[:, :, t], of)
 
 
+def patched(net: BatchedRegression, t: int, crossed: bool) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """Return network t as `lb.ModelPatch` has it, and the basis of its copies: copies = centre + basis @ contrasts."""
+    method = lb.ModelPatch(components=COPIES, crossed=crossed, patch=("norm",))
+    bnn = lb.convert(separate(net, t), method).double()
+    layers = dict(lb.stochastic_layers(bnn))
+    with torch.no_grad():
+        for layer, name in zip(layers.values(), NORMS.values(), strict=True):
+            copies = getattr(net, name).copies[:, :, t].flatten(1)  # (K, 2 F), scales before shifts
+            layer.base.weight.copy_(copies.mean(0)[: layer.base.weight.numel()])
+            layer.base.bias.copy_(copies.mean(0)[layer.base.weight.numel() :])
+            layer.posterior.contrasts.copy_(layer.posterior.basis.T @ (copies - copies.mean(0)))
+    return bnn, layers
+
+
+@pytest.mark.parametrize("crossed", [False, True])
+def test_the_twin_takes_the_steps_of_model_patch(crossed):
+    """With the draws of `lb.ModelPatch`, losses and copies agree step by step.
+
+    The library trains centre c and contrasts u, the twin the copies c + B u (B orthonormal, orthogonal to ones). Then
+    SGD at a rate r on the copies is SGD at r on u and at r / K on c.
+    """
+    net, rate, generator = networks(crossed), 0.05, torch.Generator().manual_seed(3)
+    models = [patched(net, t, crossed) for t in range(NETS)]
+    sgd = torch.optim.SGD(net.parameters(), lr=rate)
+    centres = [layer.base.parameters() for _, layers in models for layer in layers.values()]
+    slow = {parameter for part in centres for parameter in part}
+    rest = [p for bnn, _ in models for p in bnn.parameters() if p not in slow and p.requires_grad]
+    theirs = torch.optim.SGD([{"params": list(slow), "lr": rate / COPIES}, {"params": rest}], lr=rate)
+    for step in range(4):
+        x, y = (torch.randn(NETS, n, ROWS, generator=generator).double() for n in (INPUTS, 1))
+        noise = []
+        for name in NORMS.values():
+            copies = getattr(net, name).copies.detach()
+            features = copies.shape[-1]
+            chosen_by = [dict(lb.draw(bnn.eval(), seed=0, index=step).named_modules()) for bnn, _ in models]
+            position = next(p for p, n in NORMS.items() if n == name)
+            picked = [torch.stack([m[f"layers.{position}"].weight, m[f"layers.{position}"].bias]) for m in chosen_by]
+            distances = (copies - torch.stack(picked, 1).detach()[None]).abs()
+            assert distances.min(0).values.max() < 1e-9, "a draw is one of the copies"
+            noise.append(distances.argmin(0)[None].expand(1, 2, NETS, features))
+        loss = F.mse_loss(net(x[None], tuple(noise))[0], y, reduction="sum") / ROWS
+        losses = []
+        for t, (bnn, _) in enumerate(models):
+            with lb.draws(bnn.train(), seed=0, index=step):
+                losses.append(F.mse_loss(bnn(x[t].T), y[t].T))
+        torch.testing.assert_close(loss, sum(losses))
+        for optimizer, value in ((sgd, loss), (theirs, sum(losses))):
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+    for t, (_, layers) in enumerate(models):
+        for layer, name in zip(layers.values(), NORMS.values(), strict=True):
+            torch.testing.assert_close(layer.every_copy(), getattr(net, name).copies[:, :, t].flatten(1))
+            torch.testing.assert_close(layer.base.running_var, getattr(net, name).running_var[t])
+
+
 def test_a_chunk_holds_rows_of_the_right_network():
     x = torch.arange(2 * 8 * 3.0).view(2, 8, 3)
     net = BatchedRegression(Nothing(), Nothing(), nets=2, inputs=3, hidden=4)
@@ -223,7 +279,7 @@ def test_captured_steps_beside_others_are_the_plain_ones(kind, monkeypatch):
         for training in captured:
             training.advance()
     assert all(training.graph is not None for training in captured)
-    monkeypatch.setattr(batched_training, "WARM_UP", 10**9)
+    monkeypatch.setattr(batched, "WARM_UP", 10**9)
     for seed, training in enumerate(captured):
         plain = begin(seed)
         while plain.done < plain.steps:

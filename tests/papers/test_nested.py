@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,13 +13,13 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes_papers import SUITES
-from leanbayes_papers.runner import run
-from leanbayes_papers.suite import Setting
-from leanbayes_papers.trained import loaded
+from leanbayes_papers.harness import Run
+from leanbayes_papers.harness.suite import run_suite
+from leanbayes_papers.nested import limited, networks, student, times, widths
+from tests.papers.pages import lacking, records_of, RESULTS
 
 pytest.importorskip("matplotlib")
 
-settings = importlib.import_module("leanbayes_papers.nested_settings")
 SUITE_NAMES = ("nested-widths", "nested-limited", "nested-student")
 BY_CHANCE = 0.5  # points of accuracy that a width may lose to the next smaller one
 
@@ -29,23 +27,21 @@ BY_CHANCE = 0.5  # points of accuracy that a width may lose to the next smaller 
 @pytest.fixture
 def two_epochs(monkeypatch):
     """Train for two epochs; the studies look at numbers, not at what they say."""
-    monkeypatch.setattr(Setting, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
+    monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
 
 
 def test_nested_networks_are_the_papers():
-    setting = Setting(budget="full")
-    bn3 = settings.trainee(setting, "cifar10", "bn3", settings.ours("cifar10"))
+    bn3 = networks.spec(Run(budget="full"), "cifar10", "bn3", networks.bn3("cifar10"))
     assert (bn3.net, bn3.recipe.epochs, bn3.recipe.lr, bn3.recipe.milestones) == ("vgg11-bn", 600, 0.1, (150, 300, 450))
     assert (bn3.recipe.batch_size, bn3.recipe.anneal_epochs) == (128, 400)
     assert (bn3.method.groups, bn3.method.always_on, bn3.method.tail) == (32, 2, "learned")
-    fixed = settings.fixed("cifar10")
+    fixed = networks.fn3("cifar10")
     assert (fixed.tail, fixed.weight_noise) == ("categorical", False)
 
 
 def test_an_individual_network_is_narrow_noisy_and_has_no_order():
-    setting = Setting(data=("digits",))
-    individual = settings.individual(setting, "digits", 0.5)
-    model = individual.make(loaded(individual.source), 0)
+    individual = networks.individual(Run(data=("digits",)), "digits", 0.5)
+    model = individual.make(individual.load(individual.source), 0)
     convolutions = [m for m in lb.mean(model).modules() if isinstance(m, nn.Conv2d)]
     assert [conv.out_channels for conv in convolutions] == [16, 16, 16]
     assert not any(layer.ordered for _, layer in stochastic_layers(model))
@@ -54,12 +50,11 @@ def test_an_individual_network_is_narrow_noisy_and_has_no_order():
 
 def test_sizes_are_those_of_the_mean_network():
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    found = settings.size_of(lb.convert(net, lb.NestedDropout(groups=4, min_cut=0)), torch.zeros(1, 6))
+    found = networks.size_of(lb.convert(net, lb.NestedDropout(groups=4, min_cut=0)), torch.zeros(1, 6))
     assert found == {"parameters": 6 * 8 + 8 + 8 * 3 + 3, "multiply_adds": 6 * 8 + 8 * 3}
 
 
 def test_what_pruning_leaves_are_kept_weights_and_all_that_is_never_pruned():
-    limited = importlib.import_module("leanbayes_papers.nested_limited")
     net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     bnn = lb.convert(net, lb.VarianceLayers(parameterization="additive"))
     (_, layer), *others = stochastic_layers(bnn)
@@ -70,33 +65,28 @@ def test_what_pruning_leaves_are_kept_weights_and_all_that_is_never_pruned():
     zeros = int((pruned.model[0].base.weight == 0).sum())
     assert not others
     assert zeros == 16
-    assert limited._weights_left(pruned) == (6 * 8 + 8) + 2 * 8 + (8 * 3 + 3) - zeros
+    assert limited.weights_left(pruned) == (6 * 8 + 8) + 2 * 8 + (8 * 3 + 3) - zeros
 
 
-def test_times_are_told_from_the_smallest_to_the_largest_repeat():
-    times = importlib.import_module("leanbayes_papers.nested_times")
+def test_times_are_written_from_the_smallest_to_the_largest_repeat():
     runs = [{"train": 2.5, "test": 6.6}, {"train": 2.0, "test": 6.1}, {"train": 2.25, "test": 6.4}]
-    told = times.say({"device": "cpu", "samples": 6, "rows": 256, "ratios": {"BN3": runs}})
-    assert told[1] == "BN3: training 2.00 to 2.50, test of 6 draws 6.10 to 6.60"
+    ours, paper = times.TABLE.lines([{"method": "BN3"} | run for run in runs])
+    assert ours == ["BN3", "ours", "2.00 to 2.50", "6.10 to 6.60"]
+    assert paper == ["", "paper", "14.9", "-"]
 
 
 PUBLISHED = {
-    "widths": "nested_widths.say",
-    "times": "nested_times.say",
-    "limited": "nested_limited.say",
-    "student": "nested_student.say",
-    "correlation": "nested_student.say_correlations",
+    "widths": widths.TABLE,
+    "times": times.TABLE,
+    "limited": limited.TABLE,
+    "student": student.TABLE,
+    "correlation": student.CORRELATIONS,
 }
 
 
-@pytest.mark.parametrize(("name", "teller"), PUBLISHED.items(), ids=PUBLISHED)
-def test_the_published_page_says_what_its_files_say(name, teller):
-    results = Path(__file__).parents[2] / "docs" / "results"
-    study = json.loads((results / "nested" / f"{name}-cifar10.json").read_text())
-    page = (results / "nested.md").read_text()
-    module, function = teller.split(".")
-    say = getattr(importlib.import_module(f"leanbayes_papers.{module}"), function)
-    assert all(f"* {line}\n" in page for line in say(study["numbers"]))
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_published_tables_are_those_of_their_files(name):
+    assert lacking("nested", [PUBLISHED[name].lines(records_of("nested", f"{name}-cifar10"))]) == []
 
 
 @pytest.mark.parametrize(
@@ -109,47 +99,44 @@ def test_the_published_page_says_what_its_files_say(name, teller):
     ],
 )
 def test_the_tables_of_the_page_are_those_of_their_files(name, fields):
-    results = Path(__file__).parents[2] / "docs" / "results"
-    lines = (results / "nested.md").read_text().splitlines()
-    for row, widths in json.loads((results / "nested" / f"{name}.json").read_text())["rows"].items():
-        cells = [", ".join(f"{one[f]:.{1 if f == 'accuracy' else 3}f}" for f in fields) for one in widths.values()]
+    lines = (RESULTS / "nested.md").read_text().splitlines()
+    for row, found in json.loads((RESULTS / "nested" / f"{name}.json").read_text())["rows"].items():
+        cells = [", ".join(f"{one[f]:.{1 if f == 'accuracy' else 3}f}" for f in fields) for one in found.values()]
         assert any(line.startswith(f"| {row} |") and " | ".join(cells) in line for line in lines)
 
 
 def test_the_layers_of_the_pruned_network_are_those_of_their_file():
-    results = Path(__file__).parents[2] / "docs" / "results"
-    page, found = (results / "nested.md").read_text(), json.loads((results / "nested" / "svb.json").read_text())
+    page, found = (RESULTS / "nested.md").read_text(), json.loads((RESULTS / "nested" / "svb.json").read_text())
     for path, layer in found["layers"].items():
         assert f"| {path} | {layer['weights']:,} | {layer['kept']:,} | {layer['outputs']} |\n" in page
     assert sum(layer["kept"] for layer in found["layers"].values()) == found["cuts"]["3"]["kept"]
 
 
 @pytest.mark.parametrize("name", SUITE_NAMES)
-def test_a_tiny_run_leaves_numbers_and_figures(name, two_epochs, tmp_path):
-    setting = Setting(device="cpu", data=("digits",))
-    outcome = run(name, SUITES[name](setting), setting, tmp_path)
+def test_a_tiny_run_leaves_records_and_figures(name, two_epochs, tmp_path):
+    run = Run(device="cpu", data=("digits",), out=tmp_path)
+    outcome = run_suite(name, SUITES[name](run), run)
+    assert outcome.complete
     assert not outcome.remarks
     for study in outcome.suite.studies:
-        assert outcome.says[study.name]
-        assert (tmp_path / "studies" / f"{study.name}.json").is_file()
+        assert all(table.lines(outcome.records[study.name]) for table in study.tables)
         assert (tmp_path / "studies" / f"{study.name}.svg").read_text().lstrip().startswith("<?xml")
     trained = sorted((tmp_path / "trained").glob("*/seed0/checkpoint/*"))
-    again = run(name, SUITES[name](setting), setting, tmp_path)
-    assert again.says == outcome.says
+    again = run_suite(name, SUITES[name](run), run)
+    assert again.records == outcome.records
     assert trained == sorted((tmp_path / "trained").glob("*/seed0/checkpoint/*"))
 
 
 @pytest.mark.slow
 def test_widths_on_fashion_mnist_rise_with_width(tmp_path):
     """Half an hour on two cores: the claims of nested-widths that a small network can show."""
-    setting = Setting(budget="short", device="cpu", data=("fashion-mnist",))
-    if not setting.has("fashion-mnist"):
+    run = Run(budget="short", device="cpu", data=("fashion-mnist",), out=tmp_path)
+    if not run.has("fashion-mnist"):
         pytest.skip("needs the data folder (LEANBAYES_DATA)")
-    suite = SUITES["nested-widths"](setting)
-    outcome = run("nested-widths", suite, setting, tmp_path)
+    outcome = run_suite("nested-widths", SUITES["nested-widths"](run), run)
     assert not outcome.remarks
-    numbers = json.loads((tmp_path / "studies" / "widths-fashion-mnist.json").read_text())
-    rows = numbers["numbers"]["methods"]
-    accuracies = [row["accuracy"] for row in rows["BN3"].values()]
+    rows = outcome.records["widths-fashion-mnist"]
+    accuracies = [row["accuracy"] for row in rows if row.get("method") == "BN3"]
+    (plain,) = (row["accuracy"] for row in rows if row.get("method") == "plain")
     assert all(wide >= narrow - BY_CHANCE for narrow, wide in pairwise(accuracies))
-    assert accuracies[-1] >= rows["plain"]["1"]["accuracy"] - 1.0
+    assert accuracies[-1] >= plain - 1.0

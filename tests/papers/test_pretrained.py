@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,22 +13,20 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.data import DataSet, Split
 from leanbayes.training.recipe import posterior_rate, rate
-from leanbayes_papers import pretrained_page, SUITES
-from leanbayes_papers.runner import run
-from leanbayes_papers.study import Case
-from leanbayes_papers.suite import Setting
-from leanbayes_papers.trained import Trained
+from leanbayes_papers import SUITES
+from leanbayes_papers.harness import Run, Trained
+from leanbayes_papers.harness.suite import run_suite
+from leanbayes_papers.implicit import pretrained
+from tests.papers.pages import lacking, records_of, RESULTS
 
 pytest.importorskip("matplotlib")
 
-pretrained = importlib.import_module("leanbayes_papers.implicit_pretrained")
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "pretrained.md"
 NAME = "pretrained-fashion-mnist"
 
 
 def sequels(budget: str) -> dict:
-    setting = Setting(budget=budget)
-    return pretrained.sequels_of(setting, pretrained.plain_network(setting, "cifar10"))
+    run = Run(budget=budget)
+    return pretrained.continued(run, pretrained.plain_network(run, "cifar10"))
 
 
 @pytest.mark.parametrize("budget", ["short", "full"])
@@ -55,19 +50,19 @@ def test_rows_differ_in_one_thing():
 
 
 def test_sequels_of_another_network_have_another_folder(tmp_path):
-    setting = Setting(budget="short")
-    plain = pretrained.plain_network(setting, "fashion-mnist")
+    run = Run(budget="short")
+    plain = pretrained.plain_network(run, "fashion-mnist")
     other = replace(plain, recipe=replace(plain.recipe, epochs=3))
-    one, two = (pretrained.sequels_of(setting, start)["iBNN-4"].folder(tmp_path, 0) for start in (plain, other))
+    one, two = (pretrained.continued(run, start)["iBNN-4"].folder(tmp_path, 0) for start in (plain, other))
     assert one != two
-    moved = pretrained.plain_network(replace(setting, root="elsewhere"), "fashion-mnist")
-    assert pretrained.sequels_of(setting, moved)["iBNN-4"].folder(tmp_path, 0) == one
+    moved = pretrained.plain_network(replace(run, root="elsewhere"), "fashion-mnist")
+    assert pretrained.continued(run, moved)["iBNN-4"].folder(tmp_path, 0) == one
 
 
 def test_figures_are_those_of_other_libraries():
     torch.manual_seed(0)
     net, x, y = nn.Linear(4, 3), torch.randn(60, 4), torch.randint(3, (60,))
-    found = pretrained.judged(net, x, y, samples=4)
+    found = pretrained.evaluate(net, x, y, samples=4)
     p = F.softmax(net(x), 1).detach()
     assert found["error"] == pytest.approx(100 * (p.argmax(1) != y).float().mean().item())
     assert found["nll"] == pytest.approx(log_loss(y, p.double().numpy() / p.double().sum(1, True).numpy()), rel=1e-5)
@@ -83,61 +78,59 @@ def test_a_posterior_that_does_not_fit_its_network_is_noticed(tmp_path):
     torch.manual_seed(0)
     net = nn.Linear(4, 3)
     tuned = lb.convert(net, lb.ImplicitNodes(components=2))
-    case = Case((), tmp_path, (0,), "quick", "cpu")
-    assert pretrained.kept_bytes(made(tuned), made(net), case) < 2000
+    assert pretrained.posterior_bytes(made(tuned), made(net), tmp_path) < 2000
     with torch.no_grad():
         tuned.base.weight += 1
     with pytest.raises(ArithmeticError, match="expected a posterior on its plain network to predict the same"):
-        pretrained.kept_bytes(made(tuned), made(net), case)
+        pretrained.posterior_bytes(made(tuned), made(net), tmp_path)
 
 
 @pytest.fixture
 def tiny(monkeypatch):
     """Make every training two epochs long."""
     monkeypatch.setattr(
-        Setting, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu", batch_size=128)
+        Run, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu", batch_size=128)
     )
 
 
 @pytest.mark.usefixtures("tiny")
 def test_the_suite_runs_on_the_digits(tmp_path):
-    setting = Setting(device="cpu", root=str(tmp_path), seeds=(0, 1))
-    outcome = run("implicit-pretrained", SUITES["implicit-pretrained"](setting), setting, tmp_path)
+    run = Run(device="cpu", root=str(tmp_path), seeds=(0, 1), out=tmp_path)
+    outcome = run_suite("implicit-pretrained", SUITES["implicit-pretrained"](run), run)
     assert outcome.remarks == []
-    assert len(outcome.says["pretrained-digits"]) == 9
-    numbers = json.loads((tmp_path / "studies" / "pretrained-digits.json").read_text())["numbers"]
-    rows = numbers["rows"]
-    assert all(len(row["after"]) == 2 for row in rows.values())
-    assert rows["iBNN-4"]["before"] != rows["iBNN-4"]["after"]
-    assert rows["iBNN-4, weights frozen"]["posterior_bytes"] < 10_000
-    assert rows["iBNN-16"]["paper"] == {"error": 23.12, "nll": 0.9118, "ece": 0.0232}
+    records = outcome.records["pretrained-digits"]
+    rows = {
+        name: [r for r in records if (r["method"], r["when"]) == name]
+        for name in (("iBNN-4", "before"), ("iBNN-4", "after"))
+    }
+    before, after = ([r["nll"] for r in found] for found in rows.values())
+    assert len(before) == len(after) == 2
+    assert before != after
+    frozen = [r for r in records if r["method"] == "iBNN-4, weights frozen"]
+    assert [(r["when"], r["posterior_bytes"] < 10_000) for r in frozen] == [("after", True)] * 2
+    lines = pretrained.TABLE.lines(records)
+    assert ["", "", "paper", "23.12", "0.9118", "0.0232", "-"] in lines
+    assert len(pretrained.GAINS.lines(records)) == 8
     assert (tmp_path / "studies" / "pretrained-digits.svg").is_file()
 
 
 def test_means_errors_and_gains_by_hand():
-    before, after = ([{"error": a, "nll": 0.0, "ece": 0.0} for a in pair] for pair in ((4.0, 6.0), (3.0, 2.0)))
-    numbers = {"rows": {"SGD": {"before": [], "after": before}, "iBNN-4": {"before": before, "after": after}}}
-    assert pretrained_page.cell(before, "error") == "5.00 ± 1.00"
-    assert pretrained_page.cell([], "error") == "-"
-    assert pretrained_page.gain(numbers, "iBNN-4", "error") == "2.50 ± 1.50"  # 1 and 4
-    assert pretrained_page.table(numbers)[1][:4] == ["iBNN-4", "5.00 ± 1.00", "2.50 ± 0.50", "-"]
+    values = {("SGD", "after"): (4.0, 6.0), ("iBNN-4", "before"): (4.0, 6.0), ("iBNN-4", "after"): (3.0, 2.0)}
+    records = [
+        {"method": name, "when": when, "seed": seed, "error": error, "nll": 0.0, "ece": 0.0}
+        for (name, when), errors in values.items()
+        for seed, error in enumerate(errors)
+    ]
+    errors = [line[3] for line in pretrained.TABLE.lines(records) if line[2] == "ours"]
+    assert errors == ["5.00 ± 1.00", "5.00 ± 1.00", "2.50 ± 0.50"]
+    assert pretrained.GAINS.lines(records)[0][:2] == ["iBNN-4", "level (+2.50 ± 1.50)"]  # 1 and 4
 
 
 # ------------------------------------------------------------------------------------ the published page
 
 
-def published() -> dict:
-    return json.loads((PAGE.parent / "pretrained" / f"{NAME}.json").read_text())["numbers"]
-
-
-def test_the_published_table_is_that_of_its_file():
-    page = PAGE.read_text()
-    lines = [f"| {' | '.join(cells)} |\n" for cells in pretrained_page.table(published())]
-    assert [line for line in lines if line not in page] == []
-
-
-def test_the_published_page_says_what_its_file_says():
-    page = PAGE.read_text()
-    assert [line for line in pretrained_page.say(published()) if f"* {line}\n" not in page] == []
-    assert f"(pretrained/{NAME}.svg)" in page
-    assert {path.name for path in (PAGE.parent / "pretrained").iterdir()} == {f"{NAME}.json", f"{NAME}.svg"}
+def test_the_published_tables_are_those_of_their_file():
+    records = records_of("pretrained", NAME)
+    assert lacking("pretrained", [pretrained.TABLE.lines(records), pretrained.GAINS.lines(records)]) == []
+    assert f"(pretrained/{NAME}.svg)" in (RESULTS / "pretrained.md").read_text()
+    assert {path.name for path in (RESULTS / "pretrained").iterdir()} == {f"{NAME}.json", f"{NAME}.svg"}

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import math
 import os
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from leanbayes.data import ambiguous_images, AnnotatedImages, describe_annotated, load_annotated, OneAnnotator
 from leanbayes.generative.probabilistic_unet import opinions
 from leanbayes.methods.mc_dropout import DropoutLayer
-from leanbayes.training import Recipe
-from leanbayes_papers import mask_pictures
-from leanbayes_papers.opinions import code_use, judge, Opinions, SAMPLES, truth, variants
-from leanbayes_papers.runner import present, run
-from leanbayes_papers.segmenters import KINDS, Mirrored, Scale, Segmenter, train
-from leanbayes_papers.study import Case
-from leanbayes_papers.suite import Setting, Suite
+from leanbayes_papers.harness import Run, Suite, TrainingSpec
+from leanbayes_papers.harness.suite import present, run_suite
+from leanbayes_papers.nested import annotators
+from leanbayes_papers.nested.annotators import code_use, evaluate, Opinions, SAMPLES, truth, variants
+from leanbayes_papers.nested.segmenters import KINDS, Mirrored, Scale, segmenter
 
 pytest.importorskip("matplotlib")
 
-suite = importlib.import_module("leanbayes_papers.nested_annotators")
-
 TINY = Scale(widths=(4, 4), epochs=1, batch_size=4, lr=1e-3, members=2, images=(10, 6))
-RECIPE = Recipe(optimizer="adam", lr=1e-3, weight_decay=0.0, accelerator="cpu")
 
 
 def said(masks: torch.Tensor) -> Opinions:
@@ -38,20 +31,28 @@ def said(masks: torch.Tensor) -> Opinions:
     return Opinions(opinions(torch.stack([1.0 - masks.float(), masks.float()], 2)), 7)
 
 
-def case_of(tmp_path: Path) -> Case:
-    return Case((), tmp_path, (0,), "quick", "cpu")
+def run_in(tmp_path: Path) -> Run:
+    return Run(device="cpu", out=tmp_path)
 
 
-def plan(kind: str, **fields) -> Segmenter:
-    return Segmenter(kind=kind, data="ambiguous", scale=replace(TINY, **fields), recipe=RECIPE)
+def plan(kind: str, **fields) -> TrainingSpec:
+    return segmenter(Run(device="cpu"), kind, "ambiguous", replace(TINY, **fields))
 
 
-# ------------------------------------------------------------------------------------ judging
+def images_of(spec: TrainingSpec):
+    return spec.load(spec.source)
+
+
+def made(spec: TrainingSpec):
+    return spec.make(images_of(spec), 0)
+
+
+# ------------------------------------------------------------------------------------ evaluation
 
 
 def test_the_annotators_themselves_are_perfect():
     images = ambiguous_images(train=4, val=1, test=5)
-    found = judge(said(images.split("test").annotations.transpose(0, 1)), images)
+    found = evaluate(said(images.split("test").annotations.transpose(0, 1)), images)
     assert found["ged 4"] == pytest.approx(0, abs=1e-12)
     assert found["matched iou"] == pytest.approx(1)
     assert found["ece"] == pytest.approx(0, abs=1e-6)
@@ -64,7 +65,7 @@ def test_samples_of_the_law_reach_the_optimum():
     images = ambiguous_images(train=4, val=1, test=400, size=16)
     test = images.split("test")
     drawn = torch.multinomial(test.probabilities, 16, replacement=True, generator=torch.Generator().manual_seed(0))
-    found = judge(said(test.modes[torch.arange(400)[:, None], drawn].transpose(0, 1)), images)
+    found = evaluate(said(test.modes[torch.arange(400)[:, None], drawn].transpose(0, 1)), images)
     best = truth(images)
     for count in SAMPLES:  # single distances are between 0 and 2
         assert found[f"ged {count}"] == pytest.approx(best[f"ged {count}"], abs=4 / math.sqrt(400) / 2)
@@ -108,7 +109,7 @@ def test_points_off_by_hand():
     """Nothing is ever marked: every mode is off by its own probability, by the missing part of the last."""
     images = ambiguous_images(train=4, val=1, test=9)
     p = images.split("test").probabilities.double()
-    found = judge(said(torch.zeros(16, 9, 32, 32)), images)
+    found = evaluate(said(torch.zeros(16, 9, 32, 32)), images)
     assert found["mode 2"] == 1
     assert found["points off"] == pytest.approx(100 * (1 - p[:, 2].mean()).item(), rel=1e-5)
     bright = p[:, 0].argsort()[6:]
@@ -136,22 +137,20 @@ def test_mirrored_pairs_stay_together_and_repeat_by_epoch():
 
 
 def test_networks_are_what_they_are_called():
-    drop = plan("dropout", widths=(4, 4, 4)).make(0)
-    assert sum(isinstance(layer, DropoutLayer) for layer in drop.modules()) == 3  # two of the encoder, one behind
-    assert len(plan("ensemble").make(0).members) == 2
-    assert plan("VND-PUNet").make(0).ordered
-    assert not plan("P-UNet").make(0).ordered
-    assert plan("BN3").plan(0).beta == 1.0  # `fit` counts every pixel as a target
-    assert plan("BN3").plan(5).seed == 5
+    drop = made(plan("dropout", widths=(4, 4, 4)))
+    assert sum(isinstance(layer, DropoutLayer) for layer in drop.modules()) == 3  # two of the encoder, one after
+    assert len(made(plan("ensemble")).members) == 2
+    assert made(plan("VND-PUNet")).ordered
+    assert not made(plan("P-UNet")).ordered
+    assert plan("BN3").recipe.beta == 1.0  # `fit` counts every pixel as a target
     folders = {plan(kind).folder(Path(), 0) for kind in KINDS} | {plan("BN3", epochs=2).folder(Path(), 0)}
     assert len(folders) == len(KINDS) + 1
 
 
 def test_variants_of_every_kind(tmp_path):
-    found = {}
+    found, images, run = {}, images_of(plan("P-UNet")), run_in(tmp_path)
     for kind in KINDS:
-        model = train(plan(kind), case_of(tmp_path), 0)
-        found |= dict(variants(kind, model, plan(kind).images()))
+        found |= dict(variants(kind, run.train(plan(kind), 0).model, images))
     assert list(found) == [
         *("deterministic", "dropout", "ensemble", "P-UNet"),
         *("VND-PUNet 1/3", "VND-PUNet full", "VND-PUNet as drawn", "BN3 0.25", "BN3 0.5", "BN3 1"),
@@ -164,7 +163,7 @@ def test_variants_of_every_kind(tmp_path):
     assert not torch.equal(pairs[0], pairs[1])
     sizes = [found[f"BN3 {width}"].parameters for width in ("0.25", "0.5", "1")]
     assert sizes[0] < sizes[1] < sizes[2] == found["deterministic"].parameters
-    use = code_use(model=train(plan("VND-PUNet"), case_of(tmp_path), 0), images=plan("P-UNet").images())
+    use = code_use(run.train(plan("VND-PUNet"), 0).model, images)
     assert len(use["nats"]) == 6
     assert use["used"][0] == 1
     assert use["used"] == sorted(use["used"], reverse=True)
@@ -195,22 +194,22 @@ def test_a_threshold_marks_as_many_pixels_as_annotators():
     assert not found.masks.any()
     wanted = images.split("test").annotations[:, 0].bool()
     assert (found.balanced[0] == wanted).double().mean() > 0.99
-    row = judge(found, images)
+    row = evaluate(found, images)
     assert row["ged 16"] > 0.9 > 0.1 > row["balanced ged 16"]
 
 
 # ------------------------------------------------------------------------------------ pictures
 
 
-def test_masks_survive_json_and_are_drawn(tmp_path):
+def test_masks_survive_json_and_are_shown(tmp_path):
     images = ambiguous_images(train=3, val=1, test=7)
     masks = torch.randint(2, (16, 7, 32, 32), generator=torch.Generator().manual_seed(0))
-    numbers = json.loads(json.dumps(mask_pictures.pictures(images, {"model": masks})))
-    first = mask_pictures._unpacked(numbers["masks"]["model"][1][2], 32, 32)
-    assert np.array_equal(first[..., 0] == mask_pictures.MARKED, masks[2, 2].numpy() == 1)  # images 0, 2 and 4
-    shown = mask_pictures._image(numbers["images"][1], (1, 32, 32))
-    assert np.array_equal(shown[..., 2], images.split("test").images[2, 0].numpy())
-    mask_pictures.draw_pictures(numbers, tmp_path / "masks.svg")
+    records = json.loads(json.dumps(annotators.pack_masks(images, {"model": masks})))
+    row = next(r for r in records if r["image"] == 1 and r.get("model") == "model")  # of test images 0, 2 and 4
+    assert torch.equal(annotators.unpack_mask(row["masks"][2], 32, 32), masks[2, 2].float())
+    pixels = next(r for r in records if r["image"] == 1)["pixels"]
+    assert bytes.fromhex(pixels) == images.split("test").images[2].numpy().tobytes()
+    annotators.plot_masks(records, tmp_path / "masks.svg")
     assert "<svg" in (tmp_path / "masks.svg").read_text(encoding="utf-8")
 
 
@@ -218,35 +217,35 @@ def test_masks_survive_json_and_are_drawn(tmp_path):
 
 
 def test_a_tiny_run_is_kept(tmp_path):
-    setting = Setting(device="cpu")
-    small = Suite(paper="", tables=(), studies=suite.studies_of(setting, "ambiguous", TINY))
-    first = run("nested-annotators", small, setting, tmp_path)
+    run = run_in(tmp_path)
+    small = Suite(paper="", studies=annotators.studies("ambiguous", TINY))
+    first = run_suite("nested-annotators", small, run)
     assert not first.remarks
     path = tmp_path / "studies" / "annotators-ambiguous.json"
-    numbers = json.loads(path.read_text(encoding="utf-8"))["numbers"]
-    for row in numbers["models"].values():
-        assert all(math.isfinite(value) for value in row.values())
+    records = json.loads(path.read_text(encoding="utf-8"))["records"]
+    for row in (record for record in records if "model" in record):
+        assert all(math.isfinite(value) for name, value in row.items() if name != "model")
         assert all(0 <= row[f"ged {count}"] <= 2 for count in SAMPLES)
-    assert any(line.startswith("optimum") for line in first.says["annotators-ambiguous"])
+    assert [table.lines(records)[0][0] for table in small.studies[0].tables] == ["optimum", "optimum", "P-UNet"]
     states = sorted((tmp_path / "trained").rglob("*.safetensors"))
     before = [(state, state.stat().st_mtime_ns) for state in states]
     assert len(states) == len(KINDS) + 1  # the ensemble has two members
     path.unlink()
-    again = run("nested-annotators", small, setting, tmp_path)
-    assert again.says == first.says
+    again = run_suite("nested-annotators", small, run)
+    assert again.records == first.records
     assert [(state, state.stat().st_mtime_ns) for state in states] == before
 
 
 def test_what_is_not_here_is_left_out(tmp_path):
-    setting = Setting(budget="short", root=str(tmp_path))
-    kept, remarks = present(suite.nested_annotators(setting), setting)
+    run = Run(budget="short", root=str(tmp_path))
+    kept, remarks = present(annotators.nested_annotators(run), run)
     assert {name for study in kept.studies for name in study.data} == {"ambiguous"}
     assert len(remarks) == 1
     assert "bsds500 is not here" in remarks[0]
     assert "load_annotated" in remarks[0]
-    setting = replace(setting, budget="full")
+    run = replace(run, budget="full")
     with pytest.raises(ValueError, match="nothing to run: bsds500 is not here"):
-        present(suite.nested_annotators(setting), setting)
+        present(annotators.nested_annotators(run), run)
 
 
 @pytest.mark.skipif("LEANBAYES_DATA" not in os.environ, reason="needs LEANBAYES_DATA with BSDS500")
@@ -255,21 +254,20 @@ def test_photographs_with_different_numbers_of_annotators(tmp_path):
         pytest.skip("BSDS500 is not in LEANBAYES_DATA")
     images = load_annotated("bsds500")
     test = images.split("test")
-    found = judge(said(test.annotations[:, :4].transpose(0, 1)), images)
+    found = evaluate(said(test.annotations[:, :4].transpose(0, 1)), images)
     assert 0 < found["ged 4"] < found["ged 1"]
     assert "points off" not in found
     assert found["balanced ged 4"] == found["ged 4"]  # these masks are certain
-    numbers = mask_pictures.pictures(images, {"model": test.annotations[:, :4].transpose(0, 1)})
-    mask_pictures.draw_pictures(numbers, tmp_path / "masks.svg")
+    records = annotators.pack_masks(images, {"model": test.annotations[:, :4].transpose(0, 1)})
+    annotators.plot_masks(records, tmp_path / "masks.svg")
 
 
 @pytest.mark.slow
 def test_a_probabilistic_unet_is_nearer_to_annotators_than_one_mask(tmp_path):
-    scale, case = suite.SCALES["quick", "ambiguous"], case_of(tmp_path)
-    found = {}
+    scale, run, found = annotators.SCALES["quick", "ambiguous"], run_in(tmp_path), {}
     for kind in ("deterministic", "P-UNet", "VND-PUNet"):
-        own = Segmenter(kind=kind, data="ambiguous", scale=scale, recipe=RECIPE)
-        for name, each in variants(kind, train(own, case, 0), own.images()):
-            found[name] = judge(each, own.images())["ged 16"]
+        spec = segmenter(run, kind, "ambiguous", scale)
+        for name, each in variants(kind, run.train(spec, 0).model, images_of(spec)):
+            found[name] = evaluate(each, images_of(spec))["ged 16"]
     best = found.pop("deterministic") / 2
     assert all(value < best for value in found.values()), found

@@ -9,16 +9,16 @@ import torch
 
 import leanbayes as lb
 from leanbayes_papers import SUITES
-from leanbayes_papers.patch_overhead import counted, METHODS, NETWORKS, PRINTED, say_counts
-from leanbayes_papers.sample_size import averages, say_sizes, scores
-from leanbayes_papers.suite import Setting
+from leanbayes_papers.harness import printed, Run
+from leanbayes_papers.patch.overhead import counted, METHODS, TABLE
+from leanbayes_papers.patch.samples import averages, COLUMNS, scores
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_deep_mlp_has_the_printed_parameters(method):
     """The other networks of Table 3 are counted in tests/methods/test_patch.py."""
-    row = counted(NETWORKS["MLP"], METHODS[method])
-    assert row["parameters"] == PRINTED[method][0]
+    row = counted("MLP", METHODS[method])
+    assert row["parameters"] == printed("patch", "table3")[method]["MLP"].value
     layers, width, k = 99, 100, 5
     expected = {
         "EMP": (layers + 1) * math.log10(k),
@@ -30,9 +30,9 @@ def test_the_deep_mlp_has_the_printed_parameters(method):
     assert row["log10_networks"] == pytest.approx(expected[method])
 
 
-def test_counts_that_differ_from_the_paper_are_told():
-    rows = {"EMP": {"MLP": {"parameters": 7, "log10_networks": 2.0, "paper": 8}}}
-    assert say_counts(rows) == ["EMP, MLP: 7 parameters (paper: 8), 10^2.0 networks"]
+def test_counts_are_above_the_papers():
+    lines = TABLE.lines([{"method": "EMP", "net": "MLP", "parameters": 7, "log10_networks": 2.0}])
+    assert lines == [["EMP", "MLP", "ours", "7", "2.0"], ["", "", "paper", "1129100", "-"]]
 
 
 def test_averages_are_those_of_separate_predictions():
@@ -53,16 +53,15 @@ def test_scores_are_the_papers():
     assert found["top5"] == 1
     assert found["ece"] == pytest.approx(8 / 11 * abs(6 / 8 - 0.9))
     assert found["mce"] == pytest.approx(abs(6 / 8 - 0.9))
-    line = say_sizes({"emp": {"0": [{"samples": 20, **found}]}})
-    assert line == ["emp, S = 20: top-5 100.00 %, top-1 81.82 %, ECE 10.91 %, MCE 15.00 %"]
+    assert [column.cell([found]) for column in COLUMNS] == ["100.00", "81.82", "10.91", "15.00"]
 
 
 def test_full_samples_are_the_papers(tmp_path):
-    suite = SUITES["patch-samples"](Setting(budget="full", root=str(tmp_path)))
-    jobs = {row.name: row.job for row in suite.tables[0].rows}
-    assert jobs["EMP"].net == "pyramidnet-110-270"
-    assert jobs["Dropout"].net == "pyramidnet-110-270+dropout"
-    recipe = jobs["ECMP"].recipe
+    suite = SUITES["patch-samples"](Run(budget="full", root=str(tmp_path)))
+    specs = suite.studies[0].measure.keywords["specs"]
+    assert specs["EMP"].net == "pyramidnet-110-270"
+    assert specs["Dropout"].net == "pyramidnet-110-270+dropout"
+    recipe = specs["ECMP"].recipe
     assert (recipe.optimizer, recipe.lr, recipe.epochs, recipe.batch_size) == ("adam", 1e-3, 400, 256)
-    assert jobs["ECMP"].method == lb.ModelPatch(components=5, crossed=True)
-    assert jobs["ECMP"].judging.samples == 200
+    assert specs["ECMP"].method == lb.ModelPatch(components=5, crossed=True)
+    assert specs["ECMP"].evaluation.samples == 200
