@@ -24,8 +24,7 @@ from leanbayes_papers.rank1.ehr import rank1_ehr
 from leanbayes_papers.text.reviews import text_reviews
 from leanbayes_papers.variance.adversarial import variance_adversarial
 from leanbayes_papers.variance.criterion import variance_criterion
-from leanbayes_papers.variance.parameterizations import variance_parameterizations
-from leanbayes_papers.variance.table1 import variance_table1
+from leanbayes_papers.variance.tables import variance_parameterizations, variance_table1
 
 SUITES: dict[str, SuiteOf] = {
     "rank1-cifar": rank1_cifar,
@@ -48,8 +47,7 @@ SUITES: dict[str, SuiteOf] = {
     "nested-annotators": nested_annotators,
     "nested-generation": nested_generation,
     "text-reviews": text_reviews,
-}
-"""Suites by name: functions of a `Run`; the first line of their docstrings says what they repeat."""
+}  # suites by name: functions of a `Run`; the first line of their docstrings says what they repeat
 
 
 def run_suite(options: Any, out: Path) -> int:

@@ -29,7 +29,6 @@ from leanbayes_papers.patch.uci import (
     functions,
     load_splits,
     METHODS,
-    Progress,
     Protocol,
     protocol_of,
     records_of,
@@ -210,21 +209,6 @@ def test_wrong_names_say_what_was_expected(root, tmp_path):
         run_cells(run, ["uci-yacht"], ["emp"])
     with pytest.raises(ValueError, match=r"expected data sets among uci-boston, .*, uci-yacht, got 'digits'"):
         run_cells(run, ["digits"], ["EMP"])
-
-
-def test_progress_names_the_cell_its_share_and_the_time_left(root, monkeypatch, capsys):
-    clock = iter([0.0, 1.0, 6.0, 7.0])
-    monkeypatch.setattr(uci.time, "monotonic", lambda: next(clock))
-    progress = Progress(100)
-
-    class Made:
-        def __init__(self, **fields):
-            self.__dict__ |= fields
-
-    running = [Made(cell=Made(data="uci-yacht", method="EMP", steps=50), training=Made(done=20))]
-    for steps in (5, 15, 5):
-        progress.show(steps, running)
-    assert capsys.readouterr().err == "uci-yacht EMP 40%; all 20%, 24 s left\n"  # 20 steps in 6 s, 80 are left
 
 
 # ------------------------------------------------------------------------------------ the suite

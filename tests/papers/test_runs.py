@@ -23,7 +23,7 @@ from leanbayes.training import Recipe
 from leanbayes_papers import run_suite, SUITES
 from leanbayes_papers.harness import Printed, Run, Study, Suite, TrainingSpec
 from leanbayes_papers.harness.suite import present, run_named
-from leanbayes_papers.implicit import complexity, noise, x_cubed
+from leanbayes_papers.implicit import complexity, noise
 from leanbayes_papers.rank1 import ablations
 
 # ------------------------------------------------------------------------------------ studies
@@ -88,8 +88,8 @@ def test_the_regression_fits_and_spreads():
     torch.manual_seed(0)
     x = torch.linspace(-4, 4, 30)[:, None]
     grid = torch.linspace(-6, 6, 25)[:, None]
-    found = x_cubed.fitted(x_cubed.METHODS["implicit nodes"], 1, (x, x**3), grid, steps=150)
-    assert found["rmse"] < 15 < x_cubed.Y_UNIT
+    found = complexity.fitted(complexity.X_CUBED_METHODS["implicit nodes"], 1, (x, x**3), grid, steps=150)
+    assert found["rmse"] < 15 < complexity.Y_UNIT
     assert 0 < found["inside"] < found["outside"]
 
 
@@ -100,7 +100,8 @@ def test_mean_field_misses_the_curve_where_implicit_nodes_do_not():
     x = (2 * torch.rand(30, 1, generator=generator) - 1) * 4
     y = x**3 + 3 * torch.randn(30, 1, generator=generator)
     grid = torch.linspace(-6, 6, 121)[:, None]
-    found = {name: x_cubed.fitted(m, 5, (x, y), grid, steps=1200)["rmse"] for name, m in x_cubed.METHODS.items()}
+    methods = complexity.X_CUBED_METHODS.items()
+    found = {name: complexity.fitted(method, 5, (x, y), grid, steps=1200)["rmse"] for name, method in methods}
     assert found["implicit nodes"] < 6
     assert found["mean field"] > 15
 

@@ -20,11 +20,10 @@ from leanbayes.methods.variance import VarianceLayer
 from leanbayes_papers import SUITES
 from leanbayes_papers.harness import Run
 from leanbayes_papers.harness.suite import run_suite
-from leanbayes_papers.variance import adversarial, criterion, parameterizations
+from leanbayes_papers.variance import adversarial, criterion
 from leanbayes_papers.variance.criterion import around, shifted, thresholds
 from leanbayes_papers.variance.networks import FIRST_DENSE, kappa_factor, lenet, remove_dropout_before, vgg, VGG_LAYERS
-from leanbayes_papers.variance.parameterizations import bound, VERSIONS
-from leanbayes_papers.variance.table1 import table_of
+from leanbayes_papers.variance.tables import bound, TABLE2, table_of, VERSIONS
 from tests.papers.pages import lacking, records_of, RESULTS
 
 pytest.importorskip("matplotlib")
@@ -186,7 +185,7 @@ def test_table_1_runs_on_the_digits(tmp_path):
 @pytest.mark.usefixtures("tiny")
 def test_parameterizations_run_on_the_digits(tmp_path):
     outcome = run_quickly("variance-parameterizations", tmp_path)
-    lines = parameterizations.TABLE.lines(outcome.records["parameterizations"])
+    lines = TABLE2.lines(outcome.records["parameterizations"])
     assert [line[0] for line in lines if line[0]] == list(VERSIONS)
     assert lines[1] == ["", "paper", "-5.9e2", "-", "-", "11.3", "99.2"]
 
@@ -271,7 +270,7 @@ PUBLISHED = {
     "table1-cifar10": table_of("cifar10", "cifar10", {}).tables,
     "transition-cifar10": (criterion.EPOCHS,),
     "adversarial": (adversarial.TABLE,),
-    "parameterizations": (parameterizations.TABLE,),
+    "parameterizations": (TABLE2,),
     "criterion-short": (criterion.EPOCHS,),
     "sparse-short": (criterion.SWEEP, criterion.REFERENCES),
     "sparse": (criterion.SWEEP, criterion.REFERENCES),

@@ -57,6 +57,23 @@ class Run:
         channels_last = self.precision != "32-true" and self.torch_device.type == "cuda"
         return replace(recipe, accelerator=self.device, precision=self.precision, channels_last=channels_last)
 
+    def spec(
+        self, name: str, data: str, net: str, recipe: lb.Recipe, *, quick_rows: int, **fields: Any
+    ) -> TrainingSpec:
+        """Return a training on a data set, on the device and in the precision of the flags."""
+        source = self.source(data, quick_rows=quick_rows)
+        return TrainingSpec(name=name, source=source, net=net, recipe=self.recipe(recipe), **fields)
+
+    def evaluation(self, samples: int, quick_images: int, **fields: Any) -> EvaluationSpec:
+        """Return the evaluation of a compared network; the quick budget has `quick_images` test images."""
+        images = self.pick(quick=quick_images, short=0, full=0)
+        return EvaluationSpec(samples=samples, test_images=images, **{"shift": False} | fields)
+
+    @property
+    def svhn(self) -> tuple[str, ...]:
+        """SVHN as out-of-distribution inputs, if it is here."""
+        return ("svhn",) if self.has("svhn", ood=True) else ()
+
     @property
     def torch_device(self) -> torch.device:
         """The device of the flags."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import leanbayes as lb
-from leanbayes.compare.job import EvaluationSpec
 from leanbayes.methods._base import Method
 from leanbayes_papers.harness import printed, Run, Study, Suite, TrainingSpec
 from leanbayes_papers.implicit import PAPER
@@ -67,16 +66,7 @@ def spec(run: Run, name: str, data: str, net: str) -> TrainingSpec:
         samples = run.pick(quick=1, short=1, full=2)
         rate = tuned["posterior_lr"]
         recipe = replace(recipe, posterior_lr=rate, posterior_schedule="constant", samples=samples)
-    return TrainingSpec(
-        name=label,
-        source=run.source(data, quick_rows=2000),
-        net=network(run, net),
-        method=method,
-        recipe=run.recipe(recipe),
-        evaluation=EvaluationSpec(
-            samples=run.pick(quick=32, short=80, full=5 * (components or 4)),
-            ood=("svhn",) if run.has("svhn", ood=True) else (),
-            shift=False,
-            test_images=run.pick(quick=300, short=0, full=0),
-        ),
-    )
+    draws = run.pick(quick=32, short=80, full=5 * (components or 4))
+    evaluation = run.evaluation(draws, 300, ood=run.svhn)
+    ours = network(run, net)
+    return run.spec(label, data, ours, recipe, quick_rows=2000, method=method, evaluation=evaluation)

@@ -1,7 +1,8 @@
-"""Figures 2 and 4 and Table 6 of the implicit-nodes paper: networks and posteriors that grow, and their components.
+"""Figures 1, 2 and 4 and Table 6 of the implicit-nodes paper: networks and posteriors that grow, their components.
 
 Component k has weights W_k = U diag(mu_k). Figure 2 maps loss and error of plain networks over the plane of the first
-two principal components of the W_k, on training and on test rows.
+two principal components of the W_k. Figure 1 is the regression y = x^3: 30 points, x uniform on [-4, 4], noise of
+standard deviation 3, one to five layers of 256 ReLU units; `examples/x_cubed.py` shows more of it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import leanbayes as lb
 from leanbayes.compare.experiment import Experiment
-from leanbayes.compare.job import EvaluationSpec
 from leanbayes.core.conversion import strip
 from leanbayes.methods._base import Method
 from leanbayes.runtime.passes import components_of
@@ -25,19 +25,14 @@ from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, 
 from leanbayes_papers.harness.charts import new_figure, save_figure, SMALL
 from leanbayes_papers.implicit import PAPER
 from leanbayes_papers.implicit.cifar import INIT_STD, MEAN_FIELD, MEASURES, network, spec
-from leanbayes_papers.implicit.x_cubed import x_cubed
 
+# LeNets by width, with the numbers of parameters that Figure 4 gives.
 WIDTHS = {"lenet": "42K", "lenet-w2": "165K", "lenet-w4": "657K", "lenet-w8": "2619K"}
-"""LeNets by width, with the numbers of parameters that Figure 4 gives."""
-
 NODES = lb.ImplicitNodes(components=8, prior_std=0.1, init_spread=0.5, init_std=INIT_STD)
 ERROR = Column("error", "test error, %", ".2f", 100)
 GRID = {"quick": 7, "short": 17, "full": 25}
-ROWS = 1000
-"""Rows of each split on which a point of the plane is evaluated."""
-
-MARGIN = 0.3
-"""Margin of the map beyond the outermost component, as a share of the width."""
+ROWS = 1000  # rows of each split on which a point of the plane is evaluated
+MARGIN = 0.3  # margin of the map beyond the outermost component, as a share of the width
 
 
 def implicit_complexity(run: Run) -> Suite:
@@ -66,7 +61,8 @@ def implicit_complexity(run: Run) -> Suite:
         specs=(nodes["lenet"],),
     )
     table = Study.of("implicit", "figure4").compared(rows, (*MEASURES, "parameters"))
-    return Suite(paper=PAPER, studies=(table, sizes(run), growth, components, x_cubed()))
+    cubed = Study.of("implicit", "x-cubed", measure=measure_x_cubed, tables=(X_CUBED,), plot=plot_x_cubed)
+    return Suite(paper=PAPER, studies=(table, sizes(run), growth, components, cubed))
 
 
 def sizes(run: Run) -> Study:
@@ -95,18 +91,8 @@ def lenet(run: Run, net: str, name: str, method: Method) -> TrainingSpec:
         anneal_epochs=round(epochs / 2),
         batch_size=run.pick(quick=64, short=128, full=128),
     )
-    return TrainingSpec(
-        name=name,
-        source=run.source("fashion-mnist", quick_rows=2000),
-        net=net,
-        method=method,
-        recipe=run.recipe(recipe),
-        evaluation=EvaluationSpec(
-            samples=run.pick(quick=16, short=40, full=40),
-            shift=False,
-            test_images=run.pick(quick=1000, short=0, full=0),
-        ),
-    )
+    evaluation = run.evaluation(run.pick(quick=16, short=40, full=40), 1000)
+    return run.spec(name, "fashion-mnist", net, recipe, quick_rows=2000, method=method, evaluation=evaluation)
 
 
 def errors_by_size(run: Run, *, specs: Sequence[TrainingSpec]) -> list[Record]:
@@ -235,3 +221,106 @@ def _ticks(values: Tensor, count: int) -> Tensor:
     low, high = values.min(), values.max()
     margin = MARGIN * (high - low)
     return torch.linspace(float(low - margin), float(high + margin), count, device=values.device)
+
+
+# ------------------------------------------------------------------------------------ the regression y = x^3
+
+POINTS, EDGE, NOISE, WIDTH = 30, 4.0, 3.0, 256
+X_UNIT, Y_UNIT = EDGE / 3**0.5, EDGE**3 / 7**0.5  # standard deviations of x and of x^3 on [-4, 4]
+X_CUBED_METHODS: dict[str, Method] = {
+    "mean field": lb.MeanField(prior_std=1.0, init_std=0.01),
+    "implicit nodes": lb.ImplicitNodes(components=8, prior_std=0.3, init_spread=0.75, init_std=0.05),
+}
+X_CUBED_DEPTHS = {"quick": (1, 3), "short": (1, 2, 3, 4, 5), "full": (1, 2, 3, 4, 5)}
+X_CUBED_STEPS = {"quick": 300, "short": 1200, "full": 4000}
+
+
+X_CUBED = Table(
+    by=("method", "depth"),
+    columns=(
+        Column("rmse", f"RMSE to x^3 (constant: {Y_UNIT:.1f})", ".2f"),
+        Column("inside", "std among the data", ".2f"),
+        Column("outside", "std beyond them", ".2f"),
+    ),
+)
+
+
+def measure_x_cubed(run: Run) -> list[Record]:
+    """Fit both methods at every depth to the data of the first seed."""
+    seed, grid = run.seeds[0], torch.linspace(-6, 6, 121)[:, None]
+    x, y = points(seed)
+    rows = [
+        {"method": name, "depth": depth} | fitted(method, depth, (x, y), grid, X_CUBED_STEPS[run.budget], seed=seed)
+        for name, method in X_CUBED_METHODS.items()
+        for depth in X_CUBED_DEPTHS[run.budget]
+    ]
+    return [*rows, {"x": _list(x), "y": _list(y), "grid": _list(grid)}]
+
+
+def points(seed: int) -> tuple[Tensor, Tensor]:
+    """Draw the data of a seed: x (30, 1) and y = x^3 + noise (30, 1)."""
+    generator = torch.Generator().manual_seed(seed)
+    x = (2 * torch.rand(POINTS, 1, generator=generator, device=generator.device) - 1) * EDGE
+    return x, x**3 + NOISE * torch.randn(POINTS, 1, generator=generator, device=generator.device)
+
+
+def fitted(
+    method: Method, depth: int, data: tuple[Tensor, Tensor], grid: Tensor, steps: int, *, seed: int = 0
+) -> Record:
+    """Fit one network; return its mean and epistemic standard deviation on the grid, and three numbers.
+
+    `rmse` is the distance of the mean from x^3 between the edges of the data, `inside` the standard deviation there,
+    `outside` that beyond |x| = 5.
+    """
+    x, y = data
+    start = 100 * seed + depth
+    likelihood = lb.Gaussian(std=NOISE / Y_UNIT)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(start)
+        model = lb.convert(lb.models.MLP(1, 1, hidden=(WIDTH,) * depth), method)
+        recipe = lb.Recipe(
+            epochs=steps,
+            batch_size=len(x),
+            optimizer="adam",
+            lr=1e-3,
+            posterior_lr=1e-2,
+            weight_decay=0.0,
+            tile=True,
+            accelerator="cpu",
+            seed=start,
+        )
+        lb.fit(model, (x / X_UNIT, y / Y_UNIT), recipe, likelihood=likelihood, progress=False)
+    p = lb.predict(model, grid / X_UNIT, likelihood, samples=64)
+    mean, std = p.mean * Y_UNIT, p.epistemic.sqrt() * Y_UNIT
+    inside, outside = grid.abs() <= EDGE, grid.abs() > 5
+    return {
+        "mean": _list(mean),
+        "std": _list(std),
+        "rmse": _root_mean_square((mean - grid**3)[inside]),
+        "inside": _root_mean_square(std[inside]),
+        "outside": _root_mean_square(std[outside]),
+    }
+
+
+def plot_x_cubed(records: list[Record], path: Path) -> None:
+    """Plot the data and every prediction with ±2 standard deviations: methods below each other, depths side by side."""
+    *rows, data = records
+    methods, depths = (list(dict.fromkeys(row[name] for row in rows)) for name in ("method", "depth"))
+    figure = new_figure(2.8 * len(depths), 2.8 * len(methods))
+    axes = figure.subplots(len(methods), len(depths), sharex=True, sharey=True, squeeze=False)
+    for row in rows:
+        axis = axes[methods.index(row["method"]), depths.index(row["depth"])]
+        mean, std = torch.tensor(row["mean"]), torch.tensor(row["std"])
+        axis.fill_between(data["grid"], mean - 2 * std, mean + 2 * std, color="#6fa8dc", lw=0)
+        axis.plot(data["grid"], mean, color="navy")
+        axis.plot(data["x"], data["y"], "o", color="red", ms=3)
+        axis.set(title=f"{row['method']}, {row['depth']} hidden", xlim=(-6, 6), ylim=(-170, 170))
+    save_figure(figure, path)
+
+
+def _list(values: Tensor) -> list[float]:
+    return [round(value, 6) for value in values.flatten().tolist()]
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.double().square().mean().sqrt())

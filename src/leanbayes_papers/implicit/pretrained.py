@@ -24,12 +24,8 @@ from leanbayes_papers.implicit import PAPER
 
 EPOCHS = 15
 WEIGHT_RATE, POSTERIOR_RATE = 1e-4, 0.2
-MILESTONES = (6, 7, 8, 9)
-"""Epochs at which the rate of the posterior falls, to a quarter in all: 0.05."""
-
-LARGER_RATE = 0.02
-"""Rate of the control that trains the plain network further at a usual rate."""
-
+MILESTONES = (6, 7, 8, 9)  # epochs at which the rate of the posterior falls, to a quarter in all: 0.05
+LARGER_RATE = 0.02  # rate of the control that trains the plain network further at a usual rate
 PATCH_RATE = 0.02
 SAMPLES = {"quick": 16, "short": 16, "full": 80}
 COLUMNS = (
@@ -75,12 +71,8 @@ def plain_network(run: Run, data: str) -> TrainingSpec:
         warmup_epochs=1,
         augment=run.pick(quick="none", short="none", full="crop_flip"),
     )
-    return TrainingSpec(
-        name=f"{data}-plain",
-        source=replace(run.source(data, quick_rows=0), train_rows=run.pick(quick=0, short=10_000, full=0)),
-        net=run.pick(quick="mlp", short="lenet", full="resnet50"),
-        recipe=run.recipe(recipe),
-    )
+    made = run.spec(f"{data}-plain", data, run.pick(quick="mlp", short="lenet", full="resnet50"), recipe, quick_rows=0)
+    return replace(made, source=replace(made.source, train_rows=run.pick(quick=0, short=10_000, full=0)))
 
 
 def continued(run: Run, plain: TrainingSpec) -> dict[str, TrainingSpec]:

@@ -36,15 +36,10 @@ SCALES = {
 }
 SAMPLES = (1, 4, 8, 16)
 WIDTHS = (0.25, 0.5, 1.0)
+# Code lengths of VND-PUNet: a third, all, and as its prior draws them.
 LENGTHS = {"1/3": DIMENSIONS // 3, "full": DIMENSIONS, "as drawn": None}
-"""Code lengths of VND-PUNet: a third, all, and as its prior draws them."""
-
-NORM_ROWS = 256
-"""Training images over which the norms of BN3 collect their statistics at every width."""
-
-THRESHOLD_SAMPLES = 4
-"""Draws from which a threshold is computed."""
-
+NORM_ROWS = 256  # training images over which the norms of BN3 collect their statistics at every width
+THRESHOLD_SAMPLES = 4  # draws from which a threshold is computed
 THIRDS = ("faint", "middle", "bright")
 DISTANCES = tuple(Column(f"ged {n}", f"{n} samples" if n > 1 else "distance, 1 sample") for n in SAMPLES)
 BALANCED = tuple(Column(f"balanced ged {n}", f"balanced, {n}") for n in SAMPLES)
@@ -257,8 +252,7 @@ def _distances(masks: Tensor, images: AnnotatedImages, name: str) -> dict[str, f
 # ------------------------------------------------------------------------------------ pictures of masks
 
 IMAGES, MASKS = 3, 4
-TILE, LABEL = 0.6, 1.5
-"""Inches of the height of a mask, and of the names next to them."""
+TILE, LABEL = 0.6, 1.5  # inches of the height of a mask, and of the names next to them
 
 
 def measure_masks(run: Run, *, data: str, scale: Scale) -> list[Record]:

@@ -21,9 +21,8 @@ from leanbayes_papers.harness import Record, Run, TrainingSpec
 from leanbayes_papers.harness.spec import evenly
 
 DATA = {"quick": ("digits",), "short": ("mnist", "fashion-mnist", "cifar10"), "full": ("cifar10",)}
+# Classifiers in whose features images are compared.
 NETS = {"digits": "small", "mnist": "lenet5-bn", "fashion-mnist": "lenet5-bn", "cifar10": "vgg11-bn"}
-"""Classifiers in whose features images are compared."""
-
 PERCENTS = (25, 50, 75, 100)
 MOST_ROWS = 10_000
 ORDER_ROWS = 2_000
@@ -36,11 +35,9 @@ MODELS: dict[str, Callable[..., Autoencoder]] = {
     "BetaVAE": VAE,
     "JointVAE": JointVAE,
     "SWAE": SlicedWassersteinAutoencoder,
-}
-"""Models by the paper's names."""
-
+}  # models by the paper's names
+# The prior keeps 1 / (1 - keep) dimensions on average: more than images need, or codes end too soon.
 PRIOR_KEEP = {"digits": 0.9, "mnist": 0.98, "fashion-mnist": 0.98, "cifar10": 0.98}
-"""The prior keeps 1 / (1 - keep) dimensions on average: more than images need, or codes end too soon."""
 
 
 def dimensions(run: Run, data: str) -> int:
@@ -55,15 +52,10 @@ def coder(run: Run, data: str, model: str, length: int) -> TrainingSpec:
     batch, rate = {"digits": (50, 5e-3), "cifar10": (256, 2e-3)}.get(data, (128, 2e-3))
     recipe = lb.Recipe(epochs=epochs, batch_size=batch, optimizer="adam", lr=rate, weight_decay=0.0)
     fields = {ORDERED: {"prior_keep": PRIOR_KEEP[data]}, "BetaVAE": {"beta": 4.0}}.get(model, {})
-    return TrainingSpec(
-        name=f"{data}-{model.lower()}-{length}",
-        source=run.source(data, quick_rows=1000),
-        net=model,
-        recipe=run.recipe(recipe),
-        options={"dimensions": length, "widths": widths, "fields": fields},
-        build=build,
-        rows=lambda data, seed: pixels(data.train),
-    )
+    options = {"dimensions": length, "widths": widths, "fields": fields}
+    functions = {"build": build, "rows": lambda data, seed: pixels(data.train)}
+    name = f"{data}-{model.lower()}-{length}"
+    return run.spec(name, data, model, recipe, quick_rows=1000, options=options, **functions)
 
 
 def build(spec: TrainingSpec, data: DataSet) -> Autoencoder:
@@ -82,8 +74,7 @@ def classifier(run: Run, data: str) -> TrainingSpec:
         "digits": lb.Recipe(epochs=20, batch_size=50, lr=0.05),
         "cifar10": lb.Recipe(epochs=30, batch_size=128, lr=0.05, augment="crop_flip"),
     }.get(data, lb.Recipe(epochs=6, batch_size=100, lr=0.05))
-    source = run.source(data, quick_rows=1000)
-    return TrainingSpec(name=f"{data}-classifier", source=source, net=NETS[data], recipe=run.recipe(recipe))
+    return run.spec(f"{data}-classifier", data, NETS[data], recipe, quick_rows=1000)
 
 
 class Evaluation:

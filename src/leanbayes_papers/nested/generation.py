@@ -18,9 +18,7 @@ from leanbayes_papers.harness.charts import grid, new_figure, save_figure, show,
 from leanbayes_papers.nested import PAPER
 from leanbayes_papers.nested.coders import coder, DATA, dimensions, Evaluation, lengths, MODELS, ORDERED, pixels
 
-CUT = "VAE, cut"
-"""The longest VAE; it was not trained to be cut."""
-
+CUT = "VAE, cut"  # the longest VAE; it was not trained to be cut
 LEGEND = (
     "Ours: mean ± standard deviation over seeds, in the features of a classifier trained here on the same data; the "
     "paper's are of an Inception network. Compare rows, not numbers. Error: mean squared difference of pixels between "
@@ -49,15 +47,12 @@ REAL = Table(
     by=("data", "network"),
     columns=(*(c for c in COLUMNS if c.name != "reconstruction"), Column("accuracy", "accuracy, %", ".1f")),
 )
-ROUNDING = 1e-6
-"""A rise below this share of the whole fall of an error is none."""
+ROUNDING = 1e-6  # A rise below this share of the whole fall of an error is none
 
 SHOWN, DEPTH = 8, 4
-SPREAD = 1.5
-"""Distance from zero of the two values of a dimension of the tree; the prior's deviation is one."""
+SPREAD = 1.5  # distance from zero of the two values of a dimension of the tree; the prior's deviation is one
 
-WIDTH, TREE_HEIGHT = 11.0, 4.0
-"""Inches of the figure and of the tree in it."""
+WIDTH, TREE_HEIGHT = 11.0, 4.0  # inches of the figure and of the tree in it
 
 
 def _errors(records: Sequence[Record]) -> list[float]:

@@ -25,15 +25,10 @@ OOD = {"digits": "noise", "fashion-mnist": "notmnist", "cifar10": "svhn"}
 NETS = {"digits": "small", "fashion-mnist": "lenet5-bn", "cifar10": "vgg11-bn"}
 GROUPS = {"digits": 8, "fashion-mnist": 16, "cifar10": 32}
 SAMPLES = 6
-NORM_ROWS = 1024
-"""Training rows over which the statistics of norms are collected at every width (C.2)."""
-
-POSTERIOR_RATE = lb.NestedDropout.posterior_rate
-"""Rate of keep probabilities and noise, in units of the weights' rate."""
-
+NORM_ROWS = 1024  # training rows over which the statistics of norms are collected at every width (C.2)
+POSTERIOR_RATE = lb.NestedDropout.posterior_rate  # rate of keep probabilities and noise, in units of the weights' rate
+# Share of the epochs over which the divergence comes in: at once, it would drop channels before they are of use.
 ANNEALED = 2 / 3
-"""Share of the epochs over which the divergence comes in: at once, it would drop channels before they are of use."""
-
 ACCURACY = Column("accuracy", "accuracy, %", ".1f")
 NLL = Column("nll", "NLL")
 ECE = Column("ece", "ECE")
@@ -65,13 +60,7 @@ def spec(run: Run, data: str, name: str, method: Method | None) -> TrainingSpec:
         recipe = replace(recipe, epochs=600, batch_size=128, lr=0.1, posterior_lr=0.1 * POSTERIOR_RATE, **steps)
     recipe = replace(recipe, anneal_epochs=round(ANNEALED * recipe.epochs))
     recipe = replace(recipe, compile=run.torch_device.type == "cuda")  # many small operations, else
-    return TrainingSpec(
-        name=f"{data}-{name}",
-        source=run.source(data, quick_rows=1000),
-        net=NETS[data],
-        recipe=run.recipe(recipe),
-        method=method,
-    )
+    return run.spec(f"{data}-{name}", data, NETS[data], recipe, quick_rows=1000, method=method)
 
 
 def individual(run: Run, data: str, width: float) -> TrainingSpec:

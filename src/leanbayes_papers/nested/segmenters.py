@@ -20,14 +20,10 @@ from leanbayes_papers.harness import Run, TrainingSpec
 from leanbayes_papers.nested.networks import ANNEALED
 
 KINDS = ("deterministic", "dropout", "ensemble", "P-UNet", "VND-PUNet", "BN3")
-DIMENSIONS = 6
-"""Dimensions of the codes, as in Kohl et al. (2018)."""
-
+DIMENSIONS = 6  # dimensions of the codes, as in Kohl et al. (2018).
+# Rate of BN3's keep probabilities and noise, in units of the weights' rate: steps of Adam are small for them.
 POSTERIOR_RATE = 10.0
-"""Rate of BN3's keep probabilities and noise, in units of the weights' rate: steps of Adam are small for them."""
-
-DROPOUT = 0.5
-"""Share of channels that the dropout U-Net drops after every level but the finest."""
+DROPOUT = 0.5  # share of channels that the dropout U-Net drops after every level but the finest
 
 
 @dataclass(frozen=True, kw_only=True)

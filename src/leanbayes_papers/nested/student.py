@@ -20,9 +20,8 @@ STUDENT = 0.25
 SHARES = (0.25, 0.5, 0.75, 1.0)
 CORRELATED = tuple(k / 10 for k in range(1, 11))
 ROWS = 1000
+# Weight of the labels next to the discrepancy, without which a short training may lose a class; the paper has none.
 LABELS = 0.1
-"""Weight of the labels next to the discrepancy, without which a short training may lose a class; the paper has none."""
-
 TABLE = Table(
     by=("method",),
     columns=(nets.ACCURACY, nets.ECE, nets.AUPR, nets.PARAMETERS, nets.MULTIPLY_ADDS),

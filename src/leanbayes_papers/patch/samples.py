@@ -8,7 +8,6 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.compare.job import DataSpec, EvaluationSpec
 from leanbayes.compare.job import recipe as recipe_of
 from leanbayes.core.predictor import distinct_draws
 from leanbayes.methods._base import Method
@@ -22,12 +21,8 @@ METHODS: dict[str, tuple[str, Method | None]] = {
     "ECMP": ("ecmp", lb.ModelPatch(crossed=True)),
 }
 SIZES = {"quick": (1, 5, 20), "short": (1, 20, 100, 200), "full": (1, 20, 100, 200)}
-BINS, SMALLEST = 20, 5
-"""The paper's bins; a bin of at most so few rows is left out."""
-
-ROWS = 1000
-"""Rows whose samples are in memory at a time."""
-
+BINS, SMALLEST = 20, 5  # the paper's bins; a bin of at most so few rows is left out
+ROWS = 1000  # rows whose samples are in memory at a time
 COLUMNS = (
     Column("top5", "top-5, %", ".2f", 100),
     Column("top1", "top-1, %", ".2f", 100),
@@ -58,28 +53,19 @@ def patch_samples(run: Run) -> Suite:
 
 def spec(run: Run, name: str) -> TrainingSpec:
     """Return the network of a row; the dropout network has a dropout layer of rate 0.005 before every norm."""
-    source, net = place(run)
+    data, net = place(run)
     label, method = METHODS[name]
-    return TrainingSpec(
-        name=label,
-        source=source,
-        net=f"{net}+dropout" if name == "Dropout" else net,
-        method=method,
-        recipe=recipe(run),
-        evaluation=EvaluationSpec(
-            samples=run.pick(quick=20, short=200, full=200),
-            shift=False,
-            test_images=run.pick(quick=300, short=0, full=0),
-        ),
-    )
+    net += "+dropout" if name == "Dropout" else ""
+    evaluation = run.evaluation(run.pick(quick=20, short=200, full=200), 300)
+    return run.spec(label, data, net, recipe(run), quick_rows=1000, method=method, evaluation=evaluation)
 
 
-def place(run: Run) -> tuple[DataSpec, str]:
+def place(run: Run) -> tuple[str, str]:
     """Return data and network: the paper's in full; in short CIFAR-10 with a WRN-16-4; in quick the digits."""
     if run.budget == "quick":
-        return run.source("digits", quick_rows=1000), "small"
+        return "digits", "small"
     name = "cifar100" if run.budget == "full" and run.has("cifar100") else "cifar10"
-    return run.source(name, quick_rows=0), run.pick(quick="", short="wrn-16-4", full="pyramidnet-110-270")
+    return name, run.pick(quick="", short="wrn-16-4", full="pyramidnet-110-270")
 
 
 def recipe(run: Run) -> lb.Recipe:

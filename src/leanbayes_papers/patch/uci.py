@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,7 +38,6 @@ from leanbayes_papers.patch.batched import BatchedRegression, Mask, Nothing, Pat
 METHODS = ("ECMP", "EMP", "Dropout", "Ensemble")
 NUMBERS = {"cpu": 1 << 20, "cuda": 1 << 25}  # activations of a layer at a time: a cache's size, enough for a GPU
 AT_ONCE = 4  # cells that a GPU trains at once
-EVERY = 5.0  # seconds between two lines of progress
 
 
 class Sizes(NamedTuple):
@@ -48,9 +47,8 @@ class Sizes(NamedTuple):
     splits: int = 20
 
 
+# In the order of the paper's rows; its tenth, Year Prediction MSD, is not among our data sets.
 SETS = {name: Sizes() for name in printed("patch", "table12")} | {"uci-protein": Sizes(hidden=100, splits=5)}
-"""In the order of the paper's rows; its tenth, Year Prediction MSD, is not among our data sets."""
-
 SIX = ("uci-boston", "uci-concrete", "uci-energy", "uci-power", "uci-wine-red", "uci-yacht")
 LEGEND = (
     "Ours: mean ± standard error over the standard splits. Paper: as printed, its ± is the same. A number is "
@@ -238,15 +236,16 @@ def run_cells(
     cells = [Cell(name, method, protocol_of(run), run.seeds[0]) for name in sets for method in methods]
     known = {cell: run.known(cell.path(run.out), partial(_is_of, cell, run)) for cell in cells}
     waiting = deque(cell for cell, found in known.items() if found is None)
-    progress, fresh = Progress(sum(cell.steps for cell in waiting)), replace(run, fresh=True)
+    fresh = replace(run, fresh=True)
     running: list[Running] = []
     while waiting or running:
         while waiting and len(running) < (at_once if device.type == "cuda" else 1):
             running.append(Running(waiting.popleft(), run.root, device))
         for each in list(running):
-            progress.show(each.training.advance(), running)
+            each.training.advance()
             if each.training.done >= each.cell.steps:
                 running.remove(each)
+                sys.stderr.write(f"{each.cell.data}, {each.cell.method}: {duration(time.monotonic() - each.began)}\n")
                 known[each.cell] = fresh.cached(each.cell.path(run.out), each.record)
     return {(cell.data, cell.method): found for cell, found in known.items() if found is not None}
 
@@ -375,24 +374,3 @@ def _check(what: str, names: Sequence[str], known: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise ValueError(f"expected {what} among {', '.join(known)}, got {name!r}")
-
-
-class Progress:
-    """A line on stderr every few seconds: the share of each cell that is done, and the time left for all of them."""
-
-    def __init__(self, steps: int) -> None:
-        """Start the clock; `steps` are those of all cells."""
-        self.steps, self.done = steps, 0
-        self.began = self.last = time.monotonic()
-
-    def show(self, made: int, running: Sequence[Any]) -> None:
-        """Count new steps, and write a line if it is due."""
-        self.done += made
-        now = time.monotonic()
-        if now < self.last + EVERY:
-            return
-        self.last = now
-        left = duration((now - self.began) / self.done * (self.steps - self.done))
-        shares = (f"{r.cell.data} {r.cell.method} {r.training.done / r.cell.steps:.0%}" for r in running)
-        sys.stderr.write(f"{', '.join(shares)}; all {self.done / self.steps:.0%}, {left} left\n")
-        sys.stderr.flush()

@@ -30,9 +30,7 @@ FIGURES = {
     "figure4": {"average": "rank1-both", "log-mixture": "rank1-mixture"},
 }
 FILE = "checkpoints.json"
-ROWS = 2000
-"""Rows of the test set, and of the training set, on which a checkpoint is evaluated."""
-
+ROWS = 2000  # rows of the test set, and of the training set, on which a checkpoint is evaluated
 NLL = Column("test nll", "test NLL", ".4f")
 COMPONENTS = (NLL, Column("component nll", "of a component", ".4f"), Column("train nll", "training NLL", ".4f"))
 DIVERSITY = (

@@ -10,11 +10,9 @@ from leanbayes_papers.rank1 import networks as nets
 from leanbayes_papers.rank1 import PAPER
 
 MEASURES = ("nll", "accuracy", "ece", "c_nll", "c_accuracy", "c_ece", "parameters")
+# The paper gives no hyper-parameters but the estimator.
 MEAN_FIELD = lb.MeanField(prior_std=1.0, init_std=0.01, estimator="flipout")
-"""The paper gives no hyper-parameters but the estimator."""
-
-TABLES = {"table2": ("cifar10", 10), "table3": ("cifar100", 100)}
-"""Data set and number of classes."""
+TABLES = {"table2": ("cifar10", 10), "table3": ("cifar100", 100)}  # data set and number of classes
 
 
 def rank1_cifar(run: Run) -> Suite:

@@ -27,27 +27,21 @@ DATA, NET, QUICK_ROWS = "physionet2012", "lstm-ehr", 256
 DETERMINISTIC = "Deterministic"
 ENSEMBLE = "Deep ensemble"
 COUNTS = "Logistic regression on counts of tokens"
-SAMPLES = 25
-"""Draws of a prediction, as in the paper."""
-
+SAMPLES = 25  # draws of a prediction, as in the paper
 MEMBERS = {"quick": 2, "short": 4, "full": 4}
+# Members of an ensemble have the seeds s, s + 1000, ...; the first one is the deterministic network of seed s.
 SEED_STEP = 1000
-"""Members of an ensemble have the seeds s, s + 1000, ...; the first one is the deterministic network of seed s."""
-
 EMBEDDING = ("embedding",)
 AFFINE = ("lstm", "head")
 
+# For embedding vectors, which begin with a deviation of 0.05, and for all weights of the fully Bayesian network.
 VECTORS = lb.MeanField(prior_std=0.1, init_std=0.02)
-"""For embedding vectors, which begin with a deviation of 0.05, and for all weights of the fully Bayesian network."""
-
 GAUSSIAN = lb.Rank1(components=4, prior_std=0.1, init_spread=0.1, init_std=0.03)
+# Narrow at the start: a far draw is the same in all 48 hours.
 CAUCHY = lb.Rank1(components=4, posterior="cauchy", prior="cauchy", prior_std=0.05, init_spread=0.1, init_std=0.003)
-"""Narrow at the start: a far draw is the same in all 48 hours."""
-
 BATCH_ENSEMBLE = lb.BatchEnsemble(components=4, init_spread=0.1)
+# Scikit-learn's C of the logistic regression: the best of 1e-3, 3e-3, 1e-2 and 1e-1 on held-out stays of set a.
 INVERSE_PENALTY = 3e-3
-"""Scikit-learn's C of the logistic regression: the best of 1e-3, 3e-3, 1e-2 and 1e-1 on held-out stays of set a."""
-
 MEASURES = (
     Column("nll", "NLL", ".4f", sign=-1),
     Column("aupr", "AUC-PR", ".3f", sign=1),
@@ -95,16 +89,13 @@ def specs(run: Run) -> dict[str, TrainingSpec]:
         "Rank-1, Cauchy": (bayesian, (vectors, (CAUCHY, AFFINE))),
     }
     return {
-        name: TrainingSpec(
-            name=name.lower().replace(",", "").replace(" ", "-"),
-            source=run.source(DATA, quick_rows=QUICK_ROWS),
-            net=NET,
-            recipe=run.recipe(recipe),
-            options={"parts": parts},
-            build=build,
-        )
+        name: run.spec(_file(name), DATA, NET, recipe, quick_rows=QUICK_ROWS, options={"parts": parts}, build=build)
         for name, (recipe, parts) in rows.items()
     }
+
+
+def _file(name: str) -> str:
+    return name.lower().replace(",", "").replace(" ", "-")
 
 
 def build(spec: TrainingSpec, data: DataSet) -> nn.Module:

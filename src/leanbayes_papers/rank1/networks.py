@@ -17,15 +17,11 @@ from leanbayes.methods._base import Method
 from leanbayes_papers.harness import Run, TrainingSpec
 
 COMPONENTS = 4
+# K times the unique rows of a batch, which the paper keeps constant: 128 rows for each of 4 components.
 ROWS_OF_ALL_COMPONENTS = 512
-"""K times the unique rows of a batch, which the paper keeps constant: 128 rows for each of 4 components."""
-
+# The paper's factors on CIFAR.
 FROM_SCRATCH: dict[str, Any] = {"init": "random_sign", "sign_probability": 0.5, "init_std": 0.0316, "prior_std": 0.1}
-"""The paper's factors on CIFAR."""
-
-STEPS = 100
-"""Widths are tried in hundredths."""
-
+STEPS = 100  # widths are tried in hundredths
 Factors = lb.Rank1 | lb.BatchEnsemble
 
 
@@ -44,12 +40,9 @@ def recipe(run: Run) -> lb.Recipe:
 
 def evaluation(run: Run, samples: int) -> EvaluationSpec:
     """Return the evaluation: `samples` draws in full, else the same for all, so that they share loaded data."""
-    return EvaluationSpec(
-        samples=run.pick(quick=16, short=16, full=samples),
-        ood=("svhn",) if run.has("svhn", ood=True) else (),
-        shift_images=run.pick(quick=50, short=1000, full=10_000),
-        test_images=run.pick(quick=1000, short=0, full=0),
-    )
+    images = run.pick(quick=50, short=1000, full=10_000)
+    draws = run.pick(quick=16, short=16, full=samples)
+    return run.evaluation(draws, 1000, ood=run.svhn, shift=True, shift_images=images)
 
 
 def spec(run: Run, name: str, method: Method | None, data: str = "cifar10", **changes: Any) -> TrainingSpec:
@@ -58,14 +51,8 @@ def spec(run: Run, name: str, method: Method | None, data: str = "cifar10", **ch
     if run.budget == "full":  # one rate for everything, as in the paper; late factors learn at the method's own
         plain = replace(plain, posterior_lr=plain.posterior_lr or plain.lr)
     late = 0.0 if method is None else min(method.late, run.pick(quick=0.5, short=0.7, full=0.0))
-    return TrainingSpec(
-        name=name,
-        source=run.source(data, quick_rows=2000),
-        net=network(run),
-        method=method,
-        recipe=recipe_for(method, plain, late),
-        evaluation=evaluation(run, 16),
-    )
+    fields = {"method": method, "evaluation": evaluation(run, 16)}
+    return run.spec(name, data, network(run), recipe_for(method, plain, late), quick_rows=2000, **fields)
 
 
 def factor_spec(run: Run, name: str, method: Factors, data: str = "cifar10", **changes: Any) -> TrainingSpec:

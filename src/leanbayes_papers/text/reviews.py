@@ -22,7 +22,7 @@ from leanbayes.data import DataSet, Split
 from leanbayes.data.upstream.polarity import BEGIN, PADDING, UNKNOWN
 from leanbayes.methods._base import Method
 from leanbayes_papers.harness import Column, plot_rows, Record, Run, Study, Suite, Table, TrainingSpec
-from leanbayes_papers.rank1.ehr import cached_scores, ensemble_scores, parameters
+from leanbayes_papers.rank1.ehr import _file, cached_scores, ensemble_scores, parameters
 
 DATA, NET, QUICK_ROWS = "rt-polarity", "bert-2-64", 256
 DETERMINISTIC = "Deterministic"
@@ -30,12 +30,8 @@ ENSEMBLE = "Deep ensemble"
 TFIDF = "TF-IDF, logistic regression"
 MEMBERS = {"quick": 2, "short": 4, "full": 4}
 SAMPLES = {"quick": 4, "short": 16, "full": 16}
-LENGTH = 40
-"""Tokens of a sentence that are read: 97 % have no more."""
-
-DROPPED = 0.6
-"""Share of the words that the network does not see in a pass over a training sentence."""
-
+LENGTH = 40  # tokens of a sentence that are read: 97 % have no more
+DROPPED = 0.6  # share of the words that the network does not see in a pass over a training sentence
 SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 DROPOUT = 0.1
 METHODS: dict[str, tuple[Method | None, dict[str, Any]]] = {
@@ -55,12 +51,9 @@ METHODS: dict[str, tuple[Method | None, dict[str, Any]]] = {
 With all of its KL, a mean field of 584,384 weights learns nothing from 8,530 sentences. Here 2.5 % of it count.
 """
 
-COVERAGES = tuple(k / 20 for k in range(2, 21))
-"""Shares of the sentences, the surest first, whose accuracy is measured."""
-
+COVERAGES = tuple(k / 20 for k in range(2, 21))  # shares of the sentences, the surest first, whose accuracy is measured
+# Scikit-learn's C of the logistic regression: the best of 1, 3, 10, 20, 30 and 100 by validation NLL.
 INVERSE_PENALTY = 10.0
-"""Scikit-learn's C of the logistic regression: the best of 1, 3, 10, 20, 30 and 100 by validation NLL."""
-
 COLUMNS = (
     Column("accuracy", "accuracy, %", ".1f", 100, 1),
     Column("nll", "NLL", ".4f", sign=-1),
@@ -114,18 +107,15 @@ def specs(run: Run) -> dict[str, TrainingSpec]:
         weight_decay=0.0,
         clip_norm=1.0,
     )
+    fields: dict[str, Any] = {"quick_rows": QUICK_ROWS, "build": build, "rows": _rows}
     return {
-        name: TrainingSpec(
-            name=name.lower().replace(",", "").replace(" ", "-"),
-            source=run.source(DATA, quick_rows=QUICK_ROWS),
-            net=NET,
-            recipe=run.recipe(replace(recipe, **own)),
-            method=method,
-            build=build,
-            rows=lambda data, seed: DroppedWords(data.train, seed),
-        )
+        name: run.spec(_file(name), DATA, NET, replace(recipe, **own), method=method, **fields)
         for name, (method, own) in METHODS.items()
     }
+
+
+def _rows(data: DataSet, seed: int) -> DroppedWords:
+    return DroppedWords(data.train, seed)
 
 
 def build(spec: TrainingSpec, data: DataSet) -> nn.Module:

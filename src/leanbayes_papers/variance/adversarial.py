@@ -14,15 +14,12 @@ from leanbayes_papers.variance import PAPER
 from leanbayes_papers.variance.networks import FIRST_DENSE, lenet, vgg, VGG_LAYERS
 
 LEVELS = 255
-SEED_STEP = 1000
-"""Distance between the seeds of the members of an ensemble; the first has the seed itself."""
-
+SEED_STEP = 1000  # distance between the seeds of the members of an ensemble; the first has the seed itself
 SAMPLES = 10
 MEMBERS = {"quick": 2, "short": 5, "full": 5}
 STEPS = {"quick": 5, "short": 30, "full": 30}
+# In grey levels of 255. The paper's 0.5 has no unit; half a grey level is the only one that leaves room to differ.
 STEP_SIZE = {"quick": 8.0, "short": 0.5, "full": 0.5}
-"""In grey levels of 255. The paper's 0.5 has no unit; half a grey level is the only one that leaves room to differ."""
-
 IMAGES = {"quick": 50, "short": 1000, "full": 10_000}
 CURVES = ("success", "entropy", "accuracy")
 TABLE = Table(

@@ -20,14 +20,12 @@ from leanbayes_papers.harness.charts import new_figure, save_figure, SMALL
 from leanbayes_papers.variance import networks as nets
 from leanbayes_papers.variance import PAPER
 
+# Shares of the weights that are replaced, those with the smallest kappa.
 SHARES = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9999)
-"""Shares of the weights that are replaced, those with the smallest kappa."""
-
 CURVATURE_ROWS = {"quick": 50, "short": 1000, "full": 1000}
 CLASSES = 10
+# Share of the way from its best accuracy to a guess after which the deterministic procedure counts as falling.
 FALLEN = 0.25
-"""Share of the way from its best accuracy to a guess after which the deterministic procedure counts as falling."""
-
 ACCURACIES = (
     Column("deterministic", "deterministic, %", ".1f", 100),
     Column("ensemble", "ensemble, %", ".1f", 100),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,15 +31,9 @@ VGG_LAYERS = (last(nn.Conv2d, 3), first(nn.Linear))
 ACTIVATIONS: dict[str, type[nn.Module]] = {"abs": Abs, "softplus": nn.Softplus}
 SAMPLES = {"quick": 10, "short": 50, "full": 50}
 TEST_ROWS = {"quick": 300, "short": 0, "full": 0}
-WATCHED = {"quick": 100, "short": 1000, "full": 1000}
-"""Test rows on which accuracies are measured after every epoch."""
-
-QUICK_LOOKS = 20
-"""Epochs that the quick budget measures, of many short ones."""
-
-THRESHOLD = 10**1.5
-"""kappa_0 of the paper, for the loss summed over all training rows."""
-
+WATCHED = {"quick": 100, "short": 1000, "full": 1000}  # test rows on which accuracies are measured after every epoch
+QUICK_LOOKS = 20  # epochs that the quick budget measures, of many short ones
+THRESHOLD = 10**1.5  # kappa_0 of the paper, for the loss summed over all training rows
 ROWS_FILE = "transition.json"
 
 
@@ -60,7 +53,8 @@ def lenet(
         short=_adam(epochs=60, batch_size=200, lr=5e-3, posterior_lr=2e-2),
         full=_adam(epochs=200, batch_size=200, posterior_lr=1e-3),
     )
-    return _spec(run, name, digits_name(run), 1000, net, recipe, method, options)
+    fields = {"method": method, "options": options, "build": build, "watch": None if method is None else Watch}
+    return run.spec(name, digits_name(run), net, recipe, quick_rows=1000, **fields)
 
 
 def vgg(
@@ -73,22 +67,8 @@ def vgg(
         short=_adam(epochs=30, batch_size=250, lr=2e-3, posterior_lr=2e-2, augment="crop_flip"),
         full=_adam(epochs=550, batch_size=100, posterior_lr=1e-3, augment="crop_flip"),
     )
-    return _spec(run, name, data, 200, net, recipe, method, options)
-
-
-def _spec(  # noqa: PLR0913  # one call for each network
-    run: Run, name: str, data: str, rows: int, net: str, recipe: lb.Recipe, method: Any, options: dict[str, Any]
-) -> TrainingSpec:
-    made = TrainingSpec(
-        name=name,
-        source=run.source(data, quick_rows=rows),
-        net=net,
-        recipe=run.recipe(recipe),
-        method=method,
-        options=options,
-        build=build,
-    )
-    return made if method is None else replace(made, watch=Watch)
+    fields = {"method": method, "options": options, "build": build, "watch": None if method is None else Watch}
+    return run.spec(name, data, net, recipe, quick_rows=200, **fields)
 
 
 def _adam(*, epochs: int, batch_size: int, posterior_lr: float, lr: float = 1e-3, augment: Any = "none") -> lb.Recipe:
