@@ -1,4 +1,4 @@
-"""What the tests of published pages share: records of committed studies, and rows that a page lacks."""
+"""Shared by the tests of the papers: records of committed studies, rows that a page lacks, and small data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from leanbayes.compare.job import DataSpec
+from leanbayes_papers.harness import Run
 from tools.convert_studies import read_records
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -21,3 +23,8 @@ def lacking(page: str, tables: Iterable[Sequence[Sequence[str]]]) -> list[str]:
     text = (RESULTS / f"{page}.md").read_text(encoding="utf-8")
     lines = [f"| {' | '.join(cells)} |\n" for table in tables for cells in table]
     return [line for line in lines if line not in text]
+
+
+def few_rows(run: Run, name: str, *, quick_rows: int = 0) -> DataSpec:
+    """Return a source of 200 training rows, in place of `Run.source`."""
+    return DataSpec(name=name, root=run.root, train_rows=200)

@@ -16,7 +16,7 @@ from leanbayes_papers import SUITES
 from leanbayes_papers.harness import Run
 from leanbayes_papers.harness.suite import run_suite
 from leanbayes_papers.nested import limited, networks, student, times, widths
-from tests.papers.pages import lacking, records_of, RESULTS
+from tests.papers.pages import few_rows, lacking, records_of, RESULTS
 
 pytest.importorskip("matplotlib")
 
@@ -26,7 +26,8 @@ BY_CHANCE = 0.5  # points of accuracy that a width may lose to the next smaller 
 
 @pytest.fixture
 def two_epochs(monkeypatch):
-    """Train for two epochs; the studies look at numbers, not at what they say."""
+    """Train for two epochs of 200 rows."""
+    monkeypatch.setattr(Run, "source", few_rows)
     monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
 
 

@@ -18,6 +18,7 @@ from leanbayes_papers.harness.suite import run_suite
 from leanbayes_papers.nested import coders
 from leanbayes_papers.nested.coders import coder, dimensions, lengths, MODELS, pixels, samples
 from leanbayes_papers.nested.generation import doubled, enough, packed, rise, rows_of, TABLE, trainings, tree, unpacked
+from tests.papers.pages import few_rows
 
 pytest.importorskip("matplotlib")
 
@@ -177,7 +178,8 @@ def test_an_order_that_is_broken_is_told(errors, rises, dimensions):
 
 
 def test_generation_runs_on_the_digits(tmp_path, monkeypatch):
-    monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=1, accelerator="cpu"))
+    monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
+    monkeypatch.setattr(Run, "source", few_rows)
     run = quick(tmp_path)
     outcome = run_suite("nested-generation", SUITES["nested-generation"](run), run)
     assert outcome.remarks == []

@@ -11,7 +11,8 @@ import leanbayes as lb
 from leanbayes_papers import SUITES
 from leanbayes_papers.harness import printed, Run
 from leanbayes_papers.patch.overhead import counted, METHODS, TABLE
-from leanbayes_papers.patch.samples import averages, COLUMNS, scores
+from leanbayes_papers.patch.samples import averages, scores
+from leanbayes_papers.patch.samples import TABLE as SIZES
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -53,7 +54,7 @@ def test_scores_are_the_papers():
     assert found["top5"] == 1
     assert found["ece"] == pytest.approx(8 / 11 * abs(6 / 8 - 0.9))
     assert found["mce"] == pytest.approx(abs(6 / 8 - 0.9))
-    assert [column.cell([found]) for column in COLUMNS] == ["100.00", "81.82", "10.91", "15.00"]
+    assert [column.cell([found]) for column in SIZES.columns] == ["100.00", "81.82", "10.91", "15.00"]
 
 
 def test_full_samples_are_the_papers(tmp_path):

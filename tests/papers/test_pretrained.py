@@ -17,7 +17,7 @@ from leanbayes_papers import SUITES
 from leanbayes_papers.harness import Run, Trained
 from leanbayes_papers.harness.suite import run_suite
 from leanbayes_papers.implicit import pretrained
-from tests.papers.pages import lacking, records_of, RESULTS
+from tests.papers.pages import few_rows, lacking, records_of, RESULTS
 
 pytest.importorskip("matplotlib")
 
@@ -94,7 +94,8 @@ def tiny(monkeypatch):
 
 
 @pytest.mark.usefixtures("tiny")
-def test_the_suite_runs_on_the_digits(tmp_path):
+def test_the_suite_runs_on_the_digits(tmp_path, monkeypatch):
+    monkeypatch.setattr(Run, "source", few_rows)
     run = Run(device="cpu", root=str(tmp_path), seeds=(0, 1), out=tmp_path)
     outcome = run_suite("implicit-pretrained", SUITES["implicit-pretrained"](run), run)
     assert outcome.remarks == []

@@ -136,9 +136,10 @@ def test_the_papers_table_4():
 # ------------------------------------------------------------------------------------ a tiny run
 
 
-def test_the_suite_runs_on_made_up_stays(tmp_path):
+def test_the_suite_runs_on_made_up_stays(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
-    write_cache(tmp_path, rows=120)
+    monkeypatch.setattr(ehr, "SAMPLES", 3)
+    write_cache(tmp_path, rows=60)
     run = Run(device="cpu", root=str(tmp_path), seeds=(0, 1), out=tmp_path / "out")
     outcome = run_suite("rank1-ehr", SUITES["rank1-ehr"](run), run)
     assert outcome.remarks == []

@@ -128,7 +128,7 @@ def tiny(run: Run) -> Suite:
         kind = partial(measure, specs=specs) if specs is both else partial(measure, spec=nodes)
         return Study(name=name, title=title, claim="it is so.", measure=kind, plot=plot, specs=specs)
 
-    curves = ablations._figure("components", both, ablations.COMPONENTS)
+    curves = ablations._figure("components", both)
     return Suite(
         paper="No paper",
         studies=(

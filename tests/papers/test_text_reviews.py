@@ -161,7 +161,8 @@ def test_the_ensemble_averages_members_that_have_seeds_of_their_own(toys, tmp_pa
 # ------------------------------------------------------------------------------------ a tiny run
 
 
-def test_the_suite_runs_on_made_up_sentences(tmp_path):
+def test_the_suite_runs_on_made_up_sentences(tmp_path, monkeypatch):
+    monkeypatch.setitem(reviews.SAMPLES, "quick", 2)
     pytest.importorskip("matplotlib")
     need_transformers()
     write_cache(tmp_path)

@@ -24,7 +24,7 @@ from leanbayes_papers.variance import adversarial, criterion
 from leanbayes_papers.variance.criterion import around, shifted, thresholds
 from leanbayes_papers.variance.networks import FIRST_DENSE, kappa_factor, lenet, remove_dropout_before, vgg, VGG_LAYERS
 from leanbayes_papers.variance.tables import bound, TABLE2, table_of, VERSIONS
-from tests.papers.pages import lacking, records_of, RESULTS
+from tests.papers.pages import few_rows, lacking, records_of, RESULTS
 
 pytest.importorskip("matplotlib")
 
@@ -50,8 +50,9 @@ def run_quickly(name: str, tmp_path):
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Make every training two epochs long."""
+    """Make every training two epochs of 200 rows."""
     monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
+    monkeypatch.setattr(Run, "source", few_rows)
 
 
 def paths(model: nn.Module, kind: type) -> list[str]:
@@ -95,7 +96,7 @@ def test_dropout_goes_only_where_a_named_layer_follows():
 def test_a_finished_training_is_read_and_another_setting_has_another_folder(tmp_path):
     run = quick(tmp_path)
     spec = lenet(run, "one", lb.VarianceLayers(), layers=FIRST_DENSE, curvature_rows=20)
-    spec = replace(spec, recipe=replace(spec.recipe, epochs=2))
+    spec = replace(spec, recipe=replace(spec.recipe, epochs=2), source=few_rows(run, "digits"))
     first = run.train(spec, 0)
     assert [row["epoch"] for row in first.watched] == [1, 2]
     assert sum(first.watched[0]["kappa"]["layers.0"]["counts"]) == 500 * 64

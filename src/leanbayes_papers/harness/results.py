@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, Literal
 
 from leanbayes.evaluation.statistics import Estimate, estimate, number
-from leanbayes_papers.harness.numbers import Printed
+from leanbayes_papers.harness.numbers import numbers, Printed, printed
 
 Record = dict[str, Any]
 Key = tuple[Any, ...]
+Text = Callable[[Sequence[Record]], str]
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Column:
     scale: float = 1.0  # factor of all values
     sign: int = 0  # 1 if more is better, -1 if less is
     error: Literal["sem", "std", ""] = "sem"  # the number after the ±, over seeds
-    text: Callable[[Sequence[Record]], str] | None = None  # writes a cell from its records, in place of mean and error
+    text: Text | None = None  # writes a cell from its records, in place of mean and error
 
     def estimate(self, records: Iterable[Record]) -> Estimate | None:
         """Return mean and standard error over records; None if none has the column."""
@@ -93,6 +94,20 @@ class Table:
         ruler = [*("---" for _ in range(left)), *("---:" for _ in self.columns)]
         body = "\n".join(f"| {' | '.join(cells)} |" for cells in (self.heads, ruler, *self.lines(records)))
         return f"### {self.title}\n\n{body}\n" if self.title else f"{body}\n"
+
+    @classmethod
+    def of(cls, paper: str, name: str, texts: Mapping[str, Text] | None = None, /, **fields: Any) -> Table:
+        """Return a table whose columns are in the paper's numbers.toml; `texts` write the cells of some columns."""
+        found, texts = numbers(paper)["tables"][name], texts or {}
+        columns = tuple(Column(**column, text=texts.get(column["name"])) for column in found["columns"])
+        known = {"by": tuple(found["by"]), "columns": columns, "title": found.get("title", "")}
+        if "paper" in found:
+            known["paper"] = {(row,): numbers for row, numbers in printed(paper, found["paper"]).items()}
+        return cls(**known | fields)
+
+    def some(self, *names: str) -> tuple[Column, ...]:
+        """Return the columns of these names."""
+        return tuple(column for column in self.columns if column.name in names)
 
     @classmethod
     def of_gains(

@@ -81,7 +81,7 @@ class Run:
 
     def has(self, name: str, *, ood: bool = False) -> bool:
         """Return whether a data set is here, to train on or as out-of-distribution inputs; own files are here."""
-        rows = (*lb.data.describe(self.root), *lb.data.describe_annotated(self.root))
+        rows: list[Any] = [*lb.data.describe(self.root), *lb.data.describe_annotated(self.root)]
         where = {row.name: row.where for row in rows}.get(name, "")
         return "not here" not in where and (ood or "set only" not in where)
 

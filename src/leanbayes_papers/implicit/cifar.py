@@ -61,8 +61,8 @@ def spec(run: Run, name: str, data: str, net: str) -> TrainingSpec:
     components = int(name.removeprefix("iBNN-")) if name.startswith("iBNN-") else 0
     label, method = BASELINES.get(name, (f"implicit-k{components}", None))
     if components:
-        own = {field: tuned[field] for field in ("prior_std", "init_spread")}
-        method = lb.ImplicitNodes(components=components, init_std=INIT_STD, **own)
+        prior_std, spread = tuned["prior_std"], tuned["init_spread"]
+        method = lb.ImplicitNodes(components=components, prior_std=prior_std, init_spread=spread, init_std=INIT_STD)
         samples = run.pick(quick=1, short=1, full=2)
         rate = tuned["posterior_lr"]
         recipe = replace(recipe, posterior_lr=rate, posterior_schedule="constant", samples=samples)

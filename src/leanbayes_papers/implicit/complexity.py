@@ -29,7 +29,7 @@ from leanbayes_papers.implicit.cifar import INIT_STD, MEAN_FIELD, MEASURES, netw
 # LeNets by width, with the numbers of parameters that Figure 4 gives.
 WIDTHS = {"lenet": "42K", "lenet-w2": "165K", "lenet-w4": "657K", "lenet-w8": "2619K"}
 NODES = lb.ImplicitNodes(components=8, prior_std=0.1, init_spread=0.5, init_std=INIT_STD)
-ERROR = Column("error", "test error, %", ".2f", 100)
+GROWTH = Table.of("implicit", "growth")
 GRID = {"quick": 7, "short": 17, "full": 25}
 ROWS = 1000  # rows of each split on which a point of the plane is evaluated
 MARGIN = 0.3  # margin of the map beyond the outermost component, as a share of the width
@@ -48,8 +48,8 @@ def implicit_complexity(run: Run) -> Suite:
         "implicit",
         "growth",
         measure=partial(errors_by_size, specs=both),
-        tables=(Table(by=("method", "parameters"), columns=(ERROR,)),),
-        plot=partial(plot_curves, x="parameters", columns=(ERROR,), log=True),
+        tables=(GROWTH,),
+        plot=partial(plot_curves, x="parameters", columns=GROWTH.columns, log=True),
         specs=both,
     )
     components = Study.of(
@@ -235,14 +235,7 @@ X_CUBED_DEPTHS = {"quick": (1, 3), "short": (1, 2, 3, 4, 5), "full": (1, 2, 3, 4
 X_CUBED_STEPS = {"quick": 300, "short": 1200, "full": 4000}
 
 
-X_CUBED = Table(
-    by=("method", "depth"),
-    columns=(
-        Column("rmse", f"RMSE to x^3 (constant: {Y_UNIT:.1f})", ".2f"),
-        Column("inside", "std among the data", ".2f"),
-        Column("outside", "std beyond them", ".2f"),
-    ),
-)
+X_CUBED = Table.of("implicit", "x-cubed")
 
 
 def measure_x_cubed(run: Run) -> list[Record]:

@@ -13,7 +13,7 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.data import DataSet
-from leanbayes_papers.harness import Column, plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness import plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.implicit import PAPER
 from leanbayes_papers.implicit.cifar import table
 
@@ -22,18 +22,13 @@ NAMES = ("SGD", "MC-dropout", "iBNN-16")
 STRENGTHS = {"quick": 5, "short": 11, "full": 11}
 IMAGES = {"quick": 100, "short": 2000, "full": 10_000}
 PARTS = ("total", "aleatoric", "epistemic")
-COLUMNS = tuple(Column(part, f"{part} entropy, nats") for part in PARTS)
-ENDS = Table(
-    by=("noise", "method", "strength"),
-    columns=COLUMNS,
-    derive=lambda records: [record for record in records if record["strength"] in (0.0, 1.0)],
-)
+ENDS = Table.of("implicit", "noise", derive=lambda rows: [row for row in rows if row["strength"] in (0.0, 1.0)])
 
 
 def implicit_noise(run: Run) -> Suite:
     """Predictive entropy of implicit nodes and MC dropout as images turn into noise (Figure 8)."""
     tables = {data: table(run, "networks", data, NET, NAMES) for data in ("cifar10", "cifar100")}
-    plot = partial(plot_curves, x="strength", by=("noise", "method"), columns=COLUMNS)
+    plot = partial(plot_curves, x="strength", by=("noise", "method"), columns=ENDS.columns)
     figures = (
         Study.of(
             "implicit",

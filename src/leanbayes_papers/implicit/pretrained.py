@@ -19,7 +19,7 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import Column, plot_rows, printed, Record, Run, Study, Suite, Table, Trained, TrainingSpec
+from leanbayes_papers.harness import plot_rows, printed, Record, Run, Study, Suite, Table, Trained, TrainingSpec
 from leanbayes_papers.implicit import PAPER
 
 EPOCHS = 15
@@ -28,16 +28,10 @@ MILESTONES = (6, 7, 8, 9)  # epochs at which the rate of the posterior falls, to
 LARGER_RATE = 0.02  # rate of the control that trains the plain network further at a usual rate
 PATCH_RATE = 0.02
 SAMPLES = {"quick": 16, "short": 16, "full": 80}
-COLUMNS = (
-    Column("error", "error, %", ".2f", sign=-1),
-    Column("nll", "NLL", ".4f", sign=-1),
-    Column("ece", "ECE", ".4f", sign=-1),
+TABLE = Table.of(
+    "implicit", "pretrained", paper={(name, "after"): row for name, row in printed("implicit", "table7").items()}
 )
-TABLE = Table(
-    by=("method", "when"),
-    columns=(*COLUMNS, Column("posterior_bytes", "bytes of the posterior", ",.0f", error="")),
-    paper={(name, "after"): row for name, row in printed("implicit", "table7").items()},
-)
+COLUMNS = TABLE.columns[:3]
 GAINS = Table.of_gains(
     "method", "SGD", COLUMNS, title="Gains over SGD, seed by seed", keep=lambda record: record["when"] == "after"
 )

@@ -21,7 +21,7 @@ from leanbayes.data.annotated.ambiguous import AmbiguousImages, mode_frequencies
 from leanbayes.generative import ProbabilisticUNet
 from leanbayes.generative.codes import gaussian_kl
 from leanbayes.metrics.segmentation import energy_distance, iou, matched_iou, pixel_calibration
-from leanbayes_papers.harness import Column, group, plot_rows, Record, Run, Study, Suite, Table
+from leanbayes_papers.harness import group, plot_rows, Record, Run, Study, Suite, Table
 from leanbayes_papers.harness.charts import grid, new_figure, save_figure, show
 from leanbayes_papers.nested import PAPER
 from leanbayes_papers.nested.segmenters import DIMENSIONS, images_of, KINDS, Scale, segmenter
@@ -41,37 +41,9 @@ LENGTHS = {"1/3": DIMENSIONS // 3, "full": DIMENSIONS, "as drawn": None}
 NORM_ROWS = 256  # training images over which the norms of BN3 collect their statistics at every width
 THRESHOLD_SAMPLES = 4  # draws from which a threshold is computed
 THIRDS = ("faint", "middle", "bright")
-DISTANCES = tuple(Column(f"ged {n}", f"{n} samples" if n > 1 else "distance, 1 sample") for n in SAMPLES)
-BALANCED = tuple(Column(f"balanced ged {n}", f"balanced, {n}") for n in SAMPLES)
-OTHERS = (
-    Column("matched iou", "matched IoU"),
-    Column("ece", "ECE of pixels"),
-    Column("vote error", "vote error"),
-    Column("marked", "marked, %", ".1f", 100),
-    Column("parameters", "parameters", ",.0f", error=""),
-)
-MODES = Table(
-    title="Frequencies of the opinions, and their largest distance from the truth in points",
-    by=("model",),
-    columns=(
-        *(Column(f"mode {k}", f"{name}, %", ".1f", 100) for k, name in enumerate(("whole", "half", "nothing"))),
-        Column("points off", "points off", ".1f"),
-        *(Column(f"points off, {third}", third, ".1f") for third in THIRDS),
-    ),
-)
-CODES = Table(
-    title="Codes: information of each dimension, and how often it is used",
-    by=("code", "dimension"),
-    columns=(Column("nats", "nats", ".2f"), Column("used", "used, %", ".0f", 100)),
-)
-APART = Table(
-    title="Mean distance 1 - IoU",
-    by=("images",),
-    columns=(
-        Column("apart", "two annotators of an image"),
-        Column("one pixel", "a mask and itself one pixel to the right"),
-    ),
-)
+TABLE = Table.of("nested", "annotators")
+DISTANCES, BALANCED, OTHERS = TABLE.columns[:4], TABLE.columns[4:8], TABLE.columns[8:]
+MODES, CODES, APART = (Table.of("nested", name) for name in ("modes", "codes", "apart"))
 
 
 def nested_annotators(run: Run) -> Suite:

@@ -7,6 +7,7 @@ probabilities.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,9 +54,8 @@ def coder(run: Run, data: str, model: str, length: int) -> TrainingSpec:
     recipe = lb.Recipe(epochs=epochs, batch_size=batch, optimizer="adam", lr=rate, weight_decay=0.0)
     fields = {ORDERED: {"prior_keep": PRIOR_KEEP[data]}, "BetaVAE": {"beta": 4.0}}.get(model, {})
     options = {"dimensions": length, "widths": widths, "fields": fields}
-    functions = {"build": build, "rows": lambda data, seed: pixels(data.train)}
-    name = f"{data}-{model.lower()}-{length}"
-    return run.spec(name, data, model, recipe, quick_rows=1000, options=options, **functions)
+    parts: dict[str, Any] = {"build": build, "rows": lambda sets, seed: pixels(sets.train), "options": options}
+    return run.spec(f"{data}-{model.lower()}-{length}", data, model, recipe, quick_rows=1000, **parts)
 
 
 def build(spec: TrainingSpec, data: DataSet) -> Autoencoder:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from leanbayes.generative import Autoencoder, VNDAutoencoder
-from leanbayes_papers.harness import Column, evenly, plot_curves, printed, Record, Run, Study, Suite, Table
+from leanbayes_papers.harness import evenly, plot_curves, printed, Record, Run, Study, Suite, Table
 from leanbayes_papers.harness.charts import grid, new_figure, save_figure, show, WHITE
 from leanbayes_papers.nested import PAPER
 from leanbayes_papers.nested.coders import coder, DATA, dimensions, Evaluation, lengths, MODELS, ORDERED, pixels
@@ -24,29 +24,11 @@ LEGEND = (
     "paper's are of an Inception network. Compare rows, not numbers. Error: mean squared difference of pixels between "
     "0 and 1; the paper does not define its error."
 )
-COLUMNS = tuple(
-    Column(name, head, "#.4g", error="std")
-    for name, head in (
-        ("frechet", "Fréchet"),
-        ("inception", "inception"),
-        ("reconstruction", "error"),
-        ("diversity", "diversity"),
-    )
-)
-TABLE = Table(
-    title="Nested paper, Tables 4, 5 and 6",
-    by=("data", "method", "code, %"),
-    columns=COLUMNS,
-    paper={
-        ("cifar10", name.rpartition(" ")[0], int(name.rpartition(" ")[2])): row
-        for name, row in printed("nested", "tables4-6").items()
-    },
-)
-REAL = Table(
-    title="Training images, in the features of the classifier",
-    by=("data", "network"),
-    columns=(*(c for c in COLUMNS if c.name != "reconstruction"), Column("accuracy", "accuracy, %", ".1f")),
-)
+PRINTED = {
+    ("cifar10", name.rpartition(" ")[0], int(name.rpartition(" ")[2])): row
+    for name, row in printed("nested", "tables4-6").items()
+}
+TABLE, REAL = Table.of("nested", "generation", paper=PRINTED), Table.of("nested", "real")
 ROUNDING = 1e-6  # A rise below this share of the whole fall of an error is none
 
 SHOWN, DEPTH = 8, 4
@@ -75,16 +57,16 @@ def enough(records: Sequence[Record]) -> str:
     return str(next(k for k, error in enumerate(errors, 1) if error <= limit))
 
 
-ORDER = Table(
-    title="Reconstruction error, dimension by dimension",
-    by=("data", "order"),
-    columns=(
-        Column("dimensions", "dimensions", text=lambda rows: str(len(rows[0]["errors"]))),
-        Column("first", "error of one", text=lambda rows: f"{_errors(rows)[0]:.4g}"),
-        Column("last", "error of all", text=lambda rows: f"{_errors(rows)[-1]:.4g}"),
-        Column("rise", "largest rise", text=rise),
-        Column("enough", "dimensions with 99 % of the gain", text=enough),
-    ),
+ORDER = Table.of(
+    "nested",
+    "order",
+    {
+        "dimensions": lambda rows: str(len(rows[0]["errors"])),
+        "first": lambda rows: f"{_errors(rows)[0]:.4g}",
+        "last": lambda rows: f"{_errors(rows)[-1]:.4g}",
+        "rise": rise,
+        "enough": enough,
+    },
 )
 
 
@@ -134,7 +116,7 @@ def rows_of(name: str, length: int, whole: int) -> Iterator[tuple[str, int, int]
 def plot(records: list[Record], path: Path) -> None:
     """Plot distance, score and error over the length of the code."""
     known = [record for record in records if "method" in record]
-    plot_curves(known, path, x="code, %", columns=COLUMNS[:3])
+    plot_curves(known, path, x="code, %", columns=TABLE.columns[:3])
 
 
 # ------------------------------------------------------------------------------------ pictures

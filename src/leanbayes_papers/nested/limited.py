@@ -13,22 +13,17 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.phase import Sparse
-from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, Study, Suite, Table
+from leanbayes_papers.harness import plot_curves, Record, Run, Study, Suite, Table
 from leanbayes_papers.nested import PAPER
-from leanbayes_papers.nested.networks import ACCURACY, AUPR, bn3, DATA, ECE, Evaluation, spec
+from leanbayes_papers.nested.networks import bn3, DATA, Evaluation, spec
 
 DRAWS = 100
-USED = Column("used", "weights used, % (paper: of groups)", ".1f")
-TABLE = Table(
-    by=("method",),
-    columns=(ACCURACY, ECE, AUPR, USED, Column("used_std", "std over draws", ".0f")),
-    paper={(name,): row for name, row in printed("nested", "table1").items()},
-)
+TABLE = Table.of("nested", "limited")
 
 
 def nested_limited(run: Run) -> Suite:
     """Performance with few parameters: the smallest BN3, sparse variational dropout, random widths (Table 1)."""
-    plot = partial(plot_curves, x="used", columns=(ACCURACY,), line=False)
+    plot = partial(plot_curves, x="used", columns=TABLE.columns[:1], line=False)
     studies = (
         Study.of("nested", "limited", {"data": data}, measure=measure, tables=(TABLE,), plot=plot)
         for data in DATA[run.budget]

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import leanbayes as lb
 from leanbayes.data import DataSet
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import Column, Record, Run, Trained, TrainingSpec
+from leanbayes_papers.harness import Record, Run, Trained, TrainingSpec
 from leanbayes_papers.harness.spec import build_network
 
 DATA = {"quick": ("digits",), "short": ("cifar10", "fashion-mnist"), "full": ("cifar10",)}
@@ -29,12 +29,6 @@ NORM_ROWS = 1024  # training rows over which the statistics of norms are collect
 POSTERIOR_RATE = lb.NestedDropout.posterior_rate  # rate of keep probabilities and noise, in units of the weights' rate
 # Share of the epochs over which the divergence comes in: at once, it would drop channels before they are of use.
 ANNEALED = 2 / 3
-ACCURACY = Column("accuracy", "accuracy, %", ".1f")
-NLL = Column("nll", "NLL")
-ECE = Column("ece", "ECE")
-AUPR = Column("aupr", "AUPR, out of distribution")
-PARAMETERS = Column("parameters", "weights", ",.0f", error="")
-MULTIPLY_ADDS = Column("multiply_adds", "multiply-adds", ",.0f", error="")
 
 
 def bn3(data: str, **fields: Any) -> lb.NestedDropout:

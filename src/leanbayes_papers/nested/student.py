@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, Study, Suite, Table, Trained
+from leanbayes_papers.harness import plot_curves, Record, Run, Study, Suite, Table, Trained
 from leanbayes_papers.harness.charts import new_figure, save_figure
 from leanbayes_papers.nested import networks as nets
 from leanbayes_papers.nested import PAPER
@@ -22,17 +22,12 @@ CORRELATED = tuple(k / 10 for k in range(1, 11))
 ROWS = 1000
 # Weight of the labels next to the discrepancy, without which a short training may lose a class; the paper has none.
 LABELS = 0.1
-TABLE = Table(
-    by=("method",),
-    columns=(nets.ACCURACY, nets.ECE, nets.AUPR, nets.PARAMETERS, nets.MULTIPLY_ADDS),
-    paper={(name,): row for name, row in printed("nested", "table3").items()},
-)
-CORRELATIONS = Table(by=("correlation above",), columns=(Column("smallest", "from this width on", ".1f"),))
+TABLE, CORRELATIONS = Table.of("nested", "student"), Table.of("nested", "correlation")
 
 
 def nested_student(run: Run) -> Suite:
     """A distilled student at a quarter of the channels, cut further, next to its teacher (Table 3, Figure 5)."""
-    plot = partial(plot_curves, x="parameters", columns=(nets.ACCURACY, nets.ECE), log=True, line=False)
+    plot = partial(plot_curves, x="parameters", columns=TABLE.some("accuracy", "ece"), log=True, line=False)
     studies: list[Study] = []
     for words in ({"data": data} for data in nets.DATA[run.budget]):
         studies.append(Study.of("nested", "student", words, measure=measure, tables=(TABLE,), plot=plot))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.evaluation.cost import measure_cost
-from leanbayes_papers.harness import Column, plot_rows, printed, Record, Run, Study, Table
+from leanbayes_papers.harness import plot_rows, Record, Run, Study, Table
 from leanbayes_papers.nested.networks import bn3, fn3, individual, SAMPLES, spec
 
 REPEATS = 3
@@ -22,20 +23,13 @@ def _range(name: str, records: Sequence[Record]) -> str:
     return f"{values[0]:.2f} to {values[-1]:.2f}"
 
 
-RATIOS = (
-    Column("train", "training step, plain = 1 (paper: hours)"),
-    Column("test", f"prediction of {SAMPLES} draws, plain = 1 (paper: seconds)"),
-)
-TABLE = Table(
-    by=("method",),
-    columns=tuple(Column(c.name, c.head, text=partial(_range, c.name)) for c in RATIOS),
-    paper={(name,): row for name, row in printed("nested", "table2").items()},
-)
+TABLE = Table.of("nested", "times", {name: partial(_range, name) for name in ("train", "test")})
 
 
 def times(data: str) -> Study:
     """Return the study of one data set."""
-    plot = partial(plot_rows, table=Table(by=("method",), columns=RATIOS))
+    columns = tuple(replace(column, text=None) for column in TABLE.columns)
+    plot = partial(plot_rows, table=Table(by=("method",), columns=columns))
     return Study.of("nested", "times", {"data": data}, measure=measure, tables=(TABLE,), plot=plot)
 
 

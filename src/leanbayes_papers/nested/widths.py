@@ -13,10 +13,7 @@ from leanbayes_papers.nested import PAPER
 from leanbayes_papers.nested.times import times
 
 WIDTHS = (0.125, 0.25, 0.5, 0.75, 1.0)
-TABLE = Table(
-    by=("method", "width"),
-    columns=(nets.ACCURACY, nets.NLL, nets.ECE, nets.AUPR, nets.PARAMETERS, nets.MULTIPLY_ADDS),
-)
+TABLE = Table.of("nested", "widths")
 
 
 def nested_widths(run: Run) -> Suite:
@@ -69,4 +66,4 @@ def at_width(bn3: nn.Module, fn3: nn.Module, width: float, evaluate: nets.Evalua
 def plot(records: list[Record], path: Path) -> None:
     """Plot accuracy, ECE and AUPR over width."""
     known = [record for record in records if record.get("width", "any") != "any"]
-    plot_curves(known, path, x="width", columns=(nets.ACCURACY, nets.ECE, nets.AUPR))
+    plot_curves(known, path, x="width", columns=TABLE.some("accuracy", "ece", "aupr"))

@@ -9,7 +9,7 @@ import torch
 
 import leanbayes as lb
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, Study, Suite, Table
+from leanbayes_papers.harness import plot_curves, printed, Record, Run, Study, Suite, Table
 from leanbayes_papers.patch import PAPER
 
 K = 5
@@ -25,21 +25,13 @@ NETWORKS: dict[str, tuple[str, int, tuple[int, ...]]] = {  # name, outputs, inpu
     "ResNet-18": ("resnet18", 1000, (3, 224, 224)),
     "PyramidNet": ("pyramidnet-110-270", 100, (3, 32, 32)),
 }
-SIZE = Column("log10_networks", "log10 of the number of networks", ",.1f")
-TABLE = Table(
-    by=("method", "net"),
-    columns=(Column("parameters", "parameters", ".0f"), SIZE),
-    paper={
-        (method, net): {"parameters": number}
-        for method, row in printed("patch", "table3").items()
-        for net, number in row.items()
-    },
-)
+PRINTED = {(m, n): {"parameters": p} for m, row in printed("patch", "table3").items() for n, p in row.items()}
+TABLE = Table.of("patch", "overhead", paper=PRINTED)
 
 
 def patch_overhead(run: Run) -> Suite:
     """Parameters and effective ensemble sizes of five ensembles on three networks (Table 3)."""
-    plot = partial(plot_curves, x="parameters", by=("method", "net"), columns=(SIZE,), log=True, line=False)
+    plot = partial(plot_curves, x="parameters", by=("method", "net"), columns=TABLE.columns[1:], log=True, line=False)
     return Suite(paper=PAPER, studies=(Study.of("patch", "overhead", measure=measure, tables=(TABLE,), plot=plot),))
 
 

@@ -11,7 +11,7 @@ import leanbayes as lb
 from leanbayes.compare.job import recipe as recipe_of
 from leanbayes.core.predictor import distinct_draws
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness import plot_curves, printed, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.patch import PAPER
 
 METHODS: dict[str, tuple[str, Method | None]] = {
@@ -23,12 +23,7 @@ METHODS: dict[str, tuple[str, Method | None]] = {
 SIZES = {"quick": (1, 5, 20), "short": (1, 20, 100, 200), "full": (1, 20, 100, 200)}
 BINS, SMALLEST = 20, 5  # the paper's bins; a bin of at most so few rows is left out
 ROWS = 1000  # rows whose samples are in memory at a time
-COLUMNS = (
-    Column("top5", "top-5, %", ".2f", 100),
-    Column("top1", "top-1, %", ".2f", 100),
-    Column("ece", "ECE, %", ".2f", 100),
-    Column("mce", "MCE, %", ".2f", 100),
-)
+TABLE = Table.of("patch", "sample-size")
 
 
 def patch_samples(run: Run) -> Suite:
@@ -44,8 +39,8 @@ def patch_samples(run: Run) -> Suite:
         "sample-size",
         words,
         measure=partial(by_sample_size, specs=table.specs),
-        tables=(Table(by=("method", "samples"), columns=COLUMNS),),
-        plot=partial(plot_curves, x="samples", columns=(COLUMNS[1], COLUMNS[2]), log=True),
+        tables=(TABLE,),
+        plot=partial(plot_curves, x="samples", columns=TABLE.some("top1", "ece"), log=True),
         specs=table.specs,
     )
     return Suite(paper=PAPER, studies=(table, sizes))

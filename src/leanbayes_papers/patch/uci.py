@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ COLUMNS = (Column("rmse", "RMSE", "#.4g", sign=-1), Column("lpd", "LPD", "#.4g",
 KINDS = ("worse", "equal", "better")
 
 
-def against(column: Column, records: Sequence[Record]) -> Literal["worse", "equal", "better"]:
+def against(column: Column, records: Sequence[Record]) -> str:
     """Compare the splits of a cell with the paper: equal within 2 sqrt(sem^2 + sem'^2) + 0.005."""
     ours, paper = column.estimate(records), PRINTED[records[0]["data"], records[0]["method"]][column.name]
     assert ours is not None

@@ -18,7 +18,7 @@ from torch import nn, Tensor
 import leanbayes as lb
 from leanbayes.runtime._files import write_text
 from leanbayes.runtime.passes import components_of
-from leanbayes_papers.harness import Column, plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness import plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.rank1 import networks as nets
 from leanbayes_papers.rank1 import PAPER
 
@@ -31,13 +31,6 @@ FIGURES = {
 }
 FILE = "checkpoints.json"
 ROWS = 2000  # rows of the test set, and of the training set, on which a checkpoint is evaluated
-NLL = Column("test nll", "test NLL", ".4f")
-COMPONENTS = (NLL, Column("component nll", "of a component", ".4f"), Column("train nll", "training NLL", ".4f"))
-DIVERSITY = (
-    Column("test disagreement", "disagreement / error"),
-    Column("test accuracy", "accuracy, %", ".2f", 100),
-    NLL,
-)
 
 
 def rank1_ablations(run: Run) -> Suite:
@@ -47,8 +40,8 @@ def rank1_ablations(run: Run) -> Suite:
         Study.of("rank1", figure).compared({name: made[label] for name, label in labels.items()}, MEASURES)
         for figure, labels in FIGURES.items()
     )
-    pairs = (("components", "rank1-mixture", COMPONENTS), ("disagreement", "batch_ensemble", DIVERSITY))
-    figures = (_figure(kind, (made["rank1-both"], made[other]), columns) for kind, other, columns in pairs)
+    pairs = (("components", "rank1-mixture"), ("disagreement", "batch_ensemble"))
+    figures = (_figure(kind, (made["rank1-both"], made[other])) for kind, other in pairs)
     return Suite(paper=PAPER, studies=(*tables, *figures))
 
 
@@ -64,16 +57,11 @@ def specs(run: Run) -> dict[str, TrainingSpec]:
     return made | {"batch_ensemble": replace(nets.batch_ensemble(run), watch=Checkpoints)}
 
 
-def _figure(kind: str, specs: tuple[TrainingSpec, ...], columns: tuple[Column, ...]) -> Study:
+def _figure(kind: str, specs: tuple[TrainingSpec, ...]) -> Study:
     """Return a study of checkpoints: the last epoch as a table, all epochs as curves."""
-    return Study.of(
-        "rank1",
-        kind,
-        measure=partial(checkpoints, specs=specs),
-        tables=(Table(by=("method",), columns=columns, derive=last_epoch),),
-        plot=partial(plot_curves, x="epoch", columns=columns),
-        specs=specs,
-    )
+    table = Table.of("rank1", kind, derive=last_epoch)
+    plot = partial(plot_curves, x="epoch", columns=table.columns)
+    return Study.of("rank1", kind, measure=partial(checkpoints, specs=specs), tables=(table,), plot=plot, specs=specs)
 
 
 def last_epoch(records: list[Record]) -> list[Record]:

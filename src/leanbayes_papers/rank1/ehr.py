@@ -20,7 +20,7 @@ import leanbayes as lb
 from leanbayes.compare.job import KL_EPOCHS
 from leanbayes.data import DataSet
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import Column, plot_rows, printed, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness import plot_rows, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.rank1 import PAPER
 
 DATA, NET, QUICK_ROWS = "physionet2012", "lstm-ehr", 256
@@ -42,21 +42,8 @@ CAUCHY = lb.Rank1(components=4, posterior="cauchy", prior="cauchy", prior_std=0.
 BATCH_ENSEMBLE = lb.BatchEnsemble(components=4, init_spread=0.1)
 # Scikit-learn's C of the logistic regression: the best of 1e-3, 3e-3, 1e-2 and 1e-1 on held-out stays of set a.
 INVERSE_PENALTY = 3e-3
-MEASURES = (
-    Column("nll", "NLL", ".4f", sign=-1),
-    Column("aupr", "AUC-PR", ".3f", sign=1),
-    Column("ece", "ECE", ".4f", sign=-1),
-)
-COLUMNS = tuple(
-    replace(column, name=f"{part} {column.name}", head=f"{part} {column.head}")
-    for part in ("set b", "set c")
-    for column in MEASURES
-)
-TABLE = Table(
-    by=("method",),
-    columns=(*COLUMNS, Column("parameters", "parameters", ",.0f", error="")),
-    paper={(name,): row for name, row in printed("rank1", "table4").items()},
-)
+TABLE = Table.of("rank1", "ehr")
+COLUMNS = TABLE.columns[:-1]  # without the number of parameters
 GAINS = Table.of_gains("method", DETERMINISTIC, COLUMNS, title="Gains over the deterministic network of the same seed")
 
 Conversion = tuple[Method, tuple[str, ...]]

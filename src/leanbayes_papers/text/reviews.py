@@ -21,7 +21,7 @@ from leanbayes.compare.job import KL_EPOCHS
 from leanbayes.data import DataSet, Split
 from leanbayes.data.upstream.polarity import BEGIN, PADDING, UNKNOWN
 from leanbayes.methods._base import Method
-from leanbayes_papers.harness import Column, plot_rows, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness import plot_rows, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.rank1.ehr import _file, cached_scores, ensemble_scores, parameters
 
 DATA, NET, QUICK_ROWS = "rt-polarity", "bert-2-64", 256
@@ -54,33 +54,10 @@ With all of its KL, a mean field of 584,384 weights learns nothing from 8,530 se
 COVERAGES = tuple(k / 20 for k in range(2, 21))  # shares of the sentences, the surest first, whose accuracy is measured
 # Scikit-learn's C of the logistic regression: the best of 1, 3, 10, 20, 30 and 100 by validation NLL.
 INVERSE_PENALTY = 10.0
-COLUMNS = (
-    Column("accuracy", "accuracy, %", ".1f", 100, 1),
-    Column("nll", "NLL", ".4f", sign=-1),
-    Column("brier", "Brier", ".4f", sign=-1),
-    Column("ece", "ECE", ".4f", sign=-1),
-    Column("tempered", "NLL, best temperature", ".4f", sign=-1),
-    Column("errors", "AUROC of errors", ".3f", sign=1),
-    Column("surest 80 %", "accuracy of the surest 80 %", ".1f", 100, 1),
-    Column("surest 50 %", "of the surest 50 %", ".1f", 100, 1),
-)
-OOD = {"random words": "random words", "shuffled": "shuffled words"}
-SCORES = {"entropy": "entropy", "mutual_information": "mutual information"}
-TABLE = Table(by=("method",), columns=(*COLUMNS, Column("parameters", "parameters, ratio", ".3f", error="")))
+TABLE = Table.of("text", "reviews")
+COLUMNS = TABLE.columns[:-1]  # without the number of parameters
 GAINS = Table.of_gains("method", DETERMINISTIC, COLUMNS, title="Gains over the deterministic encoder of the same seed")
-OOD_TABLE = Table(
-    title="Out-of-distribution sentences: AUROC of telling them from test sentences",
-    by=("method",),
-    columns=(
-        Column("epistemic", "mutual information on test sentences", ".4f"),
-        *(
-            Column(f"{where} {score}", f"{name} by {by}", ".3f")
-            for where, name in OOD.items()
-            for score, by in SCORES.items()
-        ),
-    ),
-    derive=lambda records: [record for record in records if "epistemic" in record],
-)
+OOD_TABLE = Table.of("text", "ood", derive=lambda records: [record for record in records if "epistemic" in record])
 LEGEND = (
     "Mean ± standard error over seeds. Networks of one seed begin with the same weights and see the same sentences. "
     "Brier is the squared error, summed over classes."

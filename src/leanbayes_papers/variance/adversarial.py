@@ -22,20 +22,7 @@ STEPS = {"quick": 5, "short": 30, "full": 30}
 STEP_SIZE = {"quick": 8.0, "short": 0.5, "full": 0.5}
 IMAGES = {"quick": 50, "short": 1000, "full": 10_000}
 CURVES = ("success", "entropy", "accuracy")
-TABLE = Table(
-    by=("method",),
-    columns=(
-        Column("success half", "success half-way, %", ".1f", 100),
-        Column("success end", "in the end, %", ".1f", 100),
-        Column("entropy clean", "entropy, clean"),
-        Column("entropy most", "at most"),
-        Column("entropy end", "in the end"),
-        Column("accuracy clean", "accuracy, clean, %", ".1f", 100),
-        Column("accuracy half", "half-way, %", ".1f", 100),
-        Column("accuracy end", "in the end, %", ".1f", 100),
-    ),
-    derive=lambda records: summary(records),
-)
+TABLE = Table.of("variance", "adversarial", derive=lambda records: summary(records))
 
 
 def variance_adversarial(run: Run) -> Suite:

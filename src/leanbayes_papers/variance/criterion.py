@@ -7,6 +7,7 @@ training rows and multiplied up to all of them, so that the paper's threshold of
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes_papers.harness import Column, Data, plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness import Data, plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.harness.charts import new_figure, save_figure, SMALL
 from leanbayes_papers.variance import networks as nets
 from leanbayes_papers.variance import PAPER
@@ -26,29 +27,16 @@ CURVATURE_ROWS = {"quick": 50, "short": 1000, "full": 1000}
 CLASSES = 10
 # Share of the way from its best accuracy to a guess after which the deterministic procedure counts as falling.
 FALLEN = 0.25
-ACCURACIES = (
-    Column("deterministic", "deterministic, %", ".1f", 100),
-    Column("ensemble", "ensemble, %", ".1f", 100),
-)
-EPOCHS = Table(
-    by=("phase", "epoch"),
-    columns=(
-        *ACCURACIES,
-        Column("log_alpha", "log alpha by layer", text=lambda rows: _join(rows[0], "log_alpha", ".1f")),
-        Column("sampled", "weights above kappa_0", text=lambda rows: _join(rows[0], "sampled", ",.0f")),
-    ),
-    derive=lambda records: around(records),
-)
-SWEEP = Table(
-    by=("kappa",),
-    columns=(
-        Column("share", "weights below, %", ".2f", 100),
-        Column("compression", "compression", ".1f"),
-        Column("mean", "as means, %", ".1f"),
-        Column("zero", "as zeros, %", ".1f"),
-    ),
-)
-REFERENCES = Table(by=("network",), columns=(Column("accuracy", "accuracy, %", ".1f"),), title="All weights")
+
+
+def _join(name: str, form: str, rows: Sequence[Record]) -> str:
+    return ", ".join(f"{value:{form}}" for value in rows[0].get(name, {}).values()) or "-"
+
+
+TEXTS = {"log_alpha": partial(_join, "log_alpha", ".1f"), "sampled": partial(_join, "sampled", ",.0f")}
+EPOCHS = Table.of("variance", "epochs", TEXTS, derive=lambda records: around(records))
+ACCURACIES = EPOCHS.some("deterministic", "ensemble")
+SWEEP, REFERENCES = Table.of("variance", "sweep"), Table.of("variance", "references")
 
 
 def variance_criterion(run: Run) -> Suite:
@@ -176,7 +164,3 @@ def plot_criterion(records: list[Record], path: Path) -> None:
 
 def _accuracy(p: Tensor, y: Tensor) -> float:
     return float(lb.metrics.accuracy(p, y.to(p.device)))
-
-
-def _join(row: Record, name: str, form: str) -> str:
-    return ", ".join(f"{value:{form}}" for value in row.get(name, {}).values()) or "-"

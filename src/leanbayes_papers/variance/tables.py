@@ -95,17 +95,7 @@ VERSIONS = {
     "Student prior": lb.VarianceLayers(prior="student"),
     "ARD prior": lb.VarianceLayers(prior="ard"),
 }
-TABLE2 = Table(
-    by=("method",),
-    columns=(
-        Column("elbo", "ELBO, nats", ".3g"),
-        Column("kl", "KL", ".3g"),
-        Column("nll", "NLL", ".4f"),
-        Column("deterministic", "deterministic, %", ".1f"),
-        Column("ensemble", "ensemble, %", ".1f"),
-    ),
-    paper={(name,): row for name, row in printed("variance", "table2").items()},
-)
+TABLE2 = Table.of("variance", "table2")
 
 
 def variance_parameterizations(run: Run) -> Suite:
