@@ -1,4 +1,4 @@
-"""What papers print, read from `numbers.toml` in the folder of each paper: numbers of tables, titles and claims.
+"""Read `numbers.toml` of a paper: the numbers that it prints, titles and claims of our studies, columns of our tables.
 
 A table has `columns`, a list of names, and `rows`, one string of numbers for each row. A number is written as the paper
 prints it: "0.120", "6.72±0.06", or "-" where there is none. A study has a `title` and the paper's `claim`.
