@@ -26,28 +26,16 @@ from leanbayes_papers.variance.adversarial import variance_adversarial
 from leanbayes_papers.variance.criterion import variance_criterion
 from leanbayes_papers.variance.tables import variance_parameterizations, variance_table1
 
-SUITES: dict[str, SuiteOf] = {
-    "rank1-cifar": rank1_cifar,
-    "rank1-ablations": rank1_ablations,
-    "rank1-ehr": rank1_ehr,
-    "implicit-cifar": implicit_cifar,
-    "implicit-complexity": implicit_complexity,
-    "implicit-noise": implicit_noise,
-    "implicit-pretrained": implicit_pretrained,
-    "patch-uci": patch_uci,
-    "patch-overhead": patch_overhead,
-    "patch-samples": patch_samples,
-    "variance-table1": variance_table1,
-    "variance-parameterizations": variance_parameterizations,
-    "variance-criterion": variance_criterion,
-    "variance-adversarial": variance_adversarial,
-    "nested-widths": nested_widths,
-    "nested-limited": nested_limited,
-    "nested-student": nested_student,
-    "nested-annotators": nested_annotators,
-    "nested-generation": nested_generation,
-    "text-reviews": text_reviews,
-}  # suites by name: functions of a `Run`; the first line of their docstrings says what they repeat
+_SUITES: tuple[SuiteOf, ...] = (
+    *(rank1_cifar, rank1_ablations, rank1_ehr),
+    *(implicit_cifar, implicit_complexity, implicit_noise, implicit_pretrained),
+    *(patch_uci, patch_overhead, patch_samples),
+    *(variance_table1, variance_parameterizations, variance_criterion, variance_adversarial),
+    *(nested_widths, nested_limited, nested_student, nested_annotators, nested_generation),
+    text_reviews,
+)
+# Suites by name, such as "rank1-cifar": functions of a `Run`; their docstrings begin with what they repeat.
+SUITES: dict[str, SuiteOf] = {suite.__name__.replace("_", "-"): suite for suite in _SUITES}
 
 
 def run_suite(options: Any, out: Path) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
+import leanbayes_papers
 from leanbayes_papers import SUITES
 from leanbayes_papers.harness import Column, Printed, printed, Run, Suite, Table, TrainingSpec
 from leanbayes_papers.harness.numbers import _row
@@ -57,6 +59,14 @@ def test_the_first_line_of_a_suite_says_what_it_repeats(name):
     line = SUITES[name].__doc__.splitlines()[0]
     assert line.endswith(".")
     assert "Table" in line or "Figure" in line
+
+
+def test_the_readme_lists_every_suite_and_file():
+    package = Path(leanbayes_papers.__file__).parent
+    readme = (package / "README.md").read_text()
+    assert [name for name in SUITES if f"| {name} |" not in readme] == []
+    files = {suite.__module__.removeprefix("leanbayes_papers.").replace(".", "/") + ".py" for suite in SUITES.values()}
+    assert [file for file in files if f"| {file} |" not in readme] == []
 
 
 def test_quick_budgets_are_small(tmp_path):

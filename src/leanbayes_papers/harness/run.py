@@ -57,6 +57,12 @@ class Run:
         channels_last = self.precision != "32-true" and self.torch_device.type == "cuda"
         return replace(recipe, accelerator=self.device, precision=self.precision, channels_last=channels_last)
 
+    def recipe_of(self, paper: str, name: str, **changes: Any) -> lb.Recipe:
+        """Return a recipe of the paper's numbers.toml: common fields, those of the budget, and `changes`."""
+        found = numbers(paper)["recipes"][name]
+        common = {key: tuple(v) if isinstance(v, list) else v for key, v in found.items() if not isinstance(v, dict)}
+        return self.recipe(lb.Recipe(**common | found.get(self.budget, {}) | changes))
+
     def spec(
         self, name: str, data: str, net: str, recipe: lb.Recipe, *, quick_rows: int, **fields: Any
     ) -> TrainingSpec:
@@ -133,10 +139,6 @@ class Run:
         return found if isinstance(found, dict) and valid(found) else None
 
 
-def _nothing(run: Run) -> list[Record]:
-    return []
-
-
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """A table or figure of a paper; its files are `OUT/studies/NAME.json` and `.svg`."""
@@ -144,7 +146,7 @@ class Study:
     name: str
     title: str
     claim: str  # the paper's statement, in a sentence
-    measure: Callable[..., list[Record]] = _nothing
+    measure: Callable[..., list[Record]] = lambda run: []
     tables: tuple[Table, ...] = ()
     plot: Callable[[list[Record], Path], None] | None = None
     specs: tuple[TrainingSpec, ...] = ()  # networks that `leanbayes compare` trains first
@@ -236,7 +238,6 @@ def _corrupted(name: str, scale: float = 1.0) -> Callable[[Json], float | None]:
 
 
 def _parameters(result: Json) -> float | None:
-    """Return millions of parameters: those of the plain network and those that the method adds."""
     counts = [number(result.get("cost", {}).get(name)) for name in ("parameters", "extra_parameters")]
     return None if None in counts else sum(count or 0.0 for count in counts) / 1e6
 

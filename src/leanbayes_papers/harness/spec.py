@@ -38,11 +38,6 @@ def build_network(spec: TrainingSpec, data: DataSet) -> nn.Module:
     return net if spec.method is None else lb.convert(net, spec.method, likelihood=lb.Categorical())
 
 
-def training_rows(data: DataSet, seed: int) -> Any:
-    """Return inputs and targets of the training split."""
-    return data.prepared(data.train)
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
     """A network and its training. Seeds come from the run."""
@@ -56,7 +51,7 @@ class TrainingSpec:
     evaluation: EvaluationSpec | None = None  # if given, `leanbayes compare` trains and evaluates the network
     load: Callable[[DataSpec], Any] = load_data
     build: Callable[[TrainingSpec, Any], nn.Module] = build_network  # the untrained model
-    rows: Callable[[Any, int], Any] = training_rows  # the training rows of a seed
+    rows: Callable[[Any, int], Any] = lambda data, seed: data.prepared(data.train)  # of a seed
     watch: Callable[[TrainingSpec, Path, Any, Any], Any] | None = None  # callback of `fit` from folder, data and run
 
     def make(self, data: Any, seed: int) -> nn.Module:

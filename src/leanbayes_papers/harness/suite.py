@@ -136,11 +136,7 @@ class Outcome:
 
 
 def run_suite(name: str, suite: Suite, run: Run) -> Outcome:
-    """Run everything that a suite has data for; remarks name what failed.
-
-    Raises:
-        ValueError: if none of the data sets is here.
-    """
+    """Run everything that a suite has data for; remarks name what failed."""
     suite, remarks = present(suite, run)
     jobs = _ordered([job for study in suite.studies for job in study.jobs(run.seeds)])
     watched = {spec.name: spec for study in suite.studies for spec in study.specs if spec.watch is not None}
@@ -185,14 +181,12 @@ def present(suite: Suite, run: Run) -> tuple[Suite, list[str]]:
 
 
 def _ordered(jobs: Sequence[Job]) -> list[Job]:
-    """Return distinct jobs; those that share data, network and evaluation are next to each other and share loading."""
     distinct = list(dict.fromkeys(jobs))
     groups = list(dict.fromkeys((job.source, job.net, job.judging) for job in distinct))
     return sorted(distinct, key=lambda job: groups.index((job.source, job.net, job.judging)))
 
 
 def _remedy(name: str) -> str:
-    """Return how to get a data set; the loader of annotated sets names the files that it needs."""
     if name in {row.name for row in lb.data.describe_annotated(None)}:
         return f"`leanbayes.data.load_annotated({name!r})` says where to get it"
     return f"`leanbayes data prepare {name}` fetches it"

@@ -48,16 +48,8 @@ def spec(run: Run, name: str, data: str, net: str) -> TrainingSpec:
     weight after two thirds of the epochs, in the paper 200 of 300.
     """
     tuned = {field: number.value for field, number in printed("implicit", "table2")[f"{data} {net}"].items()}
-    epochs = run.pick(quick=4, short=40, full=300)
-    recipe = lb.Recipe(
-        epochs=epochs,
-        batch_size=run.pick(quick=64, short=256, full=128),
-        lr=tuned["lr"] * run.pick(quick=0.5, short=1.0, full=1.0),
-        weight_decay=tuned["weight_decay"],
-        schedule="linear",
-        anneal_epochs=round(2 * epochs / 3),
-        augment="crop_flip",
-    )
+    lr = tuned["lr"] * run.pick(quick=0.5, short=1.0, full=1.0)
+    recipe = run.recipe_of("implicit", "cifar", lr=lr, weight_decay=tuned["weight_decay"])
     components = int(name.removeprefix("iBNN-")) if name.startswith("iBNN-") else 0
     label, method = BASELINES.get(name, (f"implicit-k{components}", None))
     if components:

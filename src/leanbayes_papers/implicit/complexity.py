@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import nn, Tensor
@@ -35,6 +34,18 @@ ROWS = 1000  # rows of each split on which a point of the plane is evaluated
 MARGIN = 0.3  # margin of the map beyond the outermost component, as a share of the width
 
 
+def _range(records: Sequence[Record]) -> str:
+    errors = [100 * record["test error"] for record in records]
+    return f"{errors[0]:.2f}" if len(errors) == 1 else f"{min(errors):.2f} to {max(errors):.2f}"
+
+
+POINTS = Table(
+    by=("point",),
+    columns=(Column("test error", "test error, %", text=_range),),
+    derive=lambda records: [record for record in records if record["point"] not in ("grid", "plane")],
+)
+
+
 def implicit_complexity(run: Run) -> Suite:
     """Implicit nodes and mean field on growing networks; K from 4 to 32; components (Figures 1, 2, 4, Table 6)."""
     nets = list(WIDTHS)[: run.pick(quick=3, short=4, full=4)]
@@ -44,22 +55,12 @@ def implicit_complexity(run: Run) -> Suite:
         f"{name}, {WIDTHS[net]}": made[net] for net in nets for name, made in (("iBNN", nodes), ("BNN-VI", weights))
     }
     both = (*nodes.values(), *weights.values())
-    growth = Study.of(
-        "implicit",
-        "growth",
-        measure=partial(errors_by_size, specs=both),
-        tables=(GROWTH,),
-        plot=partial(plot_curves, x="parameters", columns=GROWTH.columns, log=True),
-        specs=both,
-    )
-    components = Study.of(
-        "implicit",
-        "components",
-        measure=partial(map_components, spec=nodes["lenet"]),
-        tables=(Table(by=("point",), columns=(Column("test error", "test error, %", text=_range),), derive=_no_grid),),
-        plot=plot_map,
-        specs=(nodes["lenet"],),
-    )
+    measured = partial(errors_by_size, specs=both)
+    plot = partial(plot_curves, x="parameters", columns=GROWTH.columns, log=True)
+    growth = Study.of("implicit", "growth", measure=measured, tables=(GROWTH,), plot=plot, specs=both)
+    one = (nodes["lenet"],)
+    mapped = partial(map_components, spec=one[0])
+    components = Study.of("implicit", "components", measure=mapped, tables=(POINTS,), plot=plot_map, specs=one)
     table = Study.of("implicit", "figure4").compared(rows, (*MEASURES, "parameters"))
     cubed = Study.of("implicit", "x-cubed", measure=measure_x_cubed, tables=(X_CUBED,), plot=plot_x_cubed)
     return Suite(paper=PAPER, studies=(table, sizes(run), growth, components, cubed))
@@ -81,16 +82,7 @@ def sizes(run: Run) -> Study:
 
 def lenet(run: Run, net: str, name: str, method: Method) -> TrainingSpec:
     """Return a LeNet on Fashion-MNIST; the paper does not give its recipe."""
-    epochs = run.pick(quick=5, short=30, full=100)
-    recipe = lb.Recipe(
-        epochs=epochs,
-        optimizer="adam",
-        lr=1e-3,
-        posterior_lr=1e-2,
-        weight_decay=0.0,
-        anneal_epochs=round(epochs / 2),
-        batch_size=run.pick(quick=64, short=128, full=128),
-    )
+    recipe = run.recipe_of("implicit", "lenet")
     evaluation = run.evaluation(run.pick(quick=16, short=40, full=40), 1000)
     return run.spec(name, "fashion-mnist", net, recipe, quick_rows=2000, method=method, evaluation=evaluation)
 
@@ -112,28 +104,15 @@ def errors_by_size(run: Run, *, specs: Sequence[TrainingSpec]) -> list[Record]:
 # ------------------------------------------------------------------------------------ the map of components
 
 
-class Plane(NamedTuple):
-    """The plane of the first two principal components of some points."""
+def plane_of(points: Tensor) -> tuple[Tensor, Tensor, list[float]]:
+    """Return the plane of the first two principal components of points (K, P), K >= 3.
 
-    centre: Tensor  # mean of the points (P,)
-    axes: Tensor  # two orthonormal directions (2, P)
-    explained: list[float]  # their shares of the variance
-
-    def coordinates(self, points: Tensor) -> Tensor:
-        """Project points (..., P) onto the plane (..., 2)."""
-        return (points - self.centre) @ self.axes.T
-
-    def point(self, coordinates: Tensor) -> Tensor:
-        """Return the point (P,) of the plane with these coordinates (2,)."""
-        return self.centre + coordinates @ self.axes
-
-
-def plane_of(points: Tensor) -> Plane:
-    """Return the plane of the first two principal components of points (K, P), K >= 3."""
+    It has a centre (P,), two orthonormal axes (2, P), and their shares of the variance.
+    """
     centre = points.mean(0)
     _, sizes, axes = torch.linalg.svd(points - centre, full_matrices=False)
     shares = sizes.square() / sizes.square().sum()
-    return Plane(centre, axes[:2], shares[:2].tolist())
+    return centre, axes[:2], shares[:2].tolist()
 
 
 def map_components(run: Run, *, spec: TrainingSpec) -> list[Record]:
@@ -141,12 +120,12 @@ def map_components(run: Run, *, spec: TrainingSpec) -> list[Record]:
     model, experiment, _ = run.train(spec, run.seeds[0])
     shared = strip(model)
     weights = torch.stack([_flat(lb.mean(model, component=k)) for k in range(components_of(model))])
-    plane = plane_of(weights)
-    dots, star = plane.coordinates(weights), plane.coordinates(_flat(shared))
+    centre, axes, explained = plane_of(weights)
+    dots, star = ((points - centre) @ axes.T for points in (weights, _flat(shared)))
     ticks = [_ticks(torch.cat([dots[:, axis], star[axis, None]]), GRID[run.budget]) for axis in (0, 1)]
     rows = _rows(experiment)
     grid = [
-        {"point": "grid", "x": float(x), "y": float(y)} | _at(shared, plane.point(torch.stack([x, y])), rows)
+        {"point": "grid", "x": float(x), "y": float(y)} | _at(shared, centre + torch.stack([x, y]) @ axes, rows)
         for y in ticks[1]
         for x in ticks[0]
     ]
@@ -160,18 +139,9 @@ def map_components(run: Run, *, spec: TrainingSpec) -> list[Record]:
         *components,
         {"point": "shared weights", "x": float(star[0]), "y": float(star[1])} | _at(strip(model), None, test),
         {"point": "averaged prediction"} | average,
-        {"point": "plane", "explained": plane.explained},
+        {"point": "plane", "explained": explained},
         *grid,
     ]
-
-
-def _no_grid(records: list[Record]) -> list[Record]:
-    return [record for record in records if record["point"] not in ("grid", "plane")]
-
-
-def _range(records: Sequence[Record]) -> str:
-    errors = [100 * record["test error"] for record in records]
-    return f"{errors[0]:.2f}" if len(errors) == 1 else f"{min(errors):.2f} to {max(errors):.2f}"
 
 
 def plot_map(records: list[Record], path: Path) -> None:
@@ -225,7 +195,7 @@ def _ticks(values: Tensor, count: int) -> Tensor:
 
 # ------------------------------------------------------------------------------------ the regression y = x^3
 
-POINTS, EDGE, NOISE, WIDTH = 30, 4.0, 3.0, 256
+COUNT, EDGE, NOISE, WIDTH = 30, 4.0, 3.0, 256
 X_UNIT, Y_UNIT = EDGE / 3**0.5, EDGE**3 / 7**0.5  # standard deviations of x and of x^3 on [-4, 4]
 X_CUBED_METHODS: dict[str, Method] = {
     "mean field": lb.MeanField(prior_std=1.0, init_std=0.01),
@@ -253,8 +223,8 @@ def measure_x_cubed(run: Run) -> list[Record]:
 def points(seed: int) -> tuple[Tensor, Tensor]:
     """Draw the data of a seed: x (30, 1) and y = x^3 + noise (30, 1)."""
     generator = torch.Generator().manual_seed(seed)
-    x = (2 * torch.rand(POINTS, 1, generator=generator, device=generator.device) - 1) * EDGE
-    return x, x**3 + NOISE * torch.randn(POINTS, 1, generator=generator, device=generator.device)
+    x = (2 * torch.rand(COUNT, 1, generator=generator, device=generator.device) - 1) * EDGE
+    return x, x**3 + NOISE * torch.randn(COUNT, 1, generator=generator, device=generator.device)
 
 
 def fitted(
@@ -271,17 +241,7 @@ def fitted(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(start)
         model = lb.convert(lb.models.MLP(1, 1, hidden=(WIDTH,) * depth), method)
-        recipe = lb.Recipe(
-            epochs=steps,
-            batch_size=len(x),
-            optimizer="adam",
-            lr=1e-3,
-            posterior_lr=1e-2,
-            weight_decay=0.0,
-            tile=True,
-            accelerator="cpu",
-            seed=start,
-        )
+        recipe = Run(device="cpu").recipe_of("implicit", "x-cubed", epochs=steps, seed=start)
         lb.fit(model, (x / X_UNIT, y / Y_UNIT), recipe, likelihood=likelihood, progress=False)
     p = lb.predict(model, grid / X_UNIT, likelihood, samples=64)
     mean, std = p.mean * Y_UNIT, p.epistemic.sqrt() * Y_UNIT

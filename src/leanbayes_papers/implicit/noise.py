@@ -29,19 +29,10 @@ def implicit_noise(run: Run) -> Suite:
     """Predictive entropy of implicit nodes and MC dropout as images turn into noise (Figure 8)."""
     tables = {data: table(run, "networks", data, NET, NAMES) for data in ("cifar10", "cifar100")}
     plot = partial(plot_curves, x="strength", by=("noise", "method"), columns=ENDS.columns)
-    figures = (
-        Study.of(
-            "implicit",
-            "noise",
-            {"set": data},
-            name=f"noise-{data}",
-            measure=partial(measure, specs=known.specs),
-            tables=(ENDS,),
-            plot=plot,
-            specs=known.specs,
-        )
-        for data, known in tables.items()
-    )
+    figures = []
+    for data, known in tables.items():
+        fields = {"measure": partial(measure, specs=known.specs), "specs": known.specs, "name": f"noise-{data}"}
+        figures.append(Study.of("implicit", "noise", {"set": data}, tables=(ENDS,), plot=plot, **fields))
     return Suite(paper=PAPER, studies=(*tables.values(), *figures))
 
 

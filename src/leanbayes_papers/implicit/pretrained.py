@@ -22,9 +22,6 @@ from leanbayes.methods._base import Method
 from leanbayes_papers.harness import plot_rows, printed, Record, Run, Study, Suite, Table, Trained, TrainingSpec
 from leanbayes_papers.implicit import PAPER
 
-EPOCHS = 15
-WEIGHT_RATE, POSTERIOR_RATE = 1e-4, 0.2
-MILESTONES = (6, 7, 8, 9)  # epochs at which the rate of the posterior falls, to a quarter in all: 0.05
 LARGER_RATE = 0.02  # rate of the control that trains the plain network further at a usual rate
 PATCH_RATE = 0.02
 SAMPLES = {"quick": 16, "short": 16, "full": 80}
@@ -45,42 +42,23 @@ def implicit_pretrained(run: Run) -> Suite:
     """Error, NLL and ECE of a trained network before and after 15 epochs with implicit nodes (Table 7)."""
     data = run.pick(quick="digits", short="fashion-mnist", full="cifar10")
     plain = plain_network(run, data)
-    study = Study.of(
-        "implicit",
-        "pretrained",
-        {"data": data, "net": plain.net},
-        measure=partial(measure, plain=plain, specs=continued(run, plain)),
-        tables=(TABLE, GAINS),
-        plot=partial(plot_rows, table=replace(TABLE, columns=COLUMNS, paper={})),
-    )
+    measured = partial(measure, plain=plain, specs=continued(run, plain))
+    plot = partial(plot_rows, table=replace(TABLE, columns=COLUMNS, paper={}))
+    words = {"data": data, "net": plain.net}
+    study = Study.of("implicit", "pretrained", words, measure=measured, tables=(TABLE, GAINS), plot=plot)
     return Suite(paper=PAPER, studies=(study,), legend=LEGEND)
 
 
 def plain_network(run: Run, data: str) -> TrainingSpec:
     """Return the network that is trained first, by the usual recipe of its data."""
-    recipe = lb.Recipe(
-        epochs=run.pick(quick=15, short=20, full=100),
-        batch_size=run.pick(quick=32, short=128, full=128),
-        lr=run.pick(quick=0.05, short=0.05, full=0.1),
-        warmup_epochs=1,
-        augment=run.pick(quick="none", short="none", full="crop_flip"),
-    )
+    recipe = run.recipe_of("implicit", "plain")
     made = run.spec(f"{data}-plain", data, run.pick(quick="mlp", short="lenet", full="resnet50"), recipe, quick_rows=0)
     return replace(made, source=replace(made.source, train_rows=run.pick(quick=0, short=10_000, full=0)))
 
 
 def continued(run: Run, plain: TrainingSpec) -> dict[str, TrainingSpec]:
     """Return every way to continue the training of the plain network, by its name in the table."""
-    recipe = lb.Recipe(
-        epochs=EPOCHS,
-        batch_size=run.pick(quick=32, short=256, full=256),
-        lr=WEIGHT_RATE,
-        posterior_lr=POSTERIOR_RATE,
-        schedule="step",
-        milestones=MILESTONES,
-        decay=0.25 ** (1 / len(MILESTONES)),
-        augment=plain.recipe.augment,
-    )
+    recipe = run.recipe_of("implicit", "pretrained", decay=0.25 ** (1 / 4))
     larger = replace(recipe, lr=LARGER_RATE, schedule="cosine", batch_size=plain.recipe.batch_size)
 
     def made(name: str, method: Method | None = None, recipe: lb.Recipe = recipe) -> TrainingSpec:
@@ -94,7 +72,7 @@ def continued(run: Run, plain: TrainingSpec) -> dict[str, TrainingSpec]:
 
     frozen = replace(recipe, freeze=True)
     return {
-        f"SGD, {EPOCHS} epochs more": made("same-rate"),
+        f"SGD, {recipe.epochs} epochs more": made("same-rate"),
         f"SGD, more at {LARGER_RATE}": made("again", recipe=larger),
         **{f"iBNN-{k}": made(f"implicit-k{k}", lb.ImplicitNodes(components=k)) for k in (4, 8, 16)},
         "iBNN-4, weights frozen": made("implicit-k4-frozen", lb.ImplicitNodes(components=4), frozen),

@@ -187,7 +187,6 @@ def truth(images: AnnotatedImages) -> dict[str, float]:
 
 
 def _apart(masks: Tensor) -> Tensor:
-    """Return the mean distance 1 - IoU of two different masks (A, H, W) of one image; zero if there is but one."""
     people = len(masks)
     return (1 - iou(masks[:, None], masks[None])).sum() / max(1, people * (people - 1))
 
@@ -202,20 +201,17 @@ def _modes(frequencies: Tensor, probabilities: Tensor) -> dict[str, float]:
 
 
 def _marked(prediction: lb.Prediction) -> Tensor:
-    """Return the probabilities of the second of two classes, draw by draw (S, B, H, W)."""
     if prediction.samples is None or prediction.samples.shape[2] != 2:
         raise ValueError("expected a prediction of two classes with its samples, got another; keep the samples")
     return prediction.samples[:, :, 1]
 
 
 def _share(images: AnnotatedImages) -> float:
-    """Return the share of pixels that annotators mark."""
     exist = torch.arange(images.annotations.shape[1]) < images.annotators[:, None]
     return float(images.annotations[exist].double().mean())
 
 
 def _distances(masks: Tensor, images: AnnotatedImages, name: str) -> dict[str, float]:
-    """Return the mean energy distance of the first few samples, for each number of them."""
     annotations = images.annotations.transpose(0, 1).bool()
     distances = {n: energy_distance(masks[:n], annotations, annotators=images.annotators) for n in SAMPLES}
     return {f"{name} {count}": float(distance.mean()) for count, distance in distances.items()}

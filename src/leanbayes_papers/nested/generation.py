@@ -38,7 +38,6 @@ WIDTH, TREE_HEIGHT = 11.0, 4.0  # inches of the figure and of the tree in it
 
 
 def _errors(records: Sequence[Record]) -> list[float]:
-    """Return the mean over seeds of the error at every length."""
     return [sum(column) / len(records) for column in zip(*(record["errors"] for record in records), strict=True)]
 
 

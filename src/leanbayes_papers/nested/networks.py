@@ -15,7 +15,6 @@ from torch import nn, Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import leanbayes as lb
-from leanbayes.data import DataSet
 from leanbayes.methods._base import Method
 from leanbayes_papers.harness import Record, Run, Trained, TrainingSpec
 from leanbayes_papers.harness.spec import build_network
@@ -43,16 +42,9 @@ def fn3(data: str) -> lb.NestedDropout:
 
 def spec(run: Run, data: str, name: str, method: Method | None) -> TrainingSpec:
     """Return a network of the suites."""
-    common: dict[str, Any] = {"lr": 0.05, "posterior_lr": 0.05 * POSTERIOR_RATE, "weight_decay": 5e-4}
-    recipe = {
-        "digits": lb.Recipe(epochs=30, batch_size=50, **common),
-        "fashion-mnist": lb.Recipe(epochs=8, batch_size=100, **common),
-        "cifar10": lb.Recipe(epochs=90, batch_size=250, augment="crop_flip", **common | {"lr": 0.1}),
-    }[data]
-    if run.budget == "full":
-        steps: dict[str, Any] = {"schedule": "step", "milestones": (150, 300, 450)}
-        recipe = replace(recipe, epochs=600, batch_size=128, lr=0.1, posterior_lr=0.1 * POSTERIOR_RATE, **steps)
-    recipe = replace(recipe, anneal_epochs=round(ANNEALED * recipe.epochs))
+    recipe = run.recipe_of("nested", run.pick(quick=data, short=data, full="full"))
+    posterior_lr = (0.05 if run.budget != "full" else recipe.lr) * POSTERIOR_RATE
+    recipe = replace(recipe, posterior_lr=posterior_lr, anneal_epochs=round(ANNEALED * recipe.epochs))
     recipe = replace(recipe, compile=run.torch_device.type == "cuda")  # many small operations, else
     return run.spec(f"{data}-{name}", data, NETS[data], recipe, quick_rows=1000, method=method)
 
@@ -60,12 +52,8 @@ def spec(run: Run, data: str, name: str, method: Method | None) -> TrainingSpec:
 def individual(run: Run, data: str, width: float) -> TrainingSpec:
     """Return a Bayesian network of a fixed width (IBNN), trained on its own."""
     made = spec(run, data, f"ibnn-{width:g}", bn3(data, rescale=False))
-    return replace(made, options={"width": width}, build=build_narrow)
-
-
-def build_narrow(spec: TrainingSpec, data: DataSet) -> nn.Module:
-    """Return the untrained network, cut to a width."""
-    return lb.slim.narrow(build_network(spec, data), spec.options["width"])
+    options = {"width": width}
+    return replace(made, options=options, build=lambda spec, data: lb.slim.narrow(build_network(spec, data), width))
 
 
 class Evaluation:
@@ -114,7 +102,6 @@ class Evaluation:
 
 
 def _rows(prediction: lb.Prediction, chosen: Tensor) -> lb.Prediction:
-    """Return some rows of a prediction."""
     names = ("mean", "total", "aleatoric", "epistemic")
     return replace(prediction, samples=None, **{name: getattr(prediction, name)[chosen] for name in names})
 

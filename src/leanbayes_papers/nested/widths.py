@@ -18,16 +18,11 @@ TABLE = Table.of("nested", "widths")
 
 def nested_widths(run: Run) -> Suite:
     """Accuracy, calibration, out-of-distribution inputs by width: BN3, FN3, with temperatures, IBNN (Figure 10)."""
-    studies = (
-        study
-        for data in nets.DATA[run.budget]
-        for study in (
-            Study.of(
-                "nested", "widths", {"data": data, "ood": nets.OOD[data]}, measure=measure, tables=(TABLE,), plot=plot
-            ),
-            times(data),
-        )
-    )
+    studies: list[Study] = []
+    for data in nets.DATA[run.budget]:
+        words = {"data": data, "ood": nets.OOD[data]}
+        studies.append(Study.of("nested", "widths", words, measure=measure, tables=(TABLE,), plot=plot))
+        studies.append(times(data))
     return Suite(paper=PAPER, studies=tuple(studies))
 
 

@@ -34,15 +34,9 @@ def patch_samples(run: Run) -> Suite:
     words = {"set": one.source.name, "net": one.net, "note": note}
     measures = ("top5", "accuracy", "ece20")
     table = Study.of("patch", "table6", words).compared(specs, measures, printed("patch", "table6"))
-    sizes = Study.of(
-        "patch",
-        "sample-size",
-        words,
-        measure=partial(by_sample_size, specs=table.specs),
-        tables=(TABLE,),
-        plot=partial(plot_curves, x="samples", columns=TABLE.some("top1", "ece"), log=True),
-        specs=table.specs,
-    )
+    measured = partial(by_sample_size, specs=table.specs)
+    plot = partial(plot_curves, x="samples", columns=TABLE.some("top1", "ece"), log=True)
+    sizes = Study.of("patch", "sample-size", words, measure=measured, tables=(TABLE,), plot=plot, specs=table.specs)
     return Suite(paper=PAPER, studies=(table, sizes))
 
 
@@ -64,19 +58,10 @@ def place(run: Run) -> tuple[str, str]:
 
 
 def recipe(run: Run) -> lb.Recipe:
-    """Return the recipe of all rows; in full the paper's Adam, 400 epochs in batches of 256.
-
-    The paper adds 0.001 / 256 times the squared norm of all parameters to the loss, a weight decay of twice that.
-    """
-    if run.budget == "quick":
-        return run.recipe(lb.Recipe(epochs=6, batch_size=32, lr=0.1, weight_decay=1e-4))
+    """Return the recipe of all rows; in full the paper's Adam, 400 epochs in batches of 256."""
     if run.budget == "short":
         return run.recipe(recipe_of("short", kind="image", rows=50_000, augment="crop_flip"))
-    paper = lb.Recipe(
-        epochs=400, batch_size=256, optimizer="adam", lr=1e-3, schedule="constant", weight_decay=2 * 0.001 / 256,
-        augment="crop_flip",
-    )  # fmt: skip
-    return run.recipe(paper)
+    return run.recipe_of("patch", run.budget)
 
 
 def by_sample_size(run: Run, *, specs: tuple[TrainingSpec, ...]) -> list[Record]:

@@ -251,15 +251,7 @@ def run_cells(
 
 
 def _is_of(cell: Cell, run: Run, known: Record) -> bool:
-    """Return whether a file is of the same settings and data."""
     return known.get("settings") == cell.settings() and known.get("sha256") == lb.data.load(cell.data, run.root).sha256
-
-
-class Unit(NamedTuple):
-    """Mean and standard deviation (T,) of the targets of each split."""
-
-    mean: Tensor
-    std: Tensor
 
 
 class Splits(NamedTuple):
@@ -269,7 +261,8 @@ class Splits(NamedTuple):
     y: Tensor  # training targets (T, N), standardised
     x_test: Tensor  # test inputs (T, d, n), standardised
     y_test: Tensor  # test targets (T, n), in their own units
-    unit: Unit
+    mean: Tensor  # of the targets (T,)
+    std: Tensor  # of the targets (T,)
     sha256: str  # of the file
 
 
@@ -286,7 +279,7 @@ def load_splits(name: str, count: int, root: str | None, device: torch.device) -
         torch.cat([each.target_std for each in sets]),
     )
     x, y, x_test, y_test, mean, std = (tensor.to(device) for tensor in stacked)
-    return Splits(x, y, x_test, y_test, Unit(mean, std), sets[0].sha256)
+    return Splits(x, y, x_test, y_test, mean, std, sets[0].sha256)
 
 
 class Running:
@@ -314,12 +307,12 @@ class Running:
         x = splits.x_test.repeat_interleave(self.members, 0)
         draws = 1 if self.members > 1 else protocol.draws
         outputs = functions(net, x, draws=draws, members=self.members, generator=self.generator)
-        scores = score(outputs, splits.y_test, splits.unit, precision=protocol.precision)
+        scores = score(outputs, splits, precision=protocol.precision)
         return {
             "settings": self.cell.settings(),
             "sha256": splits.sha256,
             "scores": scores,
-            "target_std": splits.unit.std.tolist(),
+            "target_std": splits.std.tolist(),
             "steps": self.cell.steps,
             "train_seconds": round(trained, 3),
             "test_seconds": round(time.monotonic() - self.began - trained, 3),
@@ -333,10 +326,7 @@ class Running:
 def functions(
     net: BatchedRegression, x: Tensor, *, draws: int, members: int, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Yield draws of the outputs (S, T, n) at test inputs (T * members, d, n), a few at a time, all standardised.
-
-    Each group of `members` networks belongs to a split, and members are draws, too.
-    """
+    """Yield standardised draws (S, T, n) at inputs (T * members, d, n), a few at a time; members are draws, too."""
     nets, features, rows = x.shape
     widest = max(features, net.hidden_weight.shape[2])
     few = max(1, NUMBERS[x.device.type] // (nets * widest * rows))
@@ -346,12 +336,9 @@ def functions(
         yield outputs.view(-1, nets // members, members, rows).transpose(1, 2).flatten(0, 1)
 
 
-def score(outputs: Iterable[Tensor], y: Tensor, unit: Unit, *, precision: float) -> dict[str, list[float]]:
-    """Return `rmse`, `lpd` and `lpd_mixture` of every split.
-
-    Outputs are standardised draws (S, T, n) in any number of pieces; targets (T, n) have their own units.
-    """
-    y, centre, scale = y.double(), unit.mean.double().unsqueeze(-1), unit.std.double().unsqueeze(-1)
+def score(outputs: Iterable[Tensor], splits: Splits, *, precision: float) -> dict[str, list[float]]:
+    """Return `rmse`, `lpd` and `lpd_mixture` of every split; outputs are standardised draws (S, T, n) in pieces."""
+    y, centre, scale = splits.y_test.double(), splits.mean.double()[:, None], splits.std.double()[:, None]
     count, total, squares = 0, torch.zeros_like(y), torch.zeros_like(y)
     density = torch.full_like(y, -math.inf)
     for piece in outputs:

@@ -58,7 +58,6 @@ def specs(run: Run) -> dict[str, TrainingSpec]:
 
 
 def _figure(kind: str, specs: tuple[TrainingSpec, ...]) -> Study:
-    """Return a study of checkpoints: the last epoch as a table, all epochs as curves."""
     table = Table.of("rank1", kind, derive=last_epoch)
     plot = partial(plot_curves, x="epoch", columns=table.columns)
     return Study.of("rank1", kind, measure=partial(checkpoints, specs=specs), tables=(table,), plot=plot, specs=specs)

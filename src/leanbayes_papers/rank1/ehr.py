@@ -1,9 +1,8 @@
 """Table 4 of the rank-1 paper: deaths in intensive care, with PhysioNet 2012 in place of MIMIC-III.
 
-Every measurement is embedded by its variable and by the bin of its value, and an LSTM reads the sums hour by hour
-(`leanbayes.models.EHRNet`). Networks learn from set a and are evaluated on sets b and c. All are the same network,
-dropout included. Settings that the paper leaves open were chosen on 1,000 stays of set a that were left out of
-training; docs/results/ehr.md lists the trials.
+An LSTM reads embedded measurements hour by hour (`leanbayes.models.EHRNet`), the same in all rows, dropout included. It
+learns from set a; sets b and c evaluate it. Settings that the paper leaves open were chosen on 1,000 stays of set a
+that were left out of training; docs/results/ehr.md lists the trials.
 """
 
 from __future__ import annotations

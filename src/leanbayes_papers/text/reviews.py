@@ -1,9 +1,8 @@
 """Movie-review sentences: every method that converts a BERT, evaluated by its calibration and its uncertainty.
 
-No paper has this table. All rows share the encoder, its weights at the start, the recipe and the dropped words. The
-encoder is built from a configuration: nothing is downloaded. Words are dropped at random in training: with a vector for
-each of 8,000 words, the network would fit 8,530 sentences exactly. Settings were chosen on the validation sentences;
-docs/results/text.md lists the trials. Shapes: N sentences, T tokens.
+No paper has this table. All rows share the encoder, its weights at the start, the recipe and the dropped words: with a
+vector for each of 8,000 words, the network would fit 8,530 sentences exactly. Settings were chosen on the validation
+sentences; docs/results/text.md lists the trials. Shapes: N sentences, T tokens.
 """
 
 from __future__ import annotations
@@ -76,23 +75,16 @@ def text_reviews(run: Run) -> Suite:
 
 def specs(run: Run) -> dict[str, TrainingSpec]:
     """Return the encoders by the name of their row; the ensemble consists of deterministic ones."""
-    recipe = lb.Recipe(
-        epochs=run.pick(quick=2, short=5, full=5),
-        batch_size=64,
-        optimizer="adam",
-        lr=1e-3,
-        weight_decay=0.0,
-        clip_norm=1.0,
-    )
-    fields: dict[str, Any] = {"quick_rows": QUICK_ROWS, "build": build, "rows": _rows}
+    recipe = run.recipe_of("text", "encoder")
+    fields: dict[str, Any] = {
+        "quick_rows": QUICK_ROWS,
+        "build": build,
+        "rows": lambda data, seed: DroppedWords(data.train, seed),
+    }
     return {
         name: run.spec(_file(name), DATA, NET, replace(recipe, **own), method=method, **fields)
         for name, (method, own) in METHODS.items()
     }
-
-
-def _rows(data: DataSet, seed: int) -> DroppedWords:
-    return DroppedWords(data.train, seed)
 
 
 def build(spec: TrainingSpec, data: DataSet) -> nn.Module:

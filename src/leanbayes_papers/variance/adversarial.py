@@ -43,15 +43,9 @@ def variance_adversarial(run: Run) -> Suite:
         }
     columns = (Column("success", "share of successful attacks"), Column("entropy", "mean entropy, nats"))
     sizes = {"steps": STEPS[run.budget], "size": STEP_SIZE[run.budget], "members": MEMBERS[run.budget]}
-    study = Study.of(
-        "variance",
-        "adversarial",
-        {"set": data, **sizes},
-        measure=partial(measure, specs=specs),
-        tables=(TABLE,),
-        plot=partial(plot_curves, x="step", columns=columns),
-        data=(data,),
-    )
+    measured, plot = partial(measure, specs=specs), partial(plot_curves, x="step", columns=columns)
+    fields = {"measure": measured, "tables": (TABLE,), "plot": plot, "data": (data,)}
+    study = Study.of("variance", "adversarial", {"set": data, **sizes}, **fields)
     return Suite(paper=PAPER, studies=(study,))
 
 

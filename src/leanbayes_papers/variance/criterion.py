@@ -57,12 +57,7 @@ def variance_criterion(run: Run) -> Suite:
     )
     made = (
         Study.of(
-            "variance",
-            name,
-            measure=partial(measure, spec=spec),
-            tables=tables,
-            plot=plot,
-            data=(spec.source.name,),
+            "variance", name, measure=partial(measure, spec=spec), tables=tables, plot=plot, data=(spec.source.name,)
         )
         for name, spec, measure, tables, plot in studies
     )

@@ -1,9 +1,8 @@
 """The networks of the variance paper by budget: variance layers in some places, binary dropout in the others.
 
 The paper: Adam at 1e-3, linearly to zero, batches of 200 for 200 epochs on MNIST and of 100 for 550 epochs on CIFAR.
-The KL has its full weight from the start: its gradient by log alpha, a sum over weights, is large while alpha is small
-and falls as 1 / alpha. So log alpha is above 2 within a few hundred steps, and then rises slowly. The number of steps
-decides whether the phase transition comes; in full both rates are the paper's, shorter trainings have larger ones.
+The KL has its full weight from the start. Log alpha is above 2 within a few hundred steps, and then rises slowly: the
+number of steps decides whether the phase transition comes. Shorter trainings have larger rates.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ def lenet(
     """Return a LeNet-5 with norms; in quick, two linear layers with a norm. `build` and `Watch` read the options."""
     net = run.pick(quick="mlp-2-500", short="lenet5-bn", full="lenet5-bn")
     net += run.pick(quick="+dropout0.1", short="-dropout", full="-dropout") if dropout else ""
-    recipe = run.pick(
-        quick=_adam(epochs=100, batch_size=50, lr=2e-2, posterior_lr=0.1),
-        short=_adam(epochs=60, batch_size=200, lr=5e-3, posterior_lr=2e-2),
-        full=_adam(epochs=200, batch_size=200, posterior_lr=1e-3),
-    )
+    recipe = run.recipe_of("variance", "lenet")
     fields = {"method": method, "options": options, "build": build, "watch": None if method is None else Watch}
     return run.spec(name, digits_name(run), net, recipe, quick_rows=1000, **fields)
 
@@ -62,26 +57,9 @@ def vgg(
 ) -> TrainingSpec:
     """Return a VGG-like network, in quick a narrow one on few images. `build` and `Watch` read the options."""
     net = run.pick(quick="vgg-like-w0.125", short="vgg-like", full="vgg-like") + ("-dropout" if dropout else "")
-    recipe = run.pick(
-        quick=_adam(epochs=2, batch_size=20, posterior_lr=0.5),
-        short=_adam(epochs=30, batch_size=250, lr=2e-3, posterior_lr=2e-2, augment="crop_flip"),
-        full=_adam(epochs=550, batch_size=100, posterior_lr=1e-3, augment="crop_flip"),
-    )
+    recipe = run.recipe_of("variance", "vgg")
     fields = {"method": method, "options": options, "build": build, "watch": None if method is None else Watch}
     return run.spec(name, data, net, recipe, quick_rows=200, **fields)
-
-
-def _adam(*, epochs: int, batch_size: int, posterior_lr: float, lr: float = 1e-3, augment: Any = "none") -> lb.Recipe:
-    return lb.Recipe(
-        epochs=epochs,
-        batch_size=batch_size,
-        optimizer="adam",
-        lr=lr,
-        posterior_lr=posterior_lr,
-        weight_decay=0.0,
-        schedule="straight",
-        augment=augment,
-    )
 
 
 def build(spec: TrainingSpec, data: DataSet) -> nn.Module:

@@ -100,14 +100,14 @@ TABLE2 = Table.of("variance", "table2")
 
 def variance_parameterizations(run: Run) -> Suite:
     """Bound and accuracies by what alpha belongs to, with zero means and other priors (Table 2, appendices B, D)."""
-    study = Study.of(
-        "variance",
-        "parameterizations",
-        measure=partial(measure, specs=versions(run), more=bound_of),
-        tables=(TABLE2,),
-        plot=partial(plot_rows, table=replace(TABLE2, columns=TABLE2.columns[3:])),
-        data=(nets.digits_name(run),),
-    )
+    fields = {
+        "measure": partial(
+            measure, specs=versions(run), more=lambda one, run: bound(one.model, one.train(), passes=PASSES[run.budget])
+        ),
+        "data": (nets.digits_name(run),),
+    }
+    plot = partial(plot_rows, table=replace(TABLE2, columns=TABLE2.columns[3:]))
+    study = Study.of("variance", "parameterizations", tables=(TABLE2,), plot=plot, **fields)
     return Suite(paper=PAPER, studies=(study,))
 
 
@@ -118,11 +118,6 @@ def versions(run: Run) -> dict[str, TrainingSpec]:
         name: nets.lenet(run, name.lower().replace(" ", "-"), method, layers=nets.FIRST_DENSE, **options.get(name, {}))
         for name, method in VERSIONS.items()
     }
-
-
-def bound_of(trained: Trained, run: Run) -> dict[str, float]:
-    """Return the bound of a trained network on its training set."""
-    return bound(trained.model, trained.train(), passes=PASSES[run.budget])
 
 
 @torch.no_grad()
