@@ -12,8 +12,8 @@ from leanbayes_papers.implicit.noise import implicit_noise
 from leanbayes_papers.implicit.pretrained import implicit_pretrained
 from leanbayes_papers.nested.annotators import nested_annotators
 from leanbayes_papers.nested.generation import nested_generation
-from leanbayes_papers.nested.limited import nested_limited
 from leanbayes_papers.nested.student import nested_student
+from leanbayes_papers.nested.tables import nested_limited
 from leanbayes_papers.nested.widths import nested_widths
 from leanbayes_papers.patch.overhead import patch_overhead
 from leanbayes_papers.patch.samples import patch_samples

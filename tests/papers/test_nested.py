@@ -15,7 +15,7 @@ from leanbayes.core.conversion import stochastic_layers
 from leanbayes_papers import SUITES
 from leanbayes_papers.harness import Run
 from leanbayes_papers.harness.suite import run_suite
-from leanbayes_papers.nested import limited, networks, student, times, widths
+from leanbayes_papers.nested import networks, student, tables, widths
 from tests.papers.pages import few_rows, lacking, records_of, RESULTS
 
 pytest.importorskip("matplotlib")
@@ -66,20 +66,20 @@ def test_what_pruning_leaves_are_kept_weights_and_all_that_is_never_pruned():
     zeros = int((pruned.model[0].base.weight == 0).sum())
     assert not others
     assert zeros == 16
-    assert limited.weights_left(pruned) == (6 * 8 + 8) + 2 * 8 + (8 * 3 + 3) - zeros
+    assert tables.weights_left(pruned) == (6 * 8 + 8) + 2 * 8 + (8 * 3 + 3) - zeros
 
 
 def test_times_are_written_from_the_smallest_to_the_largest_repeat():
     runs = [{"train": 2.5, "test": 6.6}, {"train": 2.0, "test": 6.1}, {"train": 2.25, "test": 6.4}]
-    ours, paper = times.TABLE.lines([{"method": "BN3"} | run for run in runs])
+    ours, paper = tables.TIMES.lines([{"method": "BN3"} | run for run in runs])
     assert ours == ["BN3", "ours", "2.00 to 2.50", "6.10 to 6.60"]
     assert paper == ["", "paper", "14.9", "-"]
 
 
 PUBLISHED = {
     "widths": widths.TABLE,
-    "times": times.TABLE,
-    "limited": limited.TABLE,
+    "times": tables.TIMES,
+    "limited": tables.LIMITED,
     "student": student.TABLE,
     "correlation": student.CORRELATIONS,
 }

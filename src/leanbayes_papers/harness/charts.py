@@ -18,11 +18,7 @@ WHITE = 255
 
 
 def new_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure; sizes in inches.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
+    """Return an empty matplotlib figure; sizes in inches."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -41,11 +41,7 @@ Row = dict[str, Printed]
 
 
 def printed(paper: str, table: str) -> dict[str, Row]:
-    """Return a table of a paper: printed numbers by row and column.
-
-    Raises:
-        ValueError: if a row does not have one number for each column.
-    """
+    """Return a table of a paper: printed numbers by row and column."""
     found = numbers(paper)[table]
     return {name: _row(found["columns"], line, name) for name, line in found["rows"].items()}
 

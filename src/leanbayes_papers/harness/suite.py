@@ -21,7 +21,6 @@ from leanbayes_papers.harness.results import Record
 from leanbayes_papers.harness.run import FOLDER, Run, Suite
 
 SuiteOf = Callable[[Run], Suite]
-
 WIDTH = 100
 LEGEND = "Ours: mean ± standard error over seeds. Paper: as printed; its ± is a standard deviation over seeds."
 BUDGETS = {
@@ -33,11 +32,7 @@ FAILURES = (RuntimeError, ValueError, ArithmeticError, OSError, ImportError)
 
 
 def run_named(suites: Mapping[str, SuiteOf], options: Any, out: Path) -> int:
-    """Run the suite that the flags of `leanbayes reproduce` name; return 0, or 1 if a run or a study failed.
-
-    Raises:
-        ValueError: if there is no such suite, or none of its data sets is here.
-    """
+    """Run the suite that the flags of `leanbayes reproduce` name; return 0, or 1 if a run or a study failed."""
     if options.name not in suites:
         raise ValueError(f"expected a suite among {', '.join(suites)}, got {options.name!r}")
     same = {name: getattr(options, name) for name in ("budget", "device", "precision", "root", "fresh")}
@@ -163,11 +158,7 @@ def run_suite(name: str, suite: Suite, run: Run) -> Outcome:
 
 
 def present(suite: Suite, run: Run) -> tuple[Suite, list[str]]:
-    """Leave out studies whose data set was not asked for, or is not here, with a sentence for each missing set.
-
-    Raises:
-        ValueError: if nothing is left, or the suite does not have a data set that was asked for.
-    """
+    """Leave out studies whose data set was not asked for, or is not here, with a sentence for each missing set."""
     names = tuple(dict.fromkeys(name for study in suite.studies for name in sorted(study.needs)))
     if wrong := [name for name in run.data if name not in names]:
         raise ValueError(f"expected data sets among {', '.join(names)}, got {wrong[0]!r}")

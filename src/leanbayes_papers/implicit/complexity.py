@@ -203,8 +203,6 @@ X_CUBED_METHODS: dict[str, Method] = {
 }
 X_CUBED_DEPTHS = {"quick": (1, 3), "short": (1, 2, 3, 4, 5), "full": (1, 2, 3, 4, 5)}
 X_CUBED_STEPS = {"quick": 300, "short": 1200, "full": 4000}
-
-
 X_CUBED = Table.of("implicit", "x-cubed")
 
 

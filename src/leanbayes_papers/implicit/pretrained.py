@@ -1,8 +1,7 @@
 """Table 7 of the implicit-nodes paper: a trained network made Bayesian in fifteen epochs, with controls.
 
-The paper gives weights a rate of 1e-4 and node posteriors one of 0.2, which falls to 0.05 in four epochs from epoch 6
-on; batches of 256, a prior of N(1, 0.1). It gives neither the spread of the components at the start nor their
-deviation: methods have their defaults here.
+The paper gives rates, batch size and prior (numbers.toml). It gives neither the spread of the components at the start
+nor their deviation: methods have their defaults here.
 """
 
 from __future__ import annotations
@@ -92,27 +91,26 @@ def begin(spec: TrainingSpec, plain: nn.Module, seed: int) -> nn.Module:
 
 def measure(run: Run, *, data: str, plain: TrainingSpec, specs: Mapping[str, TrainingSpec]) -> list[Record]:
     """Train the plain network and continue it in every way, with every seed; evaluate each before and after."""
-    records = []
+    records: list[Record] = []
     for seed in run.seeds:
         first = run.train(plain, seed)
+        x, y = first.test()
 
-        def scored(model: nn.Module, folder: Path, when: str, first: Trained = first) -> Record:
-            compute = partial(evaluate, model, *first.test(), samples=SAMPLES[run.budget])
-            return run.cached(folder / f"{when}.json", compute)
+        def add(
+            name: str, when: str, model: nn.Module, folder: Path, seed: int = seed, x: Tensor = x, y: Tensor = y
+        ) -> None:
+            found = run.cached(folder / f"{when}.json", partial(evaluate, model, x, y, samples=SAMPLES[run.budget]))
+            records.append({"method": name, "when": when, "seed": seed} | found)
 
-        def record(name: str, when: str, found: Record, seed: int = seed) -> Record:
-            return {"method": name, "when": when, "seed": seed} | found
-
-        records.append(record("SGD", "after", scored(first.model, plain.folder(run.out, seed), "after")))
+        add("SGD", "after", first.model, plain.folder(run.out, seed))
         for name, spec in specs.items():
             folder, model = spec.folder(run.out, seed), begin(spec, first.model, seed).eval()
             if spec.method is not None and not spec.recipe.freeze:  # a frozen network begins as its twin
-                records.append(record(name, "before", scored(model, folder, "before")))
+                add(name, "before", model, folder)
             found = run.train(spec, seed, start=model)
-            after = record(name, "after", scored(found.model, folder, "after"))
+            add(name, "after", found.model, folder)
             if spec.recipe.freeze:
-                after["posterior_bytes"] = posterior_bytes(found, first, run.out)
-            records.append(after)
+                records[-1]["posterior_bytes"] = posterior_bytes(found, first, run.out)
     return records
 
 
@@ -128,11 +126,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor, *, samples: int) -> dict[st
 
 
 def posterior_bytes(tuned: Trained, plain: Trained, out: Path) -> int:
-    """Return the size of a posterior's file, after it was loaded onto the plain network and predicted the same.
-
-    Raises:
-        ArithmeticError: if it does not predict the same.
-    """
+    """Return the size of a posterior's file, after it was loaded onto the plain network and predicted the same."""
     x, _ = plain.test(256)
     with tempfile.TemporaryDirectory(dir=out) as folder:
         path = Path(folder) / "posterior.safetensors"

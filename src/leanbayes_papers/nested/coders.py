@@ -1,7 +1,6 @@
 """The autoencoders of the nested paper's section 6.2, and the evaluation of their images.
 
-All share encoder, decoder and recipe and differ in their codes. Pixels are between 0 and 1 and are read as
-probabilities.
+All share encoder, decoder and recipe and differ in their codes. Pixels between 0 and 1 are read as probabilities.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ PERCENTS = (25, 50, 75, 100)
 MOST_ROWS = 10_000
 ORDER_ROWS = 2_000
 BATCH = 500
-
 ORDERED = "VND-AE"
 MODELS: dict[str, Callable[..., Autoencoder]] = {
     ORDERED: VNDAutoencoder,
@@ -70,10 +68,7 @@ def build(spec: TrainingSpec, data: DataSet) -> Autoencoder:
 
 def classifier(run: Run, data: str) -> TrainingSpec:
     """Return the network in whose features images are compared."""
-    recipe = {
-        "digits": lb.Recipe(epochs=20, batch_size=50, lr=0.05),
-        "cifar10": lb.Recipe(epochs=30, batch_size=128, lr=0.05, augment="crop_flip"),
-    }.get(data, lb.Recipe(epochs=6, batch_size=100, lr=0.05))
+    recipe = run.recipe_of("nested", f"classifier {data}")
     return run.spec(f"{data}-classifier", data, NETS[data], recipe, quick_rows=1000)
 
 

@@ -30,10 +30,8 @@ PRINTED = {
 }
 TABLE, REAL = Table.of("nested", "generation", paper=PRINTED), Table.of("nested", "real")
 ROUNDING = 1e-6  # A rise below this share of the whole fall of an error is none
-
 SHOWN, DEPTH = 8, 4
 SPREAD = 1.5  # distance from zero of the two values of a dimension of the tree; the prior's deviation is one
-
 WIDTH, TREE_HEIGHT = 11.0, 4.0  # inches of the figure and of the tree in it
 
 
@@ -56,17 +54,12 @@ def enough(records: Sequence[Record]) -> str:
     return str(next(k for k, error in enumerate(errors, 1) if error <= limit))
 
 
-ORDER = Table.of(
-    "nested",
-    "order",
-    {
-        "dimensions": lambda rows: str(len(rows[0]["errors"])),
-        "first": lambda rows: f"{_errors(rows)[0]:.4g}",
-        "last": lambda rows: f"{_errors(rows)[-1]:.4g}",
-        "rise": rise,
-        "enough": enough,
-    },
-)
+FIRST_AND_LAST = {
+    "dimensions": lambda rows: str(len(rows[0]["errors"])),
+    "first": lambda rows: f"{_errors(rows)[0]:.4g}",
+    "last": lambda rows: f"{_errors(rows)[-1]:.4g}",
+}
+ORDER = Table.of("nested", "order", FIRST_AND_LAST | {"rise": rise, "enough": enough})
 
 
 def nested_generation(run: Run) -> Suite:

@@ -48,6 +48,11 @@ def segmenter(run: Run, kind: str, data: str, scale: Scale) -> TrainingSpec:
         annealed = round(ANNEALED * scale.epochs)
         recipe = replace(recipe, posterior_lr=POSTERIOR_RATE * scale.lr, anneal_epochs=annealed)
         recipe = replace(recipe, compile=run.torch_device.type == "cuda")  # many small operations, else
+
+    def rows(images: AnnotatedImages, seed: int) -> Dataset[tuple[Tensor, Tensor]]:
+        pairs = OneAnnotator(images.split("train"), seed=seed)
+        return Mirrored(pairs) if scale.flip else pairs
+
     return TrainingSpec(
         name=f"{data}-{kind.lower()}",
         source=DataSpec(name=data, root=run.root),
@@ -56,7 +61,7 @@ def segmenter(run: Run, kind: str, data: str, scale: Scale) -> TrainingSpec:
         options={"scale": scale},
         load=lambda source: images_of(source.name, scale.images, source.root),
         build=build,
-        rows=lambda images, seed: training_rows(images, seed, flip=scale.flip),
+        rows=rows,
     )
 
 
@@ -85,12 +90,6 @@ def build(spec: TrainingSpec, images: AnnotatedImages) -> nn.Module:
     if kind == "BN3":
         return lb.convert(net, lb.NestedDropout(groups=min(32, *scale.widths)), likelihood=lb.Categorical())
     return net
-
-
-def training_rows(images: AnnotatedImages, seed: int, *, flip: bool) -> Dataset[tuple[Tensor, Tensor]]:
-    """Return training images, each with one random annotator."""
-    pairs = OneAnnotator(images.split("train"), seed=seed)
-    return Mirrored(pairs) if flip else pairs
 
 
 class Mirrored(Dataset[tuple[Tensor, Tensor]]):

@@ -10,7 +10,7 @@ import leanbayes as lb
 from leanbayes_papers.harness import plot_curves, Record, Run, Study, Suite, Table
 from leanbayes_papers.nested import networks as nets
 from leanbayes_papers.nested import PAPER
-from leanbayes_papers.nested.times import times
+from leanbayes_papers.nested.tables import times
 
 WIDTHS = (0.125, 0.25, 0.5, 0.75, 1.0)
 TABLE = Table.of("nested", "widths")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -69,10 +69,8 @@ class Mask(Place):
 class PatchedNorm(Place):
     """A batch norm with K copies of its scale and shift, and one pair of running statistics for all of them.
 
-    The noise holds the chosen copies (S, 2, T, F): one for a whole norm, scale and shift together (EMP), or one for
-    every element (ECMP, `crossed`). y = scale (x - mean) / sqrt(variance + eps) + shift, with the statistics of the
-    rows in training and the running ones otherwise. Copies start at scale (1 + spread n) and scale spread n, n standard
-    normal.
+    The noise holds the chosen copies (S, 2, T, F): one for a whole norm (EMP), or one for every element (ECMP,
+    `crossed`). Copies start at scale (1 + spread n) and scale spread n, n standard normal.
     """
 
     running_mean: Tensor
@@ -198,7 +196,7 @@ class Training:
     def advance(self) -> int:
         """Make the next steps, first those that do not fill a chunk, then chunk by chunk; return their number."""
         count = CHUNK if self.done else self.steps % CHUNK or CHUNK
-        with self._on_the_stream():
+        with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             self._fill(count)
             if self.stream is None or self.done < WARM_UP:
                 self._make(count)
@@ -247,9 +245,6 @@ class Training:
         with torch.cuda.graph(graph, stream=stream):
             self._make(CHUNK)
         return graph
-
-    def _on_the_stream(self) -> AbstractContextManager[object]:
-        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def _wait_a_little(self) -> None:
         """Wait until few chunks are in flight."""

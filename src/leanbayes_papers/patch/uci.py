@@ -50,15 +50,6 @@ class Sizes(NamedTuple):
 # In the order of the paper's rows; its tenth, Year Prediction MSD, is not among our data sets.
 SETS = {name: Sizes() for name in printed("patch", "table12")} | {"uci-protein": Sizes(hidden=100, splits=5)}
 SIX = ("uci-boston", "uci-concrete", "uci-energy", "uci-power", "uci-wine-red", "uci-yacht")
-LEGEND = (
-    "Ours: mean ± standard error over the standard splits. Paper: as printed, its ± is the same. A number is "
-    "equal to the paper's if both differ by no more than two combined standard errors and 0.005 of rounding."
-)
-BUDGETS = {
-    "quick": "The quick budget shows that everything runs: two sets, two splits, few epochs. It decides nothing.",
-    "short": "The short budget has six of the nine sets, and all of the paper's hyper-parameters.",
-    "full": "The full budget has all nine sets, and all of the paper's hyper-parameters.",
-}
 PRINTED = {
     (data, method): {
         "rmse": printed("patch", "table12")[data][method],
@@ -119,7 +110,7 @@ def patch_uci(run: Run) -> Suite:
         Study.of("patch", "uci", {"data": name, "note": notes.get(name, "")}, measure=measure, plot=plot, name=name)
         for name in sets
     )
-    legend = f"{LEGEND} {BUDGETS[run.budget]}"
+    legend = " ".join(numbers("patch")["legend"][name] for name in ("all", run.budget))
     return Suite(paper=PAPER, studies=tuple(studies), tables=(TABLE, COUNTS), legend=legend)
 
 
@@ -224,9 +215,6 @@ def run_cells(
     """Train and evaluate every method on every data set, and return the cells by data set and method.
 
     A GPU trains `at_once` cells at a time, each on a stream of its own; other devices train one after the other.
-
-    Raises:
-        ValueError: if there is no such method or data set.
     """
     _check("data sets", sets, tuple(SETS))
     _check("methods", methods, METHODS)

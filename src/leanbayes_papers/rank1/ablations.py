@@ -109,10 +109,7 @@ class Checkpoints:
 
 
 def evaluate_components(model: nn.Module, x: Tensor, y: Tensor) -> Record:
-    """Return NLL and accuracy of the average over components, the NLL of each, and their disagreement over their error.
-
-    One draw of every component. A network without components has no disagreement.
-    """
+    """Return NLL and accuracy of the average over components, the NLL of each, their disagreement over their error."""
     p = lb.predict(model, x, samples=components_of(model)).to("cpu")
     assert p.samples is not None
     many = len(p.samples) > 1

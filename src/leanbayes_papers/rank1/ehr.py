@@ -32,7 +32,6 @@ MEMBERS = {"quick": 2, "short": 4, "full": 4}
 SEED_STEP = 1000
 EMBEDDING = ("embedding",)
 AFFINE = ("lstm", "head")
-
 # For embedding vectors, which begin with a deviation of 0.05, and for all weights of the fully Bayesian network.
 VECTORS = lb.MeanField(prior_std=0.1, init_std=0.02)
 GAUSSIAN = lb.Rank1(components=4, prior_std=0.1, init_spread=0.1, init_std=0.03)
@@ -44,7 +43,6 @@ INVERSE_PENALTY = 3e-3
 TABLE = Table.of("rank1", "ehr")
 COLUMNS = TABLE.columns[:-1]  # without the number of parameters
 GAINS = Table.of_gains("method", DETERMINISTIC, COLUMNS, title="Gains over the deterministic network of the same seed")
-
 Conversion = tuple[Method, tuple[str, ...]]
 
 

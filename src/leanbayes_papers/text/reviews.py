@@ -21,6 +21,7 @@ from leanbayes.data import DataSet, Split
 from leanbayes.data.upstream.polarity import BEGIN, PADDING, UNKNOWN
 from leanbayes.methods._base import Method
 from leanbayes_papers.harness import plot_rows, Record, Run, Study, Suite, Table, TrainingSpec
+from leanbayes_papers.harness.numbers import numbers
 from leanbayes_papers.rank1.ehr import _file, cached_scores, ensemble_scores, parameters
 
 DATA, NET, QUICK_ROWS = "rt-polarity", "bert-2-64", 256
@@ -31,8 +32,6 @@ MEMBERS = {"quick": 2, "short": 4, "full": 4}
 SAMPLES = {"quick": 4, "short": 16, "full": 16}
 LENGTH = 40  # tokens of a sentence that are read: 97 % have no more
 DROPPED = 0.6  # share of the words that the network does not see in a pass over a training sentence
-SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
-DROPOUT = 0.1
 METHODS: dict[str, tuple[Method | None, dict[str, Any]]] = {
     DETERMINISTIC: (None, {}),
     "MC dropout": (lb.MCDropout(), {}),
@@ -97,25 +96,14 @@ def encoder(words: int, classes: int) -> nn.Module:
     """Return a new BertForSequenceClassification for a vocabulary of `words` words.
 
     Attention has no dropout: it is a function inside BERT's `forward`, which MC dropout could not see.
-
-    Raises:
-        ImportError: if transformers is not installed.
     """
     try:
         import transformers
     except ImportError as error:
         raise ImportError("the text encoder is made by transformers, which is not here; install it with pip") from error
     library: Any = transformers  # typed in parts only
-    config = library.BertConfig(
-        vocab_size=words,
-        max_position_embeddings=LENGTH,
-        type_vocab_size=1,
-        num_labels=classes,
-        pad_token_id=PADDING,
-        hidden_dropout_prob=DROPOUT,
-        attention_probs_dropout_prob=0.0,
-        **SIZES,
-    )
+    sizes = {"vocab_size": words, "num_labels": classes, "pad_token_id": PADDING, "max_position_embeddings": LENGTH}
+    config = library.BertConfig(**sizes, **numbers("text")["encoder"])
     made: nn.Module = library.BertForSequenceClassification(config)
     return made
 
@@ -197,8 +185,7 @@ def scores(p: Tensor, y: Tensor) -> Record:
     """Return the measures of predictive probabilities (N, 2).
 
     `tempered` is the NLL at the best temperature, cross-fitted. `errors` is the probability that a wrong sentence has a
-    higher entropy than a right one, 1/2 if there are none of either. `curve` has the accuracy of the surest sentences,
-    for each of `COVERAGES`.
+    higher entropy than a right one, or 1/2. `curve` has the accuracy of the surest sentences, for each of `COVERAGES`.
     """
     p, y = p.double().cpu(), y.cpu()
     doubt, wrong = entropy(p), p.argmax(1) != y

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from torch import nn
 
@@ -69,15 +70,9 @@ def measure(run: Run, *, specs: Mapping[str, TrainingSpec]) -> list[Record]:
 def attacked(model: nn.Module, trained: Trained, run: Run) -> list[Record]:
     """Return success, entropy and accuracy after every step; None if there is no row to succeed on."""
     x, y = trained.test(IMAGES[run.budget])
-    attack = lb.shift.fast_sign(
-        STEPS[run.budget],
-        STEP_SIZE[run.budget],
-        units=lb.shift.pixel_units(trained.data.mean, trained.data.std, levels=LEVELS),
-        bounds=(0, LEVELS),
-        samples=SAMPLES,
-        noise="activation",
-        batch_size=500,
-    )
+    units = lb.shift.pixel_units(trained.data.mean, trained.data.std, levels=LEVELS)
+    options: dict[str, Any] = {"bounds": (0, LEVELS), "samples": SAMPLES, "noise": "activation", "batch_size": 500}
+    attack = lb.shift.fast_sign(STEPS[run.budget], STEP_SIZE[run.budget], units=units, **options)
     found = lb.shift.attack(model.eval(), x, y, attack, target="random")
     steps = zip(*(found.curve(name) for name in CURVES), strict=True)
     return [

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn, Tensor
@@ -100,12 +100,11 @@ def sweep(run: Run, *, spec: TrainingSpec) -> list[Record]:
     test, samples = trained.test(nets.TEST_ROWS[run.budget]), nets.SAMPLES[run.budget]
     found = lb.phase.kappa(model, trained.train(rows))
     scores = {path: values * nets.kappa_factor(trained.data, rows) for path, values in found.items()}
-    means = lb.phase.infer(model, test[0], "deterministic").mean
     references = {
-        "full ensemble": ensemble_accuracy(model, test, samples),
-        "means alone": 100 * _accuracy(means, test[1]),
-        "zero means": ensemble_accuracy(lb.phase.zero_means(model), test, samples),
-        "permuted deviations": ensemble_accuracy(lb.phase.permute_scales(model), test, samples),
+        "full ensemble": accuracy(model, test, "ensemble", samples),
+        "means alone": accuracy(model, test, "deterministic"),
+        "zero means": accuracy(lb.phase.zero_means(model), test, "ensemble", samples),
+        "permuted deviations": accuracy(lb.phase.permute_scales(model), test, "ensemble", samples),
     }
     return [
         *(replaced(model, scores, threshold, test, samples) for threshold in thresholds(scores)),
@@ -128,15 +127,15 @@ def replaced(model: nn.Module, scores: dict[str, Tensor], threshold: float, test
         "kept": by_zero.kept,
         "share": by_zero.share,
         "compression": by_zero.compression,
-        "mean": ensemble_accuracy(by_mean.model, test, samples),
-        "zero": ensemble_accuracy(by_zero.model, test, samples),
+        "mean": accuracy(by_mean.model, test, "ensemble", samples),
+        "zero": accuracy(by_zero.model, test, "ensemble", samples),
     }
 
 
-def ensemble_accuracy(model: nn.Module, test: Data, samples: int) -> float:
-    """Return the accuracy of an ensemble in percent."""
-    p = lb.phase.infer(model, test[0], "ensemble", samples=samples, noise="activation").mean
-    return 100 * _accuracy(p, test[1])
+def accuracy(model: nn.Module, test: Data, procedure: Literal["ensemble", "deterministic"], samples: int = 1) -> float:
+    """Return the accuracy of a procedure in percent."""
+    p = lb.phase.infer(model, test[0], procedure, samples=samples, noise="activation").mean
+    return 100 * float(lb.metrics.accuracy(p, test[1].to(p.device)))
 
 
 def plot_criterion(records: list[Record], path: Path) -> None:
@@ -155,7 +154,3 @@ def plot_criterion(records: list[Record], path: Path) -> None:
     for axis in (left, middle, right):
         axis.legend(fontsize=SMALL)
     save_figure(figure, path)
-
-
-def _accuracy(p: Tensor, y: Tensor) -> float:
-    return float(lb.metrics.accuracy(p, y.to(p.device)))
