@@ -100,7 +100,7 @@ TABLE2 = Table.of("variance", "table2")
 
 def variance_parameterizations(run: Run) -> Suite:
     """Bound and accuracies by what alpha belongs to, with zero means and other priors (Table 2, appendices B, D)."""
-    fields = {
+    fields: dict[str, Any] = {
         "measure": partial(
             measure, specs=versions(run), more=lambda one, run: bound(one.model, one.train(), passes=PASSES[run.budget])
         ),
