@@ -6,7 +6,7 @@ SHOWN := plain,rank1,batch_ensemble,implicit,patch,mc_dropout,mean_field,deep_en
 SITE := import sysconfig; print(sysconfig.get_path('purelib'))
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test golden check fix slow bench sweep setup clean
+.PHONY: demo test golden mutants check fix slow bench sweep setup clean
 
 setup: .venv/ready
 
@@ -20,7 +20,10 @@ demo: .venv/ready          ## eight methods on the embedded digits: a table, and
 	$(BIN)/leanbayes compare --data digits --methods $(SHOWN) --seeds 0,1,2 --shift-images 100 --workers $(WORKERS) --out runs/demo
 
 test: check                ## the checks and the fast tests
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m "not slow and not gpu"
+	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
+
+mutants: .venv/ready       ## plant faults one at a time, and list those that the fast tests do not notice (half an hour)
+	$(BIN)/python tools/mutants.py --workers $(WORKERS)
 
 golden: .venv/ready        ## recorded numbers of every method, to the bit (half a minute)
 	$(BIN)/python -m tests.golden.record
@@ -40,7 +43,7 @@ slow: .venv/ready          ## tests that train networks for minutes
 	$(BIN)/python -m pytest -q -m "slow and not gpu"
 
 sweep: .venv-sweep/ready   ## every layer method on networks of timm, torchvision and transformers; runs/sweep
-	.venv-sweep/bin/python tools/network_sweep.py --out runs/sweep --workers $(WORKERS)
+	.venv-sweep/bin/python -m tools.network_sweep --out runs/sweep --workers $(WORKERS)
 
 # torchvision, without its compiled operators, would break transformers in the main environment: hence one of its own.
 .venv-sweep/ready: .venv/ready constraints.txt

@@ -266,7 +266,7 @@ def test_two_converted_parts_with_the_same_paths_draw_alike_after_loading(tmp_pa
 def test_a_whole_converted_around_a_converted_part_draws_alike_after_loading(tmp_path):
     model = lb.convert(Whole(first=nn.Linear(8, 8), body=lb.convert(body(), lb.Rank1())), lb.Rank1())
     loaded = assert_loaded_alike(model, Whole(first=nn.Linear(8, 8), body=body()), tmp_path / "m.safetensors")
-    assert len({id(layer.draws) for _, layer in lb.stochastic_layers(loaded)}) == 1
+    assert len({id(layer.state) for _, layer in lb.stochastic_layers(loaded)}) == 1
 
 
 def test_a_part_that_shares_a_weight_with_the_rest_still_does_after_loading(tmp_path):

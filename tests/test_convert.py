@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 import leanbayes as lb
-from leanbayes.core.conversion import strip
+from leanbayes.core.plain import strip
 from leanbayes.methods._base import StochasticLayer
 
 from .networks import AlexNetShaped, Nested, Pair, small_net, Tokens
@@ -77,8 +77,8 @@ def test_conversions_chain_and_no_layer_is_wrapped_twice():
         "7": "implicit",
     }
     assert not any(isinstance(layer.base, StochasticLayer) for layer in found.values())
-    assert len({id(layer.draws) for layer in found.values()}) == 1
-    assert found["0"].draws.components == 6
+    assert len({id(layer.state) for layer in found.values()}) == 1
+    assert found["0"].state.components == 6
     assert lb.predict(bnn.eval(), torch.randn(3, 1, 8, 8), samples=6).mean.shape == (3, 4)
     with pytest.raises(ValueError, match="3 layers that are stochastic already"):
         lb.convert(bnn, lb.Rank1())
@@ -183,7 +183,7 @@ def test_dict_and_tuple_inputs_and_records_with_logits(method):
 def test_batch_of_eight_with_three_components_is_balanced_and_keeps_components_across_layers():
     bnn = lb.convert(Nested(), lb.BatchEnsemble(components=3, init_spread=1.0))
     bnn(torch.randn(8, 6))
-    component = bnn.stem[1].draws.component.rows()
+    component = bnn.stem[1].state.component.rows()
     assert sorted(component.bincount(minlength=3).tolist()) == [2, 3, 3]
     assert (component.diff() % 3 <= 1).all()
 
@@ -287,10 +287,10 @@ def test_deepcopies_and_ema_copies_own_their_state():
     x = torch.randn(4, 1, 8, 8)
     for other in (ema, twin):
         (layer, *_) = [layer for _, layer in lb.stochastic_layers(other)]
-        assert layer.draws is not bnn[0].draws
+        assert layer.state is not bnn[0].state
         with lb.draws(bnn, seed=0):
             other(x)
-            assert not layer.draws.fixed
+            assert not layer.state.fixed
     ema.update_parameters(bnn)
     assert lb.predict(ema, x, samples=4).samples.shape == (4, 4, 4)
 

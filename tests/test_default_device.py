@@ -13,7 +13,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.data.annotated.images import draw_annotators
 from leanbayes.distributions.law import LAWS
-from leanbayes.distributions.random import draw_seeds
+from leanbayes.distributions.random import standard
 from leanbayes.methods import all_methods
 from leanbayes.shift.corruptions._random import Streams
 
@@ -85,7 +85,7 @@ def test_fit_and_evaluate(method, elsewhere, tmp_path):
 def test_draws_are_made_on_the_device_of_their_generator(elsewhere):
     elsewhere()
     generator = torch.Generator().manual_seed(0)
-    assert draw_seeds(3, generator).device.type == "cpu"
+    assert standard("seed", (3, 1), torch.device("cpu"), generator).device.type == "cpu"
     for law in LAWS.values():
         assert law.noise((2, 3), torch.device("meta"), generator).device.type == "cpu"
     streams = Streams(0, "fog", range(2), torch.device("cpu"))

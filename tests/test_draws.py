@@ -86,7 +86,7 @@ def test_a_row_uses_the_same_component_in_every_layer(rows):
     members = [lb.mean(bnn, component=k) for k in range(4)]
     x = torch.randn(rows, 6)
     y = bnn(x)
-    component = bnn.stem[1].draws.component.rows()
+    component = bnn.stem[1].state.component.rows()
     torch.testing.assert_close(y, torch.stack([members[k](row[None])[0] for k, row in zip(component, x, strict=True)]))
 
 
@@ -116,7 +116,7 @@ def test_contexts_nest_and_restore_also_after_errors(bnn):
         with pytest.raises(RuntimeError, match="boom"), lb.draws(bnn, seed=1):
             raise RuntimeError("boom")
         assert torch.equal(bnn(X), outer)
-    assert not layer.draws.fixed
+    assert not layer.state.fixed
 
 
 def test_a_plain_model_has_nothing_to_fix():
@@ -137,7 +137,7 @@ def test_models_put_together_from_converted_parts_have_independent_noise():
     both = Both()
     with lb.draws(both, seed=0):
         first = both(X)
-        noise = [part[0].draws.noise["0"][0] for part in (both.a, both.b)]
+        noise = [part[0].state.noise["0"][0] for part in (both.a, both.b)]
     assert not torch.equal(*noise)
     torch.testing.assert_close(lb.draw(both, seed=0)(X), first)
     assert lb.predict(both, X, samples=4).samples.shape[0] == 4
@@ -233,5 +233,5 @@ def test_a_pass_that_failed_is_over():
 def test_a_copy_does_not_take_the_noise_of_a_pass_with_it():
     bnn = lb.convert(nn.Linear(8, 3), lb.Rank1())
     bnn(torch.randn(5, 8))
-    assert bnn.draws.noise
-    assert not copy.deepcopy(bnn).draws.noise
+    assert bnn.state.noise
+    assert not copy.deepcopy(bnn).state.noise

@@ -90,7 +90,7 @@ def test_regression_is_judged_in_the_targets_own_units():
     test = result.metrics["test"]
     assert test["rmse"] == pytest.approx((p.mean - y).square().mean().sqrt().item() * std.item(), rel=1e-5)
     assert test["lpd"] == pytest.approx(p.log_prob(y).mean().item() - math.log(std.item()), rel=1e-4)
-    assert test["crps"] == pytest.approx(lb.metrics.crps(p.samples, p.noise, y).item() * std.item(), rel=1e-4)
+    assert test["crps"] == pytest.approx(lb.metrics.crps(p.samples, p.variances, y).item() * std.item(), rel=1e-4)
     levels = result.figures["reliability"]["levels"]
     assert [row["level"] for row in levels][:2] == [0.05, 0.1]
     assert all(a["coverage"] <= b["coverage"] for a, b in pairwise(levels))

@@ -111,8 +111,8 @@ def test_a_sequential_keeps_its_likelihood_out_of_the_chain_and_out_of_weight_de
 def test_components_are_balanced_in_training():
     bnn = lb.convert(small_net(), lb.Rank1(components=3))
     lb.elbo(bnn, X, Y, num_data=6)
-    assert bnn[0].draws.component.rows().bincount().tolist() == [2, 2, 2]
-    assert (bnn[0].draws.component.rows().diff() != 0).sum() == 2
+    assert bnn[0].state.component.rows().bincount().tolist() == [2, 2, 2]
+    assert (bnn[0].state.component.rows().diff() != 0).sum() == 2
 
 
 def test_batches_in_a_fixed_order_reach_every_component():
@@ -120,7 +120,7 @@ def test_batches_in_a_fixed_order_reach_every_component():
     seen = set()
     for _ in range(40):
         lb.elbo(bnn, X, Y, num_data=6)
-        seen.add(bnn[0].draws.component.rows()[0].item())
+        seen.add(bnn[0].state.component.rows()[0].item())
     assert seen == {0, 1, 2}
 
 

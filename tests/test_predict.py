@@ -62,7 +62,7 @@ def test_modes_parameters_and_state_are_left_as_they_were():
     assert [module.training for module in bnn.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in bnn.state_dict().items())
     assert all(p.grad is None for p in bnn.parameters())
-    assert not bnn[0].draws.fixed
+    assert not bnn[0].state.fixed
 
 
 def test_samples_are_spread_over_components_and_one_can_be_chosen():

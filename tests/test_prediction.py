@@ -66,7 +66,7 @@ def test_log_probability_of_a_yes_is_that_of_the_mean(shape):
 
 def test_log_density_of_real_targets_is_that_of_the_mixture():
     p, y = over_reals(), normal(ROWS, 2, seed=1)
-    density = stats.norm(p.samples.numpy(), p.noise.sqrt().numpy()).pdf(y.numpy()).prod(2).mean(0)
+    density = stats.norm(p.samples.numpy(), p.variances.sqrt().numpy()).pdf(y.numpy()).prod(2).mean(0)
     torch.testing.assert_close(p.log_prob(y), torch.from_numpy(density).log().float(), rtol=1e-4, atol=1e-4)
 
 
@@ -83,7 +83,7 @@ def test_targets_of_another_number_of_rows_are_refused(rows):
 
 def test_std_of_real_targets_is_the_root_of_the_total_variance():
     p = over_reals()
-    expected = np.sqrt(p.noise.numpy().mean(0) + p.samples.numpy().var(0))
+    expected = np.sqrt(p.variances.numpy().mean(0) + p.samples.numpy().var(0))
     np.testing.assert_allclose(p.std.numpy(), expected, rtol=1e-5)
     np.testing.assert_allclose(over_reals(keep=False).std.numpy(), expected, rtol=1e-5)
 
@@ -111,7 +111,7 @@ def test_interval_has_the_quantiles_of_the_mixture(level):
     low, high = p.interval(level)
     assert low.shape == high.shape == p.mean.shape
     for row, target in np.ndindex(ROWS, 2):
-        means, stds = p.samples[:, row, target].double().numpy(), p.noise[:, row, target].double().sqrt().numpy()
+        means, stds = p.samples[:, row, target].double().numpy(), p.variances[:, row, target].double().sqrt().numpy()
         assert low[row, target].item() == pytest.approx(quantile(means, stds, (1 - level) / 2), abs=2e-3)
         assert high[row, target].item() == pytest.approx(quantile(means, stds, (1 + level) / 2), abs=2e-3)
 
@@ -129,7 +129,7 @@ def test_interval_of_draws_far_apart_is_found_although_the_density_between_them_
 def test_interval_holds_its_share_of_the_mixture(level, draws, seed):
     p = record(lb.Gaussian(heteroscedastic=True), normal(draws, 3, 2, seed=seed))
     low, high = p.interval(level)
-    mixture = stats.norm(p.samples.double().numpy(), p.noise.double().sqrt().numpy())
+    mixture = stats.norm(p.samples.double().numpy(), p.variances.double().sqrt().numpy())
     inside = mixture.cdf(high.double().numpy()).mean(0) - mixture.cdf(low.double().numpy()).mean(0)
     np.testing.assert_allclose(inside, level, atol=1e-5)
 
@@ -148,7 +148,7 @@ def test_interval_covers_simulated_targets_at_its_level(level):
     p = record(lb.Gaussian(heteroscedastic=True), 2 * normal(5, rows, 2))
     generator = torch.Generator().manual_seed(1)
     pick = torch.randint(5, (1, rows, 1), generator=generator)
-    mean, variance = p.samples.gather(0, pick)[0], p.noise.gather(0, pick)[0]
+    mean, variance = p.samples.gather(0, pick)[0], p.variances.gather(0, pick)[0]
     y = mean + variance.sqrt() * torch.randn(rows, 1, generator=generator)
     low, high = p.interval(level)
     covered = ((low <= y) & (y <= high)).double().mean().item()
@@ -165,12 +165,12 @@ def weighted(p: Prediction) -> tuple[Prediction, Prediction]:
     """Return a prediction whose draws weigh some tenths, and its exact twin whose draws are repeated as often."""
     weights = torch.tensor(TENTHS)
     index = [s for s, tenths in enumerate(TENTHS) for _ in range(round(10 * tenths))]
-    samples, noise = p.samples[index], None if p.noise is None else p.noise[index]
+    samples, noise = p.samples[index], None if p.variances is None else p.variances[index]
     own = noise if noise is not None else torch.special.entr(samples).sum(2)
     parts = decompose(samples, own, p.likelihood.measure)._asdict()
     return (
         dataclasses.replace(p, weights=weights, **parts),
-        dataclasses.replace(p, samples=samples, noise=noise, **parts),
+        dataclasses.replace(p, samples=samples, variances=noise, **parts),
     )
 
 

@@ -8,7 +8,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core.conversion import strip
+from leanbayes.core.plain import strip
 
 METHODS = (lb.Rank1(), lb.BatchEnsemble(), lb.ImplicitNodes(), lb.ModelPatch(), lb.MeanField(), lb.VarianceLayers())
 CHOICES = {

@@ -173,14 +173,14 @@ def test_a_submodule_in_a_region_of_its_own():
 
 def test_a_pass_is_forgotten_with_its_graph():
     model, x = make(lb.Rank1())
-    history = model.a.draws.history
+    history = model.a.state.history
     outputs = [model(x) for _ in range(4)]
     assert sum(one() is not None for one in history.passes) == 4
     del outputs
     with torch.no_grad():
         model(x)
     assert sum(one() is not None for one in history.passes) == 1
-    assert not copy.deepcopy(model).a.draws.history.passes
+    assert not copy.deepcopy(model).a.state.history.passes
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

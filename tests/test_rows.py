@@ -207,7 +207,7 @@ def test_the_probe_leaves_no_trace():
     assert (bnn.calls, len(seen), bnn.training, int(bnn.norm.num_batches_tracked)) == (1, 1, True, 1)
     for _, layer in lb.stochastic_layers(known):
         layer.layout = bnn.get_submodule(layer.path).layout
-        layer.draws.rows_known = True
+        layer.state.rows_known = True
     torch.manual_seed(1)
     assert torch.equal(known(x), y)
     assert torch.equal(torch.get_rng_state(), state)

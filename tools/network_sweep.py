@@ -1,20 +1,26 @@
 """Try every layer method on many networks of timm, torchvision and transformers: `make sweep`.
 
-    python tools/network_sweep.py --out runs/sweep [--only 'timm/*'] [--workers 2]
+    python -m tools.network_sweep --out runs/sweep [--only 'timm/*'] [--workers 2]
 
 Networks are built from configuration, with random weights; nothing is downloaded. Each network runs in a process of its
 own and leaves one JSON file; a second run continues with those that are missing. For each network and method:
 
-* `draw`: a pass inside `lb.draws` equals the network of `lb.draw` (relative difference, eval mode);
-* `step`: a training step has a finite loss, and every posterior parameter of a layer that is used has a gradient;
+* `draw`: a pass inside `lb.draws` equals the network of `lb.draw` (relative difference in float32, eval mode). Where
+  float32 itself is further off, since the network of the draw differs more from its own float64 copy, pass and draw are
+  compared in float64;
+* `step`: a training step has a finite loss, and every posterior parameter of a layer that is used has a gradient; a
+  layer that has none in the plain network either is not counted;
 * `rows`: other noise for one row changes the outputs of that row alone, and other contents of the other rows change
   nothing in it;
 * or the conversion is refused in a sentence that names a remedy.
+
+`sweep_networks.toml` lists the networks, and the families that are left out, with reasons.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import fnmatch
 import json
 import os
@@ -22,23 +28,24 @@ import statistics
 import subprocess
 import sys
 import time
-import tomllib
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-CATALOGUE = Path(__file__).with_name("sweep_networks.toml")
+from tools.sweep_catalogue import catalogue, declare_missing_operators, LIBRARIES, ROWS, unlisted, versions
+
+ROOT = Path(__file__).parents[1]
 METHODS = (
     "rank1 batch_ensemble implicit patch variance nested mc_dropout dropconnect mean_field".split()  # noqa: SIM905
 )
 PER_ROW = ("rank1", "batch_ensemble", "implicit", "mc_dropout")
 TOLERANCE = 1e-4
-ROWS = 4
+TOLERANCE_OF_DOUBLES = 1e-8
 SECONDS = 900
+LONGEST_REFUSAL = 900
 REMEDIES = ("where=", "batch_axis", "example=", "name what to convert", "use ", "pass ", "take ", "other methods")
 
 
@@ -59,18 +66,12 @@ def main() -> int:
     with ThreadPoolExecutor(options.workers) as pool:
         for name, line in zip(waiting, pool.map(lambda name: in_process(name, options), waiting), strict=True):
             print(f"{name}: {line}", flush=True)
-    report = summarise(options.out, names)
+    report = summarise(options.out, names) | {"versions": versions(), "unlisted": unlisted()}
     (options.out / "summary.json").write_text(json.dumps(report, indent=1))
     print(json.dumps({key: value for key, value in report.items() if key != "faults"}, indent=1))
     for fault in report["faults"]:
         print("fault:", fault)
     return 1 if report["faults"] else 0
-
-
-def catalogue() -> dict[str, dict[str, Any]]:
-    """Return the specifications of all networks by name."""
-    read = tomllib.loads(CATALOGUE.read_text())
-    return {f"{library}/{name}": spec for library in LIBRARIES for name, spec in read[library].items()}
 
 
 def file_of(out: Path, name: str) -> Path:
@@ -80,10 +81,13 @@ def file_of(out: Path, name: str) -> Path:
 
 def in_process(name: str, options: argparse.Namespace) -> str:
     """Run one network in a process of its own."""
-    command = [sys.executable, __file__, "--one", name, "--out", str(options.out), "--methods", options.methods]
+    arguments = ["--one", name, "--out", str(options.out.resolve()), "--methods", options.methods]
+    command = [sys.executable, "-m", "tools.network_sweep", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         message = f"took more than {SECONDS} seconds"
     else:
@@ -97,13 +101,15 @@ def in_process(name: str, options: argparse.Namespace) -> str:
 def run_one(name: str, methods: list[str], out: Path) -> int:
     """Build a network, try all methods on it, and write the result."""
     import torch
+    from leanbayes.results import commit
 
     declare_missing_operators()
     start = time.process_time()
     torch.manual_seed(0)
     spec = catalogue()[name]
     net, inputs = LIBRARIES[name.split("/")[0]](name.split("/", 1)[1], spec)
-    result: dict[str, Any] = {"name": name, "parameters": sum(p.numel() for p in net.parameters()), "methods": {}}
+    size = sum(p.numel() for p in net.parameters())
+    result: dict[str, Any] = {"name": name, "commit": commit(), "parameters": size, "methods": {}}
     for method in methods:
         begun = time.process_time()
         result["methods"][method] = attempt(net, inputs, method) | {"seconds": time.process_time() - begun}
@@ -127,8 +133,8 @@ def attempt(net: Any, inputs: dict[str, Any], name: str) -> dict[str, Any]:
             counted = lb.summary(bnn)
             found |= {"headline": counted.headline, "covered": getattr(counted, "covered", None)}
             found |= norms(bnn)
-            found["draw"] = draw_difference(bnn, inputs)
-            found |= training_step(bnn, inputs)
+            found |= draw_difference(bnn, inputs)
+            found |= training_step(bnn, inputs, net)
             if name in PER_ROW:
                 found |= row_changes(bnn, inputs)
         except (ValueError, TypeError) as error:
@@ -154,50 +160,98 @@ def norms(bnn: Any) -> dict[str, int]:
     return {"norms": len({id(m) for m in all_norms}), "norms_converted": len(inside)}
 
 
-def draw_difference(bnn: Any, inputs: dict[str, Any]) -> float:
-    """Return how much a pass of a draw and the network of the draw differ, relative to the size of the outputs."""
-    import torch
+def draw_difference(bnn: Any, inputs: dict[str, Any]) -> dict[str, float]:
+    """Return how much a pass of a draw and the network of the draw differ, relative to the size of the outputs.
 
-    import leanbayes as lb
-
+    Where this is too much, the answer also has the difference in float64, and how far the network of the draw, which
+    has no layer of leanbayes, is from its own float64 copy.
+    """
     bnn.eval()
-    worst = 0.0
-    with torch.no_grad():
-        for index in range(2):
-            with lb.draws(bnn, seed=0, index=index):
-                torch.manual_seed(0)
-                one = outputs(bnn, inputs)
-            torch.manual_seed(0)
-            other = outputs(lb.draw(bnn, seed=0, index=index).eval(), inputs)
-            for a, b in zip(one, other, strict=True):
-                worst = max(worst, relative(a, b))
+    worst = {"draw": max(pass_against_draw(bnn, inputs, index)[0] for index in range(2))}
+    if worst["draw"] > TOLERANCE:
+        double, exact = copy.deepcopy(bnn).double(), doubled(inputs)
+        worst["draw_in_float64"] = max(pass_against_draw(double, exact, index)[0] for index in range(2))
+        drawn = [pass_against_draw(bnn, inputs, index)[1] for index in range(2)]
+        worst["rounding"] = max(rounding(net, inputs) for net in drawn)
     return worst
 
 
-def training_step(bnn: Any, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Return the loss of a training step, and the parameters that should have a gradient and have none."""
+def pass_against_draw(bnn: Any, inputs: dict[str, Any], index: int) -> tuple[float, Any]:
+    """Return the difference of one draw, and the network of the draw."""
     import torch
 
     import leanbayes as lb
 
-    bnn.train()
-    torch.manual_seed(0)
-    found = outputs(bnn, inputs)
-    loss = sum(y.float().square().mean() for y in found) + lb.kl(bnn) / 1e6
-    loss.backward()
+    with torch.no_grad():
+        with lb.draws(bnn, seed=0, index=index):
+            torch.manual_seed(0)
+            one = outputs(bnn, inputs)
+        drawn = lb.draw(bnn, seed=0, index=index).eval()
+        torch.manual_seed(0)
+        other = outputs(drawn, inputs)
+    return farthest(one, other), drawn
+
+
+def rounding(net: Any, inputs: dict[str, Any]) -> float:
+    """Return how far a network in float32 is from the same network in float64."""
+    import torch
+
+    with torch.no_grad():
+        torch.manual_seed(0)
+        single = outputs(net, inputs)
+        torch.manual_seed(0)
+        return farthest(single, outputs(copy.deepcopy(net).double(), doubled(inputs)))
+
+
+def doubled(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Return inputs with all floating tensors in float64."""
+    return {key: x.double() if x.is_floating_point() else x for key, x in inputs.items()}
+
+
+def training_step(bnn: Any, inputs: dict[str, Any], net: Any) -> dict[str, Any]:
+    """Return the loss of a training step, and the parameters that should have a gradient and have none."""
+    import leanbayes as lb
+
+    loss = backward(bnn, inputs)
     layers = [(path, layer) for path, layer in lb.stochastic_layers(bnn) if layer.used is not False]
-    without = [
-        f"{path}.{name}" for path, layer in layers for name, p in layer.posterior.named_parameters() if p.grad is None
-    ]
+    without = {
+        path: [name for name, p in layer.posterior.named_parameters() if p.grad is None] for path, layer in layers
+    }
+    idle = without_gradient(net, inputs) if any(without.values()) else set()
     bnn.zero_grad()
     return {
-        "loss": float(loss),
-        "without_gradient": without[:5],
+        "loss": loss,
+        "without_gradient": [f"{path}.{name}" for path, names in without.items() if path not in idle for name in names][
+            :5
+        ],
+        "idle": sum(path in idle for path in without),
         "unused": sum(layer.used is False for _, layer in lb.stochastic_layers(bnn)),
         "one_draw": sum(
             str(layer.layout) == "Layout(axis=None, tiled=False)" for _, layer in lb.stochastic_layers(bnn)
         ),
     }
+
+
+def backward(net: Any, inputs: dict[str, Any]) -> float:
+    """Compute the gradients of a training step, and return its loss; the KL divergence of a plain network is 0."""
+    import torch
+
+    import leanbayes as lb
+
+    net.train()
+    torch.manual_seed(0)
+    loss = sum(y.float().square().mean() for y in outputs(net, inputs)) + lb.kl(net) / 1e6
+    loss.backward()
+    return float(loss)
+
+
+def without_gradient(net: Any, inputs: dict[str, Any]) -> set[str]:
+    """Return the paths of layers whose parameters all have no gradient in a training step of the plain network."""
+    plain = copy.deepcopy(net)
+    plain.zero_grad()
+    backward(plain, inputs)
+    owned = {path: list(layer.parameters(recurse=False)) for path, layer in plain.named_modules()}
+    return {path for path, own in owned.items() if own and all(p.grad is None for p in own)}
 
 
 def row_changes(bnn: Any, inputs: dict[str, Any]) -> dict[str, float]:
@@ -241,12 +295,12 @@ def passes(bnn: Any, inputs: dict[str, Any], *, other_noise: bool) -> tuple[list
     import torch
 
     from leanbayes.distributions.assignment import Assignment
-    from leanbayes.runtime.passes import draws_of
+    from leanbayes.runtime.passes import states_of
 
     rows: list[int] = []
 
     def change(module: Any, args: Any, kwargs: Any) -> None:
-        for state, _ in draws_of(bnn):
+        for state, _ in states_of(bnn):
             row = (state.stream % ROWS + 1) % ROWS
             rows.append(row)
             if not other_noise or state.component is None:
@@ -282,14 +336,19 @@ def relative(a: Any, b: Any) -> float:
     return float((a.double() - b.double()).abs().max() / b.double().abs().max().clamp(min=1e-12))
 
 
+def farthest(some: list[Any], others: list[Any]) -> float:
+    """Return the largest relative difference of two lists of tensors."""
+    return max(relative(a, b) for a, b in zip(some, others, strict=True))
+
+
 def outcome(found: dict[str, Any]) -> str:
     """Return one word for a result: what is wrong, or that all is well."""
     if "refused" in found:
-        return "refused"
+        return "UNHELPFUL" if unhelpful(found) else "refused"
     if "error" in found:
         return "ERROR"
     checks = {
-        "DRAW": not found["draw"] <= TOLERANCE,
+        "DRAW": not (found["draw"] <= TOLERANCE or beyond_float32(found)),
         "LOSS": not abs(found["loss"]) < float("inf"),
         "GRADIENT": bool(found["without_gradient"]),
         "ROWS": found.get("noise_leak", 0) > TOLERANCE or found.get("rows_mixed", 0) > TOLERANCE,
@@ -297,10 +356,15 @@ def outcome(found: dict[str, Any]) -> str:
     return "+".join(name for name, wrong in checks.items() if wrong) or "ok"
 
 
+def beyond_float32(found: dict[str, Any]) -> bool:
+    """Return whether float32 cannot tell a pass from its draw, and float64 shows them to be equal."""
+    return found.get("rounding", 0) > TOLERANCE and found["draw_in_float64"] <= TOLERANCE_OF_DOUBLES
+
+
 def unhelpful(found: dict[str, Any]) -> bool:
     """Return whether a refusal is no sentence with a remedy."""
     text = found.get("refused", "")
-    return bool(text) and (len(text) > 900 or not any(word in text for word in REMEDIES))
+    return len(text) > LONGEST_REFUSAL or not any(word in text for word in REMEDIES)
 
 
 def summarise(out: Path, names: list[str]) -> dict[str, Any]:
@@ -313,14 +377,16 @@ def summarise(out: Path, names: list[str]) -> dict[str, Any]:
     timm = [r["methods"]["patch"] for r in whole if r["name"].startswith("timm/") and "patch" in r["methods"]]
     normed = [found for found in timm if found.get("norms", 0) > 0]
     faults = [f"{r['name']}: {r['failed']}" for r in results if "failed" in r]
-    faults += [f"{name}, {method}: {outcome(found)} {found.get('error', '')}"[:300] for name, method, found in pairs
-               if outcome(found) not in ("ok", "refused") or unhelpful(found)]  # fmt: skip
+    faults += [f"{name}, {method}: {outcome(found)} {found.get('error', found.get('refused', ''))}"[:300]
+               for name, method, found in pairs if outcome(found) not in ("ok", "refused")]  # fmt: skip
     return {
         "networks": len(whole),
+        "commits": Counter(r.get("commit", "unknown") for r in whole),
         "by_library": Counter(r["name"].split("/")[0] for r in whole),
         "pairs": len(pairs),
         "outcomes": counts,
         "refused_by_method": Counter(method for _, method, found in pairs if outcome(found) == "refused"),
+        "compared_in_float64": [f"{name}, {method}" for name, method, found in pairs if "draw_in_float64" in found],
         "median_share_of_weights_rank1": statistics.median(covered) if covered else None,
         "timm_networks_with_norms": len(normed),
         "timm_networks_whose_norms_are_patched": sum(
@@ -330,71 +396,6 @@ def summarise(out: Path, names: list[str]) -> dict[str, Any]:
         "faults": faults,
     }
 
-
-def declare_missing_operators() -> None:
-    """Let torchvision import next to a torch without its compiled operators."""
-    import torch
-
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    globals()["_kept"] = library
-
-
-def timm_network(name: str, spec: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Build a network of timm, with images of its size or a smaller one."""
-    import timm
-    import torch
-
-    size = spec.get("size")
-    options = {key: value for key, value in spec.items() if key not in ("size", "img_size")}
-    if "img_size" in spec:
-        options["img_size"] = size = spec["img_size"]
-    net = timm.create_model(name, num_classes=10, **options)
-    size = size or net.default_cfg["input_size"][1]
-    return net, {"_x": torch.randn(ROWS, 3, size, size)}
-
-
-def torchvision_network(name: str, spec: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Build a network of torchvision."""
-    import torch
-    import torchvision
-
-    options = {key: value for key, value in spec.items() if key not in ("shape", "two", "no_backbone_weights")}
-    if spec.get("no_backbone_weights"):
-        options["weights_backbone"] = None
-    net = torchvision.models.get_model(name, weights=None, **options)
-    shape = spec.get("shape", [3, 64, 64])
-    inputs = {"_x": torch.randn(ROWS, *shape)}
-    return net, inputs | ({"_y": torch.randn(ROWS, *shape)} if spec.get("two") else {})
-
-
-def transformers_network(name: str, spec: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Build a network of transformers from a small configuration."""
-    import torch
-    import transformers
-
-    config = getattr(transformers, spec["config"])(**spec.get("fields", {}))
-    net = getattr(transformers, spec["model"])(config)
-    makers: dict[str, Callable[[list[int]], Any]] = {
-        "words": lambda shape: torch.randint(3, spec.get("vocabulary", 60), (ROWS, *shape)),
-        "floats": lambda shape: torch.randn(ROWS, *shape),
-        "ones": lambda shape: torch.ones(ROWS, *shape, dtype=torch.long),
-    }
-    return net, {key: makers[kind](shape) for key, (kind, shape) in inputs_of(spec)}
-
-
-def inputs_of(spec: dict[str, Any]) -> Iterator[tuple[str, tuple[str, list[int]]]]:
-    """Yield name, kind and shape of every input."""
-    for key, (kind, *shape) in spec["inputs"].items():
-        yield key, (kind, shape)
-
-
-LIBRARIES: dict[str, Callable[[str, dict[str, Any]], tuple[Any, dict[str, Any]]]] = {
-    "timm": timm_network,
-    "torchvision": torchvision_network,
-    "transformers": transformers_network,
-}
 
 if __name__ == "__main__":
     sys.exit(main())

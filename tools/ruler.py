@@ -1,8 +1,9 @@
 """Measure methods by ensembles of plain networks: predictions of finished runs, sub-ensembles, equivalents, prices.
 
-python tools/ruler.py predict RUN FILE.npz [--device cuda]
+python tools/ruler.py predict RUN FILE.npz [--device cuda] [--no-noise]
 python tools/ruler.py score FILE.npz ... --out ruler.json
 python tools/ruler.py late FILE.npz ... --out late.json
+python tools/ruler.py floor FILE.npz ... --out floor.json
 python tools/ruler.py price --out price.json
 """
 
@@ -18,10 +19,11 @@ from typing import Any
 
 import torch
 
+from leanbayes import metrics
 from leanbayes.compare.experiment import maker
 from leanbayes.compare.job import method_of, PLAIN
 from leanbayes.compare.members import read_predictions, save_predictions, Saved
-from leanbayes.compare.ruler import paired, Ruler, score, Scored
+from leanbayes.compare.ruler import ece_floor, paired, Ruler, score, Scored
 from leanbayes.evaluation.result import commit, environment
 from leanbayes.runtime._files import write_text
 
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one.add_argument("run", type=Path)
     one.add_argument("out", type=Path)
     one.add_argument("--samples", type=int, default=16)
+    one.add_argument("--no-noise", action="store_true", help="leave out each member with noise")
     one.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     one.add_argument("--root")
     many = commands.add_parser("score", help="score sub-ensembles and methods from such files")
@@ -44,6 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     late = commands.add_parser("late", help="score one method that was converted after different numbers of epochs")
     late.add_argument("files", type=Path, nargs="+")
     late.add_argument("--out", type=Path, required=True)
+    floor = commands.add_parser("floor", help="put the ECE of every prediction next to that of a calibrated network")
+    floor.add_argument("files", type=Path, nargs="+")
+    floor.add_argument("--out", type=Path, required=True)
     price = commands.add_parser(
         "price", help="time training epochs next to those of a plain network, on an idle machine"
     )
@@ -55,11 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     price.add_argument("--out", type=Path, required=True)
     given = parser.parse_args(arguments)
     if given.command == "predict":
-        save_predictions(given.run, given.out, samples=given.samples, device=given.device, root=given.root)
+        how = {"samples": given.samples, "noise": not given.no_noise, "device": given.device, "root": given.root}
+        save_predictions(given.run, given.out, **how)
     elif given.command == "score":
         _write(scores([read_predictions(path) for path in given.files]), given.out)
     elif given.command == "late":
         _write(conversions([read_predictions(path) for path in given.files]), given.out)
+    elif given.command == "floor":
+        _write(floors([read_predictions(path) for path in given.files]), given.out)
     else:
         _write(prices(given), given.out)
 
@@ -122,6 +131,29 @@ def conversions(runs: Sequence[Saved]) -> dict[str, Any]:
             {"convert_at_epoch": epoch} | _method(key, groups[epoch], rulers, {net: plain}) for epoch in sorted(groups)
         ],
     }
+
+
+def floors(runs: Sequence[Saved]) -> dict[str, Any]:
+    """Return the ECE of each run, and of the ensemble of all plain networks of a kind, next to its noise floor."""
+    y = _targets(runs)
+    rows: list[dict[str, Any]] = []
+    plain: dict[str, list[torch.Tensor]] = {}
+    for run in runs:
+        about, p = run.about, run.parts["both"]
+        name = about["method"]["name"]
+        when = {key: about["recipe"][key] for key in ("epochs", "convert_at_epoch")}
+        rows.append({"net": about["net"], "method": name, "seed": about["seed"], "networks": 1} | when | _floor(p, y))
+        if name == PLAIN:
+            plain.setdefault(about["net"], []).append(p.double())
+    for net, members in plain.items():
+        if len(members) > 1:
+            found = _floor(torch.stack(members).mean(0), y)
+            rows.append({"net": net, "method": PLAIN, "seed": None, "networks": len(members)} | found)
+    return {"commit": commit(), "data": runs[0].about["data"], "rows": rows}
+
+
+def _floor(p: torch.Tensor, y: torch.Tensor) -> dict[str, Any]:
+    return {"ece": float(metrics.ece(p, y)), "floor": ece_floor(p)}
 
 
 def _targets(runs: Sequence[Saved]) -> torch.Tensor:

@@ -11,7 +11,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +67,7 @@ def short(result: dict[str, Any]) -> dict[str, Any]:
 def tables(folder: Path) -> dict[str, str]:
     """Return the tables of the page by name, from `ruler.json`, `price.json`, `runs.json` and `late.json`."""
     ruler, price, runs = (json.loads((folder / f"{name}.json").read_text()) for name in ("ruler", "price", "runs"))
-    found = {f"Curve of {curve['net']}": table(CURVE, map(_size, curve["curve"])) for curve in ruler["curves"]}
-    parts = [(method, name, part) for method in ruler["methods"] for name, part in method["parts"].items()]
-    found["Parts"] = table(PARTS, [_part(*each) for each in parts])
-    found["Against the centre"] = table(CENTRE, [_centre(method) for method in ruler["methods"]])
-    found["Seeds"] = table(SEEDS, [row for method in ruler["methods"] for row in _seeds(method)])
+    found = ruler_tables(ruler)
     found["Four thin networks"] = table(
         ("Networks", "Calibrated NLL", "Worth networks", "Gain"),
         [
@@ -81,7 +77,7 @@ def tables(folder: Path) -> dict[str, str]:
         ],
     )
     epochs, before = _late(runs)
-    found["Prices"] = table(PRICES, [_price(row, epochs, before) for row in price["rows"]])
+    found["Prices"] = price_table(price, epochs, before)
     found["Runs"] = table(RUNS, list(_runs(runs)))
     late = json.loads((folder / "late.json").read_text())
     found["When to convert"] = table(LATE, [_conversion(each, price, epochs) for each in late["conversions"]])
@@ -90,16 +86,32 @@ def tables(folder: Path) -> dict[str, str]:
     return found
 
 
+def ruler_tables(ruler: dict[str, Any]) -> dict[str, str]:
+    """Return the tables of curves and methods by name."""
+    found = {f"Curve of {curve['net']}": table(CURVE, map(_size, curve["curve"])) for curve in ruler["curves"]}
+    parts = [(method, name, part) for method in ruler["methods"] for name, part in method["parts"].items()]
+    found["Parts"] = table(PARTS, [_part(*each) for each in parts])
+    found["Against the centre"] = table(CENTRE, [_centre(method) for method in ruler["methods"]])
+    found["Seeds"] = table(SEEDS, [row for method in ruler["methods"] for row in _seeds(method)])
+    return found
+
+
+def price_table(price: dict[str, Any], epochs: int, before: int) -> str:
+    """Return the prices of steps, and of trainings that are converted after so many of their epochs."""
+    return table(PRICES, [_price(row, epochs, before) for row in price["rows"]])
+
+
 def says(folder: Path) -> list[str]:
     """Return a sentence for each method: its worth, its differences seed by seed, the worth of its centre."""
     found = []
     for method in json.loads((folder / "ruler.json").read_text())["methods"]:
         both, centre = (method["parts"][name] for name in ("both", "centre"))
         each, less = both["paired"]["differences"], _signed(both["paired"]["mean"], both["paired"]["se"])
+        seeds = f"{len(each)} seeds" if len(each) > 1 else "one seed"
+        sign = f", negative in {sum(value < 0 for value in each)} of {len(each)} seeds" if len(each) > 1 else ""
         found.append(
-            f"`{method['method']}` is worth {_worth(both)} networks ({len(each)} seeds). Its calibrated NLL less that "
-            f"of the plain network of the same seed is {less}, negative in {sum(value < 0 for value in each)} of "
-            f"{len(each)} seeds. Its centre alone is worth {_worth(centre)}."
+            f"`{method['method']}` is worth {_worth(both)} networks ({seeds}). Its calibrated NLL less that "
+            f"of the plain network of the same seed is {less}{sign}. Its centre alone is worth {_worth(centre)}."
         )
     return found
 
@@ -136,6 +148,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+def count_of(seeds: Sized) -> str:
+    """Return the number of seeds; one seed is called one seed."""
+    return str(len(seeds)) if len(seeds) > 1 else "one seed"
+
+
 def len_of(ruler: dict[str, Any], net: str) -> int:
     """Return how many networks of a kind were trained."""
     return next(len(curve["seeds"]) for curve in ruler["curves"] if curve["net"] == net)
@@ -154,7 +171,7 @@ def _part(method: dict[str, Any], name: str, part: dict[str, Any]) -> list[str]:
     by_seed = part["by_seed"].values()
     figures = [f"{scale * statistics.fmean(f[key] for f in by_seed):.{digits}f}" for key, scale, digits in FIGURES]
     paired = _signed(part["paired"]["mean"], part["paired"]["se"])
-    return [method["method"], name, str(len(by_seed)), *figures, _worth(part), _gain(part), paired]
+    return [method["method"], name, count_of(by_seed), *figures, _worth(part), _gain(part), paired]
 
 
 def _worth(found: dict[str, Any]) -> str:
@@ -169,12 +186,14 @@ def _gain(found: dict[str, Any]) -> str:
     return _signed(found["gain"], found["gain_se"])
 
 
-def _signed(mean: float, error: float) -> str:
-    return f"{mean:+.4f} ± {error:.4f}"
+def _signed(mean: float, error: float | None) -> str:
+    return f"{mean:+.4f}" if error is None else f"{mean:+.4f} ± {error:.4f}"
 
 
 def _mean_error(values: Sequence[float], scale: float = 1.0, digits: int = 4) -> str:
-    """Return the mean and the standard error of at least two values."""
+    """Return the mean and the standard error of values; one value has no error."""
+    if len(values) == 1:
+        return f"{scale * values[0]:+.{digits}f}"
     error = statistics.stdev(values) / math.sqrt(len(values))
     return f"{scale * statistics.fmean(values):+.{digits}f} ± {scale * error:.{digits}f}"
 
@@ -198,11 +217,11 @@ def _centre(method: dict[str, Any]) -> list[str]:
     """Return the calibrated NLL of each part less that of the centre of the same seed: mean and standard error."""
     parts = {name: part["by_seed"] for name, part in method["parts"].items()}
     one = next(name for name in parts if name.startswith("one member"))
-    cells = []
+    cells: list[str] = []
     for name in ("members without noise", one, "both"):
         each = [parts[name][seed]["cnll"] - figures["cnll"] for seed, figures in parts["centre"].items()]
         cells.append(_mean_error(each))
-    return [method["method"], str(len(method["seeds"])), *cells]
+    return [method["method"], count_of(method["seeds"]), *cells]
 
 
 def _seeds(method: dict[str, Any]) -> Iterable[list[str]]:

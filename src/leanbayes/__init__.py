@@ -12,11 +12,11 @@ from leanbayes import slim as slim
 from leanbayes.core.checkpoint import load as load
 from leanbayes.core.checkpoint import save as save
 from leanbayes.core.conversion import convert as convert
-from leanbayes.core.conversion import draw as draw
-from leanbayes.core.conversion import mean as mean
 from leanbayes.core.conversion import stochastic_layers as stochastic_layers
 from leanbayes.core.norm import update_norm as update_norm
 from leanbayes.core.objective import parameter_groups as parameter_groups
+from leanbayes.core.plain import draw as draw
+from leanbayes.core.plain import mean as mean
 from leanbayes.core.prediction import Prediction as Prediction
 from leanbayes.core.public import elbo as elbo
 from leanbayes.core.public import kl as kl
@@ -38,8 +38,8 @@ from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
 from leanbayes.methods.variance import VarianceLayers as VarianceLayers
 from leanbayes.runtime.passes import draws as draws
-from leanbayes.training import fit as fit
 from leanbayes.training import Recipe as Recipe
+from leanbayes.training.fit import fit as fit
 
 __version__ = "0.1.0"
 

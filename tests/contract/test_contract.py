@@ -13,6 +13,7 @@ from torch.func import functional_call, grad, vmap
 
 import leanbayes as lb
 from leanbayes.methods._base import StochasticLayer
+from tests.readings import reading_of
 
 from .cases import convert, converted, LAYERS, METHODS, pairs
 
@@ -168,8 +169,8 @@ def test_a_layer_used_twice_has_one_posterior_one_kl_and_one_draw(method):
     seen = []
 
     def look(layer, args, y):
-        ahead = layer.draws.noise.get(layer.path)
-        seen.append((layer.draws.activation_noise(layer, y.detach()),) if ahead is None else ahead)
+        ahead = layer.state.noise.get(layer.path)
+        seen.append((layer.state.activation_noise(layer, y.detach()),) if ahead is None else ahead)
 
     handle = bnn[0].register_forward_hook(look)
     bnn(x)
@@ -204,7 +205,7 @@ def test_a_row_has_the_same_component_in_every_layer(method):
     told = []
     for _, layer in lb.stochastic_layers(bnn):
         layer.register_forward_hook(
-            lambda layer, args, y: told.append(layer.draws.read(layer, len(args[0])).component.rows())
+            lambda layer, args, y: told.append(reading_of(layer, len(args[0])).component.rows())
         )
     for rows in (6, 7, 2):
         told.clear()

@@ -15,7 +15,7 @@ import pytest
 
 from leanbayes import data
 from leanbayes.data.catalogue import SOURCES
-from leanbayes.data.prepare import check_md5, download
+from leanbayes.data.preparation import check_md5, download
 from tests.data import upstream
 
 BODY = np.random.default_rng(0).bytes(100_000)

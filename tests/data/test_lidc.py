@@ -108,7 +108,7 @@ def test_an_empty_or_missing_folder_says_what_is_expected(tmp_path):
         data.load_lidc(tmp_path)
 
 
-def test_missing_and_foreign_masks_are_named(release):
+def test_missing_and_unknown_masks_are_named(release):
     folder, _ = release
     gone = folder / "val" / "gt" / PATIENTS[1] / f"{CROPS[0]}_l2.png"
     kept = gone.rename(folder / "kept.png")

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.data.cache import read_array, sha256_of_arrays
+from leanbayes.data.cache import sha256_of_arrays
 from leanbayes.data.catalogue import NOTMNIST, UCI
-from leanbayes.data.upstream.converters import UCI_SETS
+from leanbayes.data.files.npz import read_array
+from leanbayes.data.upstream.uci import UCI_SETS
 
 # rows, columns, splits as in Hernandez-Lobato & Adams (2015)
 UCI_SIZES = {
@@ -55,7 +56,7 @@ def test_cifar10(data_root):
     assert data.ood("mnist", loaded, data_root).shape == (10_000, 3, 32, 32)
 
 
-def test_svhn_and_notmnist_are_foreign_sets(data_root):
+def test_svhn_and_notmnist_are_out_of_distribution_sets(data_root):
     need(data_root, "svhn_test_6k.npz", "notmnist_test.npz")
     digits = data.load("digits")
     assert data.ood("svhn", digits, data_root).shape[1:] == (1, 8, 8)

@@ -1,4 +1,4 @@
-"""What one, two and four processes are given alike: a network, global batches, and a training by hand."""
+"""The same for one, two and four processes: a network, global batches, and a training loop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import leanbayes as lb
 from leanbayes.methods import all_methods
 
-STEPS, ROWS = 20, 16
+STEPS, ROWS = 5, 16
 """Four rows for each of four processes: one for each of four components, which DDP wants to have seen all."""
 
 
@@ -66,7 +66,7 @@ def silenced(bnn: nn.Module) -> AbstractContextManager[Any]:
 
 
 def train(model: nn.Module, rank: int, world: int) -> lb.ElboTerms:
-    """Make 20 momentum steps on this process's rows of the global batches, dealt out in turn."""
+    """Make a momentum step on this process's rows of each global batch; rows are assigned in turn."""
     groups = lb.parameter_groups(model, lr=0.05, posterior_lr=0.1, weight_decay=1e-3)
     optimiser = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
     torch.manual_seed(7)  # the same in every process, as most scripts do
@@ -85,7 +85,7 @@ def shared(bnn: nn.Module, world: int, **options: Any) -> nn.Module:
 
 
 def trained(name: str, rank: int, world: int, *, noise: bool) -> dict[str, Tensor]:
-    """Train a method, and return its parameters, its last outputs, the KL's gradient alone, and what it draws then."""
+    """Train a method, and return its parameters, its last outputs, the gradient of the KL alone, and named draws."""
     bnn = converted(name)
     model = shared(bnn, world)
     with nullcontext() if noise else silenced(bnn):

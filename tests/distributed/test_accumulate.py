@@ -10,12 +10,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
 from leanbayes.cli.options import comparison_options, parse
-from leanbayes.training import fit, Recipe, TrainingError
+from leanbayes.training import Recipe, TrainingError
+from leanbayes.training.fit import fit
 from tests.training.problems import images, network, rank1, same, short
 
-from .together import together
+from .together import one_worker, together
 
-ROWS = 90  # the last step of an epoch has fewer batches, the last of which has fewer rows
+ROWS = 90  # the last step of an epoch has fewer batches, and its last batch fewer rows
 TOGETHER = {"batch_size": 32, "anneal_epochs": 1, "warmup_epochs": 0, "clip_norm": 1.0, "posterior_lr": 0.2}
 
 
@@ -113,6 +114,7 @@ def work(rank, world):
     return found
 
 
+@one_worker
 def test_two_processes_accumulate_as_one_and_must_be_known_to_fabric(tmp_path):
     one = rank1(norm=False)
     with lb.draws(one, mean=True):

@@ -1,4 +1,4 @@
-"""Two and four processes equal one on the same global batches, for every method; the KL counts once."""
+"""Several processes equal one on the same global batches: two for every method, four for kinds of noise; one KL."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ import leanbayes as lb
 from leanbayes.methods import all_methods
 
 from .problem import batches, Checkpointed, gradients, network, shared, train, trained
-from .together import together
+from .together import one_worker, together
 
-WORLDS = (2, 4)
-DRAWS = 150
-WAYS = {"compiled": 1e-5, "bfloat16": 1e-2}
+pytestmark = one_worker
+
+FOUR = ("rank1", "mean_field", "mc_dropout")
+"""Methods that four processes train: noise per row, per activation, and masks."""
+METHODS = {2: tuple(all_methods()), 4: FOUR}
+DRAWS = 30
 KINDS = {"kept": {}, "not reentrant": {"reentrant": False}, "reentrant": {"reentrant": True}}
 
 methods = pytest.mark.parametrize("name", all_methods())
-worlds = pytest.mark.parametrize("world", WORLDS)
+pairs = pytest.mark.parametrize(("world", "name"), [(world, name) for world in METHODS for name in METHODS[world]])
 
 
 def work(rank, world):
-    """What every process does, in one go: starting it takes longer than most of this."""
-    found = {f"{name}/{noise}": trained(name, rank, world, noise=noise) for name in all_methods() for noise in (0, 1)}
+    """Do the work of a process for all tests at once: starting it takes longer than most of them."""
+    found = {f"{name}/1": trained(name, rank, world, noise=True) for name in METHODS[world]}
     found["components"] = components(rank, world)
     if world == 2:
-        found |= {kind: in_other_ways(rank, world, kind) for kind in WAYS}
+        found |= {f"{name}/0": trained(name, rank, world, noise=False) for name in all_methods()}
+        found["bfloat16"] = in_bfloat16(rank, world)
         found |= {kind: checkpointed(rank, world, **options) for kind, options in KINDS.items()}
         # Seeds of their own, for once: with equal ones the gradients would be one process's to the last digits.
         found |= {f"{name}/gradients": means(name, rank, world, seed=10 + rank) for name in all_methods()}
@@ -33,11 +37,11 @@ def work(rank, world):
 
 
 def components(rank, world):
-    """Return which of three components serves each row of this process; they do not divide the global batch."""
+    """Return the component, of three, of each row of this process; they do not divide the global batch."""
     bnn = lb.convert(network(), lb.Rank1(components=3))
     torch.manual_seed(7)
     bnn(batches()[0][0][rank::world])
-    return bnn[0].draws.component.rows()
+    return bnn[0].state.component.rows()
 
 
 def checkpointed(rank, world, reentrant=None):
@@ -48,12 +52,18 @@ def checkpointed(rank, world, reentrant=None):
     return {path: p.detach() for path, p in bnn.named_parameters()}
 
 
-def in_other_ways(rank, world, kind):
-    """Train with noise, compiled (graphs as they are, without a compiler of C++) or in bfloat16."""
+def in_bfloat16(rank, world):
+    """Train with noise under autocast."""
     bnn = lb.convert(network(), lb.Rank1())
-    model = shared(bnn, world)
-    with torch.autocast("cpu", torch.bfloat16, enabled=kind == "bfloat16"):
-        train(torch.compile(model, backend="aot_eager") if kind == "compiled" else model, rank, world)
+    with torch.autocast("cpu", torch.bfloat16):
+        train(shared(bnn, world), rank, world)
+    return {path: p.detach() for path, p in bnn.named_parameters()}
+
+
+def compiled(rank, world):
+    """Train with noise and compiled, without a compiler of C++."""
+    bnn = lb.convert(network(), lb.Rank1())
+    train(torch.compile(shared(bnn, world), backend="aot_eager"), rank, world)
     return {path: p.detach() for path, p in bnn.named_parameters()}
 
 
@@ -64,7 +74,7 @@ def means(name, rank, world, seed):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return {world: together(world, work, tmp_path_factory.mktemp("ranks")) for world in WORLDS}
+    return {world: together(world, work, tmp_path_factory.mktemp("ranks")) for world in METHODS}
 
 
 def compare(ours, theirs, **tolerance):
@@ -74,23 +84,19 @@ def compare(ours, theirs, **tolerance):
 
 
 @methods
-def test_with_noise_off_several_processes_equal_one(ranks, name):
+def test_with_noise_off_two_processes_equal_one(ranks, name):
     one = trained(name, 0, 1, noise=False)
-    for world in WORLDS:
-        for found in ranks[world]:
-            compare(found[f"{name}/0"], one, atol=1e-5, rtol=0)
+    for found in ranks[2]:
+        compare(found[f"{name}/0"], one, atol=1e-5, rtol=0)
 
 
-@methods
-def test_with_equal_seeds_rows_have_the_noise_that_one_process_gives_them(ranks, name):
-    one = trained(name, 0, 1, noise=True)
-    for world in WORLDS:
-        compare(ranks[world][0][f"{name}/1"], one, atol=1e-5, rtol=0)
+@pairs
+def test_with_equal_seeds_rows_have_the_noise_that_one_process_gives_them(ranks, world, name):
+    compare(ranks[world][0][f"{name}/1"], trained(name, 0, 1, noise=True), atol=1e-5, rtol=0)
 
 
-@methods
-@worlds
-def test_processes_differ_in_noise_and_agree_in_parameters_and_named_draws(ranks, name, world):
+@pairs
+def test_processes_differ_in_noise_and_agree_in_parameters_and_named_draws(ranks, world, name):
     first, *others = (found[f"{name}/1"] for found in ranks[world])
     for other in others:
         assert not torch.allclose(first["outputs"], other["outputs"])
@@ -107,7 +113,7 @@ def test_gradients_agree_in_the_mean(ranks, name):
         assert ((one["mean"] - two["mean"]).abs() <= 4 * error + 1e-6).all()
 
 
-@worlds
+@pytest.mark.parametrize("world", METHODS)
 def test_components_are_balanced_over_the_global_batch(ranks, world):
     counts = torch.cat([found["components"] for found in ranks[world]]).bincount()
     assert sorted(counts.tolist()) == [5, 5, 6]
@@ -120,10 +126,16 @@ def test_activation_checkpointing_changes_nothing(ranks, kind):
             torch.testing.assert_close(found[kind][path], tensor, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", WAYS)
-def test_compiled_and_in_bfloat16_two_processes_equal_one(ranks, kind):
-    one = in_other_ways(0, 1, kind)
-    first, second = (found[kind] for found in ranks[2])
+def check_equal(one, first, second, tolerance):
     for path, tensor in one.items():
-        torch.testing.assert_close(first[path], tensor, atol=WAYS[kind], rtol=0)
+        torch.testing.assert_close(first[path], tensor, atol=tolerance, rtol=0)
         assert torch.equal(first[path], second[path])
+
+
+def test_in_bfloat16_two_processes_equal_one(ranks):
+    check_equal(in_bfloat16(0, 1), *(found["bfloat16"] for found in ranks[2]), tolerance=1e-2)
+
+
+@pytest.mark.slow  # three compilations
+def test_compiled_two_processes_equal_one(tmp_path):
+    check_equal(compiled(0, 1), *together(2, compiled, tmp_path), tolerance=1e-5)

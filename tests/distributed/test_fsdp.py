@@ -15,11 +15,14 @@ from torch.distributed.fsdp import fully_shard
 import leanbayes as lb
 
 from .problem import batches, network, ROWS, shared, silenced, train
-from .together import together
+from .together import one_worker, together
 
-pytestmark = pytest.mark.skipif(
-    not (distributed.is_available() and distributed.is_gloo_available()), reason="needs torch with gloo"
-)
+pytestmark = [
+    one_worker,
+    pytest.mark.skipif(
+        not (distributed.is_available() and distributed.is_gloo_available()), reason="needs torch with gloo"
+    ),
+]
 
 HOW = ("whole", "kept", "fabric", "freed")
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanbayes.distributions.assignment import blocks
+from leanbayes.distributions.assignment import blocks, cuts, pick, pick_between
 
 many = settings(deadline=None, derandomize=True, max_examples=150)
 rows_ = st.integers(1, 60)
@@ -81,3 +81,14 @@ def test_every_process_with_enough_rows_sees_every_component(rows, components, w
     rows = max(rows, components)
     for rank in range(world):
         assert len(blocks(rows, components, rank=rank, world=world).rows().unique()) == components
+
+
+def test_a_number_at_a_cut_belongs_to_the_next_component_however_shares_are_given():
+    shares = (0.25, 0.25, 0.5)
+    uniform = torch.tensor([0.0, 0.25, 0.4, 0.5, 0.9])
+    for index in (
+        pick(uniform, shares),
+        pick(uniform, torch.tensor(shares)),
+        pick_between(uniform, cuts(torch.tensor(shares))),
+    ):
+        assert index.tolist() == [0, 1, 1, 2, 2]

@@ -12,6 +12,7 @@ from scipy import stats
 
 from leanbayes.distributions.law import law, LAWS, LIMIT
 from leanbayes.distributions.positive import inverse_softplus, softplus
+from tests.readings import noise_of
 
 CPU = torch.device("cpu")
 DRAWS = 50_000
@@ -43,7 +44,7 @@ def twin(name: str, loc: float, scale: float):
 
 def sample(name: str, loc: float, scale: float, count: int, generator: torch.Generator | None) -> torch.Tensor:
     this = law(name)
-    return this.sample(torch.tensor(loc), torch.tensor(scale), this.noise((count,), CPU, generator))
+    return this.sample(torch.tensor(loc), torch.tensor(scale), noise_of(this, (count,), generator))
 
 
 # ------------------------------------------------------------------------------- samples
@@ -102,7 +103,8 @@ def test_samples_are_differentiable_in_location_and_scale(name):
     noise = torch.tensor([0.1, 0.4, 0.9, 1.5, 3.0])
     loc = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
     scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    z = this.sample(loc, scale, noise)
+    uniform = noise.atan() / math.pi + 0.5  # of which `noise` is the Cauchy number
+    z = this.sample(loc, scale, uniform if this.noise == "uniform" else noise)
     along_scale = {"log_normal": z * noise, "half_cauchy": noise}.get(name, noise)
     along_loc = {"log_normal": z, "half_cauchy": torch.zeros(5)}.get(name, torch.ones(5))
     for i in range(5):
@@ -118,9 +120,9 @@ def test_samples_are_differentiable_in_location_and_scale(name):
 def test_noise_depends_on_the_generator_alone(name):
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    first = law(name).noise((4, 3), CPU, torch.Generator().manual_seed(7))
-    again = law(name).noise((4, 3), CPU, torch.Generator().manual_seed(7))
-    other = law(name).noise((4, 3), CPU, torch.Generator().manual_seed(8))
+    first = noise_of(law(name), (4, 3), torch.Generator().manual_seed(7))
+    again = noise_of(law(name), (4, 3), torch.Generator().manual_seed(7))
+    other = noise_of(law(name), (4, 3), torch.Generator().manual_seed(8))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), before)
@@ -129,9 +131,9 @@ def test_noise_depends_on_the_generator_alone(name):
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_noise_without_a_generator_comes_from_the_global_one(name):
     torch.manual_seed(5)
-    first, second = law(name).noise((4,), CPU, None), law(name).noise((4,), CPU, None)
+    first, second = noise_of(law(name), (4,), None), noise_of(law(name), (4,), None)
     torch.manual_seed(5)
-    assert torch.equal(law(name).noise((4,), CPU, None), first)
+    assert torch.equal(noise_of(law(name), (4,), None), first)
     assert not torch.equal(first, second)
 
 
@@ -139,7 +141,7 @@ def test_noise_without_a_generator_comes_from_the_global_one(name):
 @few
 @given(shape=st.lists(st.integers(0, 4), min_size=1, max_size=3).map(tuple), seed=st.none() | st.integers(0, 9))
 def test_noise_is_float32_and_finite_in_any_shape(name, shape, seed):
-    noise = law(name).noise(shape, CPU, None if seed is None else torch.Generator().manual_seed(seed))
+    noise = noise_of(law(name), shape, None if seed is None else torch.Generator().manual_seed(seed))
     assert noise.shape == shape
     assert noise.dtype == torch.float32
     assert noise.isfinite().all()
@@ -150,7 +152,7 @@ def test_noise_is_float32_and_finite_in_any_shape(name, shape, seed):
 def test_samples_have_the_dtype_of_the_parameters(name, dtype):
     this = law(name)
     parameter = torch.full((3,), 0.5, dtype=dtype)
-    assert this.sample(parameter, parameter, this.noise((3,), CPU, None)).dtype == dtype
+    assert this.sample(parameter, parameter, noise_of(this, (3,), None)).dtype == dtype
 
 
 # ------------------------------------------------------------------------------- centres

@@ -19,7 +19,8 @@ from leanbayes.compare.run import perform
 from leanbayes.compare.run_all import check_alike
 from leanbayes.report import load_results, markdown
 from leanbayes.runtime.distributed import is_first, Launch, launched
-from leanbayes.training import fit, Recipe
+from leanbayes.training import Recipe
+from leanbayes.training.fit import fit
 from leanbayes.training.state import Checkpoint
 from tests.training.problems import images, rank1, short
 

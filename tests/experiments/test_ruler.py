@@ -17,7 +17,7 @@ from leanbayes import metrics
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.members import read_predictions, save_predictions, Saved
-from leanbayes.compare.ruler import jackknife, paired, Ruler, score
+from leanbayes.compare.ruler import ece_floor, jackknife, paired, Ruler, score
 from leanbayes.compare.run import perform
 from tests.experiments.pages import lacking, RESULTS
 from tools.ruler import conversions, main, scores
@@ -168,6 +168,9 @@ def test_parts_are_members_without_noise_and_one_member_with_it(files):
         noisy = lb.predict(model, x, samples=4, component=k).mean
         torch.testing.assert_close(saved.parts[f"noise{k}"], noisy, rtol=1e-4, atol=1e-6)
     assert set(saved.parts) == {"both", "centre", *(f"{part}{k}" for part in ("member", "noise") for k in range(4))}
+    few = save_predictions(folder, path.with_name("few.npz"), samples=4, noise=False).parts
+    assert set(few) == {name for name in saved.parts if not name.startswith("noise")}
+    assert all(torch.equal(few[name], saved.parts[name]) for name in few)
     assert set(read_predictions(files["plain", 0][0]).parts) == {"both"}
     assert len(read_predictions(files["batch_ensemble", 0][0]).noisy) == 0
 
@@ -279,3 +282,34 @@ def test_a_short_result_names_no_folder_and_keeps_the_figures(files):
     assert kept["metrics"] == result["metrics"]
     assert "figures" not in kept
     assert "layers" not in kept["cost"]
+
+
+def test_the_floor_of_the_ece_is_that_of_classes_drawn_from_the_probabilities():
+    generator = torch.Generator().manual_seed(3)
+    p = (2 * torch.randn(2000, 5, generator=generator, dtype=torch.float64)).softmax(1)
+    y = torch.multinomial(p, 1, generator=generator)[:, 0]
+    floor = ece_floor(p)
+    assert floor["low"] < floor["mean"] < floor["high"]
+    assert floor["low"] <= float(metrics.ece(p, y)) <= floor["high"]
+    sharper = p.square() / p.square().sum(1, keepdim=True)
+    assert float(metrics.ece(sharper, y)) > 2 * ece_floor(sharper)["high"]
+    drawn = np.random.default_rng(0)
+    again = [numpy_ece(p.numpy(), np.array([drawn.choice(5, p=row) for row in p.numpy()])) for _ in range(40)]
+    assert floor["mean"] == pytest.approx(np.mean(again), rel=0.1)
+    assert ece_floor(p[:200])["mean"] > 2 * floor["mean"]
+
+
+def test_floors_stand_next_to_the_ece_of_runs_and_of_all_plain_networks(files, tmp_path):
+    paths = [str(files[key][0]) for key in (("plain", 0), ("plain", 1), ("rank1", 0))]
+    main(["floor", *paths, "--out", str(tmp_path / "floor.json")])
+    rows = json.loads((tmp_path / "floor.json").read_text())["rows"]
+    assert [(row["method"], row["seed"], row["networks"]) for row in rows] == [
+        ("plain", 0, 1),
+        ("plain", 1, 1),
+        ("rank1", 0, 1),
+        ("plain", None, 2),
+    ]
+    saved = [read_predictions(files["plain", seed][0]) for seed in (0, 1)]
+    mean = torch.stack([each.parts["both"].double() for each in saved]).mean(0)
+    assert rows[3]["ece"] == pytest.approx(float(metrics.ece(mean, saved[0].y)))
+    assert rows[3]["floor"] == ece_floor(mean)

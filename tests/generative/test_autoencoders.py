@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributions import Bernoulli, Independent, kl_divergence, MultivariateNormal, Normal
 
 from leanbayes.generative import Autoencoder, explained, JointVAE, SlicedWassersteinAutoencoder, VAE, VNDAutoencoder
-from leanbayes.generative.networks import ConvDecoder, ConvEncoder
+from leanbayes.generative.autoencoder import ConvDecoder, ConvEncoder
 
 from .problems import decoder, Encoder, images, KINDS, SHAPE, small
 

@@ -9,8 +9,7 @@ import torch
 from torch.distributions import Categorical, kl_divergence, Normal
 
 from leanbayes.generative import fit, JointVAE, SlicedWassersteinAutoencoder
-from leanbayes.generative.joint_vae import JointCode
-from leanbayes.generative.sliced_wasserstein import sliced_wasserstein
+from leanbayes.generative.baselines import JointCode, sliced_wasserstein
 
 from .problems import digits, images, SHAPE, short, small
 
@@ -96,6 +95,7 @@ def test_joint_vae_builds_its_own_decoder_for_both_parts():
     assert model(torch.rand(2, 1, 16, 16)).shape == (2,)
 
 
+@pytest.mark.slow
 def test_categories_learn_the_clusters_of_images_that_numbers_cannot_tell():
     """Four kinds of images; a single number, which may carry few nats, is left to the noise."""
     generator = torch.Generator().manual_seed(0)
@@ -167,6 +167,7 @@ def test_codes_without_noise_are_their_means():
     assert torch.equal(code.rsample(), code.mean)
 
 
+@pytest.mark.slow
 def test_training_brings_the_codes_to_the_prior():
     distances = []
     for weight in (0.0, 1.0):

@@ -12,7 +12,8 @@ from torch.distributions import kl_divergence, Normal
 
 from leanbayes.distributions.ordered import log_tails_of
 from leanbayes.generative import ProbabilisticUNet, VNDAutoencoder
-from leanbayes.generative.codes import best_log_tails, check_length, Code, gaussian_kl, standard, truncated
+from leanbayes.generative.codes import check_length, Code, gaussian_kl, standard, truncated
+from tests.oracle.codes import best_log_tails
 
 from .problems import images, small
 
@@ -152,13 +153,6 @@ def code_with(kappa: Tensor, log_tails: Tensor) -> Code:
     """Return a code whose dimensions are so many nats from a standard normal: means sqrt(2 kappa), deviations one."""
     mean = (2 * kappa).sqrt().expand_as(log_tails)
     return Code(mean, torch.ones_like(mean), log_tails)
-
-
-def test_the_best_tails_end_where_a_dimension_costs_too_much():
-    kappa = torch.tensor([0.0, 0.0, 80.0, 0.0])
-    tails = best_log_tails(kappa, log_tails_of(torch.zeros(3))).exp()
-    torch.testing.assert_close(tails[:2], torch.tensor([2 / 3, 1 / 3]))
-    assert tails[2:].sum() < 1e-20
 
 
 def test_tails_that_never_occur_cost_nothing_and_give_no_nan():

@@ -207,6 +207,7 @@ def test_one_class_or_one_dimension_is_refused():
             ProbabilisticUNet(classes, (1, 8, 8), dimensions=dimensions)
 
 
+@pytest.mark.slow
 @ordered_or_not
 def test_it_learns_how_often_annotators_say_what(ordered):
     """Of every image, 70 % say the left half and 30 % the right half, and nobody a mixture of both.

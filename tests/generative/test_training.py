@@ -41,6 +41,7 @@ def plain():
     return trained(VAE)
 
 
+@pytest.mark.slow
 def test_training_orders_the_code(ordered):
     """Every dimension more explains more, up to noise, and the first ones most of it."""
     x = digits()
@@ -52,6 +53,7 @@ def test_training_orders_the_code(ordered):
     assert nothing - errors[3] > 0.6 * (nothing - errors[-1])
 
 
+@pytest.mark.slow
 def test_truncated_ordered_codes_beat_truncated_plain_ones(ordered, plain):
     ours, theirs = (torch.tensor(explained(model, digits(), range(2, 13))) for model in (ordered, plain))
     assert (ours[:5] < theirs[:5]).all()
@@ -59,6 +61,7 @@ def test_truncated_ordered_codes_beat_truncated_plain_ones(ordered, plain):
     assert ours[-1] < 1.4 * theirs[-1]  # nor does the whole code suffer much
 
 
+@pytest.mark.slow
 def test_every_length_gives_images(ordered):
     x = digits()[:20]
     for length in range(1, 13):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from leanbayes.data import ood as ood_inputs
 from leanbayes.methods import all_methods
 
-__all__ = ["all_methods"]
+__all__ = ["all_methods", "ood_inputs"]

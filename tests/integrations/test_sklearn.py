@@ -80,7 +80,7 @@ def test_a_regressor_predicts_what_its_model_predicts_in_units_of_the_targets(li
 def test_the_standard_deviation_is_of_noise_and_disagreement_together(line, regressor):
     x, y = line
     p = regressor.uncertainty(x)
-    samples, noise = p.samples[..., 0].numpy(), p.noise[..., 0].numpy()
+    samples, noise = p.samples[..., 0].numpy(), p.variances[..., 0].numpy()
     _, std = regressor.predict(x, return_std=True)
     np.testing.assert_allclose(std**2, noise.mean(0) + samples.var(0), rtol=1e-4)
     density = stats.norm(samples, np.sqrt(noise)).pdf(y).mean(0)

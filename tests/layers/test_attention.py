@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.core.conversion import strip
+from leanbayes.core.plain import strip
 from leanbayes.layers.composites.attention import Attention, refusal
 
 ROWS, QUERIES, KEYS, WIDTH, HEADS = 3, 4, 5, 8, 2

@@ -126,7 +126,7 @@ def test_a_row_has_one_draw_in_either_layout(kind, batch_first):
     assert len(rows) == ROWS
     assert not torch.allclose(rows[0], rows[1], atol=1e-3)
     layer = next(layer for path, layer in lb.stochastic_layers(bnn) if path.endswith("linear1"))
-    assert len(layer.draws.noise[layer.path][0]) == ROWS
+    assert len(layer.state.noise[layer.path][0]) == ROWS
 
 
 def test_rows_are_found_in_every_layout():
@@ -144,7 +144,7 @@ def test_a_recurrent_module_alone_keeps_its_draw_over_the_steps():
     bnn = lb.convert(Tagger(True).eval(), lb.Rank1(components=2, init_std=0.5))
     drawn = []
     hidden = bnn.rnn.cells["l0"].hidden
-    hidden.register_forward_hook(lambda layer, args, y: drawn.append(layer.draws.noise[layer.path][0]))
+    hidden.register_forward_hook(lambda layer, args, y: drawn.append(layer.state.noise[layer.path][0]))
     bnn.rnn(torch.randn(ROWS, STEPS, CHANNELS))
     assert len(drawn) == STEPS
     assert all(noise is drawn[0] for noise in drawn)

@@ -12,10 +12,10 @@ from torch import nn, Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, PackedSequence
 
 import leanbayes as lb
-from leanbayes.core.conversion import substitute
 from leanbayes.layers.composites.recurrent import Recurrent, refusal
 from leanbayes.methods._base import one_draw, plain_copy
-from leanbayes.runtime.passes import draws_of
+from leanbayes.runtime.passes import states_of
+from leanbayes.runtime.twins import twin
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
@@ -385,12 +385,12 @@ class Packer(Tagger):
 
 def network_of_row(model: nn.Module, row: int) -> nn.Module:
     """Return the plain network that one row of the last pass saw, with torch's own recurrent module."""
-    ((state, layers),) = draws_of(model)
+    ((state, layers),) = states_of(model)
     state.live = True  # the pass goes on: layers tell what they have drawn
-    variables = [one_draw(layer.sample(1), row) for layer in layers]
+    variables = [one_draw(layer.variables(), row) for layer in layers]
     state.live = False
     pairs = zip(layers, variables, strict=True)
-    plain = substitute(model, {id(layer): plain_copy(layer.base, layer.fold(own)) for layer, own in pairs})
+    plain = twin(model, {id(layer): plain_copy(layer.base, layer.fold(own)) for layer, own in pairs})
     plain.rnn = plain.rnn.raised()
     return plain
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core.conversion import strip
+from leanbayes.core.plain import strip
 from tests.needs import need_transformers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Rank1 covers .* of the weights")  # the embeddings of small networks

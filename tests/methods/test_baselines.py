@@ -11,13 +11,13 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.distributions.assignment import pick
-from leanbayes.distributions.random import draw_seeds, uniforms
+from leanbayes.distributions.random import standard, uniforms
 
 X = torch.randn(1, 6, generator=torch.Generator().manual_seed(1))
 
 
 def test_uniforms_from_seeds_are_uniform_and_independent():
-    seeds = draw_seeds(20_000, torch.Generator().manual_seed(0))
+    seeds = standard("seed", (20_000, 1), torch.device("cpu"), torch.Generator().manual_seed(0))
     u = uniforms(seeds, torch.zeros(1, 32))
     assert stats.kstest(u.flatten().numpy(), "uniform").pvalue > 1e-3
     between_columns, between_rows = torch.corrcoef(u.T), torch.corrcoef(u[:300])

@@ -14,6 +14,7 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.distributions.positive import inverse_softplus
+from tests.readings import reading_of
 
 ROWS = 6
 LAYERS = {
@@ -77,7 +78,7 @@ def expected_output(layer, x: torch.Tensor, reading) -> torch.Tensor:
 def test_each_row_passes_through_the_weights_of_its_own_nodes(kind, bias_node):
     model, x = make(kind, lb.ImplicitNodes(components=3, bias_node=bias_node))
     told = []
-    model[0].register_forward_hook(lambda layer, args, y: told.append(layer.draws.read(layer, len(args[0]))))
+    model[0].register_forward_hook(lambda layer, args, y: told.append(reading_of(layer, len(args[0]))))
     y = model(x)
     assert told[0].component.rows().bincount().tolist() == [2, 2, 2]
     torch.testing.assert_close(y, expected_output(model[0], x, told[0]), rtol=1e-9, atol=1e-9)
@@ -90,7 +91,7 @@ def test_a_named_draw_is_read_by_all_rows(kind, shared, bias_node):
     model, x = make(kind, lb.ImplicitNodes(components=3, bias_node=bias_node))
     with lb.draws(model, seed=1, index=2, shared=shared):
         y = model(x)
-        reading = model[0].draws.read(model[0], len(x))
+        reading = reading_of(model[0], len(x))
         assert torch.equal(model(x), y)
     assert reading.component.rows().tolist() == [2]
     assert len(reading.noise[0]) == (1 if shared else ROWS)

@@ -9,9 +9,10 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
+from leanbayes.distributions.assignment import Assignment
 from leanbayes.layers.channels import Stream
 from leanbayes.methods.nested.units import Order, OrderingUnit
-from leanbayes.runtime.passes import many_draws
+from leanbayes.runtime.passes import Fixed, many_draws
 from tests.slim.networks import CASES, Residual, residual, set_keep_logits, units_of, unsettle, X
 
 
@@ -209,7 +210,8 @@ def test_coupled_streams_are_narrow_or_wide_together():
 
 def groups_kept(one: OrderingUnit, uniform: Tensor) -> Tensor:
     """Return how many groups a unit keeps in the passes of uniform numbers (R, groups of the order)."""
-    one.draws.noise, one.draws.fixed = {one.path: (uniform,)}, True
+    one.state.noise, one.state.mode = {one.path: (uniform,)}, Fixed(seed=0, indices=(0,))
+    one.state.component = Assignment(torch.zeros(1, dtype=torch.int64))
     return (one.factors().detach() * (one.group_of + 1)).amax(1)
 
 

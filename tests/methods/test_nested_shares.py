@@ -61,6 +61,25 @@ def test_one_message_counts_streams_by_reason():
     )
 
 
+def test_a_reason_that_names_layers_is_said_once():
+    class Read(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 16), nn.Linear(16, 3)
+            self.blocks = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.relu(self.first(x))
+            for block in self.blocks:
+                x = torch.relu(block(x.to(block.weight.dtype)))
+            return self.last(x)
+
+    with pytest.raises(ValueError, match="8 of 8 streams cannot be ordered") as refused:
+        lb.convert(Read(), lb.NestedDropout())
+    assert "because the weights of 'blocks.0' (and others) are used outside of it" in str(refused.value)
+    assert str(refused.value).count("are used outside of it") == 1
+
+
 def test_networks_of_which_hardly_anything_can_go_are_refused():
     with pytest.raises(
         ValueError, match=r"can cut 10% of the weights, but the narrowest width would remove 0\.0% of the "

@@ -130,7 +130,7 @@ def test_round_trips_keep_every_draw_and_what_is_shared(tmp_path):
         assert torch.equal(lb.draw(twin, seed=2, index=1)(X), expected), name
         assert len(units_of(twin)) == 2, name
         assert twin.skip.posterior.order is twin.outer.posterior.order is twin.last.posterior.orders["0"], name
-        assert twin.skip.posterior.order.draws is twin.outer.draws is not bnn.outer.draws, name
+        assert twin.skip.posterior.order.state is twin.outer.state is not bnn.outer.state, name
         torch.testing.assert_close(lb.slim.extract(twin, 0.5)(X), lb.slim.extract(bnn, 0.5)(X))
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core.conversion import frozen
+from leanbayes.core.plain import frozen
 from leanbayes.methods.patch import contrasts, patched, PatchLayer
 from leanbayes.models import build
 

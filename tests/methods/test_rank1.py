@@ -16,6 +16,7 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.distributions.divergence import kl_monte_carlo
 from leanbayes.distributions.law import LIMIT
+from tests.readings import cauchy, reading_of
 
 ROWS = 6
 
@@ -56,7 +57,7 @@ def make(kind: str, method, *, dtype: torch.dtype = torch.float64) -> tuple[nn.M
 def run(model: nn.Module, x: torch.Tensor):
     """Return the output of a pass and what its only layer was told."""
     told = []
-    handle = model[0].register_forward_hook(lambda layer, args, y: told.append(layer.draws.read(layer, len(args[0]))))
+    handle = model[0].register_forward_hook(lambda layer, args, y: told.append(reading_of(layer, len(args[0]))))
     y = model(x)
     handle.remove()
     return y, told[0]
@@ -72,6 +73,7 @@ def factor(layer, side: str, law: str, k: int, reading, row: int) -> torch.Tenso
     if law == "point":
         return loc
     noise = reading.noise[sides.index(side)]
+    noise = {"cauchy": cauchy, "half_cauchy": lambda u: cauchy(u).abs()}.get(law, lambda n: n)(noise)
     z = loc + (parameters["rho"][k].exp().log1p() + 1e-7) * noise[row if len(noise) > 1 else 0].to(torch.float64)
     return {
         "normal": lambda: z,
@@ -108,13 +110,13 @@ def expected_output(layer, x: torch.Tensor, reading, law: str) -> torch.Tensor:
         component = reading.component.rows()
         k = component[row if len(component) > 1 else 0].item()
         s, r = (factor(layer, side, law, k, reading, row) for side in ("input", "output"))
-        if layer.recipe.perturbation == "additive":
+        if layer.config.perturbation == "additive":
             unit = math.sqrt((base.weight**2).mean().item())
             weight = base.weight + unit * outer(base, s, r)
         else:
             weight = base.weight * outer(base, s, r)
         bias = base.bias
-        if bias is not None and layer.recipe.component_bias:
+        if bias is not None and layer.config.component_bias:
             bias = bias + layer.posterior.bias[k]
         rows.append(apply(base, x[row : row + 1], weight, bias))
     return torch.cat(rows)
@@ -150,7 +152,7 @@ def test_a_named_draw_is_read_by_all_rows(kind, component, shared):
     model, x = make(kind, lb.Rank1(components=2))
     with lb.draws(model, seed=3, component=component, shared=shared):
         y = model(x)
-        reading = model[0].draws.read(model[0], len(x))
+        reading = reading_of(model[0], len(x))
         again = model(x)
     assert reading.component.rows().tolist() == [component]
     assert all(len(noise) == (1 if shared else ROWS) for noise in reading.noise)
@@ -208,9 +210,9 @@ def test_layers_with_fewer_components_wrap_around_those_with_more():
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     model = lb.convert(lb.convert(net, lb.Rank1(components=2), where="0"), lb.Rank1(components=4), where="1")
     with lb.draws(model, seed=0, component=3):
-        assert [layer.draws.read(layer, 1).component.rows().item() for layer in model] == [1, 3]
+        assert [reading_of(layer, 1).component.rows().item() for layer in model] == [1, 3]
     with lb.draws(model, mean=True, component=3):
-        assert [layer.draws.read(layer, 1).component.rows().item() for layer in model] == [1, 3]
+        assert [reading_of(layer, 1).component.rows().item() for layer in model] == [1, 3]
 
 
 @pytest.mark.parametrize("perturbation", ["multiplicative", "additive"])

@@ -1,4 +1,4 @@
-"""Detection of foreign rows against torchmetrics and counts over all pairs and thresholds, with and without ties."""
+"""Out-of-distribution detection against torchmetrics and counts over all pairs and thresholds, also with ties."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ cases = st.tuples(st.integers(1, 60), st.integers(1, 60), st.sampled_from([1, 3,
 
 def draw(case) -> tuple[torch.Tensor, torch.Tensor]:
     """Return scores in [0, 1] on a grid: few steps make many ties."""
-    known, foreign, steps, seed = case
+    known, ood, steps, seed = case
     generator = torch.Generator().manual_seed(seed)
     inside = torch.rand(known, generator=generator, dtype=torch.float64)
-    outside = torch.rand(foreign, generator=generator, dtype=torch.float64) ** 0.5
+    outside = torch.rand(ood, generator=generator, dtype=torch.float64) ** 0.5
     return (steps * inside).round() / steps, (steps * outside).round() / steps
 
 
@@ -77,11 +77,11 @@ def test_exactly_95_percent_is_enough():
     assert metrics.fpr95(torch.full((10,), 0.5), outside) == 0
 
 
-def test_foreign_rows_are_the_positives_and_score_high():
-    known, foreign = torch.zeros(30), torch.ones(10)
-    assert metrics.detect(known, foreign) == (1, 1, 0)
-    assert metrics.detect(foreign, known)[::2] == (0, 1)
-    assert metrics.aupr(torch.ones(30), torch.ones(10)) == 0.25  # chance is the share of foreign rows
+def test_out_of_distribution_rows_are_the_positives_and_score_high():
+    known, ood = torch.zeros(30), torch.ones(10)
+    assert metrics.detect(known, ood) == (1, 1, 0)
+    assert metrics.detect(ood, known)[::2] == (0, 1)
+    assert metrics.aupr(torch.ones(30), torch.ones(10)) == 0.25  # chance is the share of out-of-distribution rows
     assert metrics.auroc(torch.ones(30), torch.ones(10)) == 0.5
 
 
@@ -92,11 +92,11 @@ def test_scores_of_any_shape_count_by_element():
 
 @pytest.mark.parametrize("metric", [metrics.auroc, metrics.aupr, metrics.fpr95, metrics.detect])
 def test_both_kinds_of_rows_are_needed(metric):
-    with pytest.raises(ValueError, match="at least one number as scores of known rows"):
+    with pytest.raises(ValueError, match="at least one number as scores of in-distribution rows"):
         metric(torch.zeros(0), torch.ones(3))
-    with pytest.raises(ValueError, match="at least one number as scores of foreign rows"):
+    with pytest.raises(ValueError, match="at least one number as scores of out-of-distribution rows"):
         metric(torch.ones(3), torch.zeros(0))
-    with pytest.raises(ValueError, match="finite scores of foreign rows, got 1 of 2"):
+    with pytest.raises(ValueError, match="finite scores of out-of-distribution rows, got 1 of 2"):
         metric(torch.ones(3), torch.tensor([1.0, math.nan]))
 
 

@@ -202,7 +202,7 @@ def test_only_the_unbiased_distance_is_centred_for_samples_of_one_law():
     assert biased.mean() > 10 * biased.std() / images**0.5
 
 
-def test_pixels_that_an_annotation_leaves_out_count_for_nobody():
+def test_pixels_that_an_annotation_leaves_out_count_for_no_mask():
     s, y = labels(0, 3, 3, 2, 6, 4), labels(1, 3, 2, 2, 6, 4)
     y[1, :, :2] = -100
     expected = metrics.energy_distance(s[:, :, 2:], y[:, :, 2:], classes=3)
@@ -331,7 +331,7 @@ def test_wrong_annotators_are_refused():
         metrics.matched_iou(MASKS, MASKS, annotators=torch.ones(2, 3, dtype=torch.bool))
     with pytest.raises(ValueError, match="between 1 and 3 annotations of every image, got 2 to 4"):
         metrics.energy_distance(MASKS, MASKS, annotators=torch.tensor([2, 4]))
-    with pytest.raises(ValueError, match="got 0 to 3; leave out images that nobody annotated"):
+    with pytest.raises(ValueError, match="got 0 to 3; leave out images without annotations"):
         metrics.energy_distance(MASKS, MASKS, annotators=torch.tensor([[True, False]]).expand(3, 2))
     with pytest.raises(ValueError, match=r"at least two samples and two annotations .* got 3 and 1"):
         metrics.energy_distance(MASKS, MASKS, annotators=torch.tensor([1, 2]), unbiased=True)

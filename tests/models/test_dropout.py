@@ -21,7 +21,7 @@ KINDS = {
     "layer": (nn.LayerNorm(6), (4, 5, 6)),
     "rms": (nn.RMSNorm(6), (4, 6)),
 }
-NETS = ["wrn-10-1", "resnet18", "pyramidnet-8-6", "mlp-3-7", "regression"]
+NETS = ["wrn-10-1", "small", "pyramidnet-8-6", "mlp-3-7", "regression"]
 
 
 def images(*shape: int) -> torch.Tensor:
@@ -218,7 +218,7 @@ def test_networks_without_norms_are_refused(name):
 
 @pytest.mark.parametrize("name", ["vgg12+dropout", "regression+drop", "regression+dropout-0.1", "regression+"])
 def test_other_suffixes_are_refused(name):
-    with pytest.raises(ValueError, match=r"expected a network among .*with \+dropout or \+dropoutRATE behind the name"):
+    with pytest.raises(ValueError, match=r"expected a network among .*add \+dropout or \+dropoutRATE to the name"):
         make(name)
 
 

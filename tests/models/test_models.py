@@ -215,7 +215,7 @@ def test_bottleneck_takes_its_stride_in_the_3x3_convolution():
 
 @pytest.mark.parametrize(("width", "stride"), [(8, 1), (16, 1), (8, 2)])
 def test_preactivation_block_without_body_is_its_shortcut(width, stride):
-    block = models.wide_resnet.PreactBlock(8, width, stride=stride).eval()
+    block = models.resnet.PreactBlock(8, width, stride=stride).eval()
     nn.init.zeros_(block.body[-1].weight)
     x = images(2, 8, 6, 6)
     if width == 8 and stride == 1:

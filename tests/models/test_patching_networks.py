@@ -88,7 +88,7 @@ def test_regression_net_is_norm_linear_relu_norm_linear():
 
 @pytest.mark.parametrize("stride", [1, 2])
 def test_pyramid_block_without_body_averages_and_adds_zeros(stride):
-    block = models.pyramidnet.PyramidBlock(8, 11, stride=stride).eval()
+    block = models.resnet.PyramidBlock(8, 11, stride=stride).eval()
     nn.init.zeros_(block.body[-1].weight)
     x = images(2, 8, 6, 6)
     output = block(x)
@@ -99,7 +99,7 @@ def test_pyramid_block_without_body_averages_and_adds_zeros(stride):
 
 
 def test_pyramid_block_order():
-    block = models.pyramidnet.PyramidBlock(8, 11, stride=2)
+    block = models.resnet.PyramidBlock(8, 11, stride=2)
     kinds = [nn.BatchNorm2d, nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.Conv2d, nn.BatchNorm2d]
     assert [type(m) for m in block.body] == kinds
     assert [m.stride[0] for m in block.body if isinstance(m, nn.Conv2d)] == [2, 1]

@@ -29,6 +29,7 @@ from torch.func import grad, hessian, jacfwd, vmap
 
 import leanbayes as lb
 from leanbayes.distributions.positive import inverse_softplus
+from tests.readings import reading_of
 
 LAYERS = (0, 2, 4)
 MIDDLE = 2
@@ -208,7 +209,7 @@ def test_library_draws_give_the_score_of_the_factors_they_name():
     bnn, weights = library_network()
     for index in range(5):
         with lb.draws(bnn, seed=0, index=index):
-            (noise,) = bnn[MIDDLE].draws.read(bnn[MIDDLE], 1).noise
+            (noise,) = reading_of(bnn[MIDDLE], 1).noise
         expected = score_under_factors(minimum(), MIDDLE, 1 + STDS * noise[0].double())
         torch.testing.assert_close(library_score(bnn, weights, index), expected, rtol=1e-7, atol=1e-11)
 

@@ -17,7 +17,7 @@ from leanbayes_papers.harness import printed, Run, Trained
 from leanbayes_papers.harness.suite import run_suite
 from leanbayes_papers.rank1 import ehr
 from leanbayes_papers.rank1.ehr import DETERMINISTIC, specs
-from tests.data.test_icu import write_cache
+from tests.data.test_physionet import write_cache
 from tests.papers.pages import lacking, records_of, RESULTS
 
 CELLS = ["lstm.cells.l0.hidden", "lstm.cells.l0.input"]

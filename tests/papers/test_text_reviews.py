@@ -21,7 +21,7 @@ from leanbayes_papers.harness import Run, Trained
 from leanbayes_papers.harness.suite import run_suite
 from leanbayes_papers.text import reviews
 from leanbayes_papers.text.reviews import DETERMINISTIC, DROPPED, DroppedWords, encoder, LENGTH, sentences, specs
-from tests.data.test_sentences import write_cache
+from tests.data.test_polarity import write_cache
 from tests.needs import need_transformers
 from tests.papers.pages import lacking, records_of, RESULTS
 

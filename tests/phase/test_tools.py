@@ -105,7 +105,7 @@ def test_the_means_may_go_but_the_deviations_may_not_be_shuffled():
         lb.phase.zero_means(nn.Linear(2, 2))
 
 
-def test_the_callback_records_every_epoch_and_draws(tmp_path):
+def test_the_callback_records_every_epoch_and_plots(tmp_path):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 16), nn.Softplus(), nn.Linear(16, 2))
     bnn = lb.convert(net, lb.VarianceLayers(), where="0")
@@ -118,7 +118,7 @@ def test_the_callback_records_every_epoch_and_draws(tmp_path):
     assert sum(last["kappa"]["0"]["counts"]) == 64
     assert last["sampled"] == {"0": int((lb.phase.kappa(bnn, (X[:50], Y[:50]))["0"] > 10**1.5).sum())}
     json.dumps(watch.rows, allow_nan=False)
-    watch.draw(tmp_path / "transition.svg")
+    watch.plot(tmp_path / "transition.svg")
     assert "<svg" in (tmp_path / "transition.svg").read_text()
 
 
@@ -129,8 +129,8 @@ def test_the_callback_waits_for_the_conversion_and_skips_epochs():
     recipe = lb.Recipe(epochs=5, batch_size=100, convert_at_epoch=2)
     lb.fit(bnn, (X, Y), recipe, callbacks=[watch], progress=False)
     assert [row["epoch"] for row in watch.rows] == [4]
-    with pytest.raises(ValueError, match="expected at least one epoch to draw"):
-        lb.phase.Transition((X, Y)).draw("nowhere.svg")
+    with pytest.raises(ValueError, match="expected at least one epoch to plot"):
+        lb.phase.Transition((X, Y)).plot("nowhere.svg")
 
 
 def test_histograms_count_every_weight():

@@ -13,9 +13,7 @@ import torch
 from PIL import Image
 
 from leanbayes import shift
-from leanbayes.shift.corruptions import blur, digital, noise
-from leanbayes.shift.corruptions import geometry as maps
-from leanbayes.shift.corruptions import weather as textures
+from leanbayes.shift.corruptions import blur, digital, geometry, noise, weather
 from leanbayes.shift.corruptions._random import Streams
 from leanbayes.shift.corruptions.severities import Level
 from tests.shift.pictures import pictures
@@ -131,7 +129,7 @@ def test_jumps_all_at_once_are_jumps_one_by_one(reach, share):
 def test_motion_is_a_sum_of_shifted_images():
     images, angles = unit(2, 32), torch.tensor([0.5, -0.7])
     weights = np.exp(-0.5 * (np.arange(13) / 3.0) ** 2)
-    smeared = maps.motion(images, angles, 6, 3.0)
+    smeared = geometry.motion(images, angles, 6, 3.0)
     for image, angle, found in zip(images.double().numpy(), angles.tolist(), smeared, strict=True):
         expected = np.zeros_like(image)
         for step, weight in enumerate(weights / weights.sum()):
@@ -145,7 +143,7 @@ def test_motion_is_a_sum_of_shifted_images():
 def test_gaussian_blur_is_scipys(sigma):
     image = unit(1, 32, 1)
     expected = scipy.ndimage.gaussian_filter(image[0, 0].numpy(), sigma, mode="nearest", truncate=4.0)
-    np.testing.assert_allclose(maps.blur(image, sigma)[0, 0].numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(geometry.blur(image, sigma)[0, 0].numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [28, 32, 65])
@@ -156,7 +154,7 @@ def test_zooming_is_scipys_zoom_of_the_middle(size, factor):
     start = (size - cut) // 2
     stretched = scipy.ndimage.zoom(line[start : start + cut].numpy(), factor, order=1)
     trim = (len(stretched) - size) // 2
-    found = maps.zoom_matrix(size, factor) @ line
+    found = geometry.zoom_matrix(size, factor) @ line
     np.testing.assert_allclose(found.numpy(), stretched[trim : trim + size], atol=1e-5)
 
 
@@ -185,7 +183,7 @@ def diamond_square(noise: np.ndarray, decay: float) -> np.ndarray:
 
 @pytest.mark.parametrize("decay", [1.5, 3.0])
 def test_clouds_are_a_diamond_square_fractal(decay):
-    found = textures.clouds(streams(2), 13, decay)
+    found = weather.clouds(streams(2), 13, decay)
     given = streams(2).uniform(16, 16, low=-1.0, high=1.0)
     for cloud, numbers in zip(found, given, strict=True):
         np.testing.assert_allclose(cloud.numpy(), diamond_square(numbers.double().numpy(), decay), atol=1e-5)
@@ -269,8 +267,8 @@ def test_blocks_are_those_of_a_box_filter(size, left):
     image = pictures(1, size, 1)[0, 0]
     small = Image.fromarray(image.numpy()).resize((blocks, blocks), Image.Resampling.BOX)
     expected = np.array(small.resize((size, size), Image.Resampling.NEAREST), dtype=float)
-    matrix = maps.block_matrix(size, blocks)
-    found = maps.separable(image[None, None].float(), matrix, matrix)[0, 0]
+    matrix = geometry.block_matrix(size, blocks)
+    found = geometry.separable(image[None, None].float(), matrix, matrix)[0, 0]
     assert np.abs(found.numpy() - expected).max() <= 1.01  # PIL rounds twice
 
 

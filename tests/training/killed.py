@@ -1,4 +1,4 @@
-"""A training to be killed: what the processes of `test_kill` run.
+"""A training to be killed, in the processes of `test_kill`.
 
 It crosses a late conversion, annealing, augmentation and a switch to tiles. Each step is slowed down, so that a signal
 sent at a random moment finds it at work.
@@ -13,28 +13,26 @@ from typing import Any
 
 import torch
 
-from leanbayes.training import fit
+from leanbayes.training.fit import fit
 
 from .problems import images, rank1, short
 
-RECIPE = short(
-    epochs=40, convert_at_epoch=10, tile_last_epochs=10, augment="crop_flip", anneal_epochs=20, batch_size=32
-)
+RECIPE = short(epochs=24, convert_at_epoch=6, tile_last_epochs=6, augment="crop_flip", anneal_epochs=12, batch_size=32)
 
 
 def train(folder: Path, started: Any, pause_at: int | None, slow: float) -> None:
-    """Go on training; say when it has started, or when state number `pause_at` is written and not yet renamed."""
+    """Resume training; set `started` after an epoch, or when state `pause_at` is written and not yet renamed."""
     torch.set_num_threads(1)
     if pause_at is not None:
         _pause_before_rename(started, pause_at)
     model = rank1()
     model[3].register_forward_hook(lambda module, args, result: time.sleep(slow))
 
-    def tell(state: Any) -> None:
+    def report(state: Any) -> None:
         if pause_at is None:
             started.set()
 
-    fit(model, images(), RECIPE, folder=folder, resume=True, callbacks=[tell], progress=False)
+    fit(model, images(), RECIPE, folder=folder, resume=True, callbacks=[report], progress=False)
 
 
 def _pause_before_rename(started: Any, pause_at: int) -> None:

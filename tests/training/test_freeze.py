@@ -1,4 +1,4 @@
-"""Training the posterior alone: what was converted stays as it is, to the last bit, and a small file holds the rest."""
+"""Training the posterior alone: the converted network stays unchanged to the last bit, a small file has the rest."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import nn
 import leanbayes as lb
 from leanbayes.cli.options import comparison_options, parse
 from leanbayes.compare.job import recipe_for
-from leanbayes.core.conversion import strip
-from leanbayes.training import fit, Recipe
+from leanbayes.core.plain import strip
+from leanbayes.training import Recipe
+from leanbayes.training.fit import fit
 from leanbayes.training.optimizer import to_train_mode
-from tests.distributed.together import together
+from tests.distributed.together import one_worker, together
 
 from .problems import images, line, network, rank1, same, short
 
@@ -65,9 +66,9 @@ def test_both_ways_to_freeze_are_one():
 def test_a_learned_likelihood_is_trained_and_kept_with_the_posterior(tmp_path):
     torch.manual_seed(0)
     net = nn.Linear(1, 1)
-    beside = lb.Gaussian(learn=True)
-    fit(lb.convert(net, lb.Rank1()), line(), short(freeze=True), likelihood=beside)
-    assert beside.log_std != 0
+    given = lb.Gaussian(learn=True)
+    fit(lb.convert(net, lb.Rank1()), line(), short(freeze=True), likelihood=given)
+    assert given.log_std != 0
     bnn = lb.convert(net, lb.Rank1(), likelihood=lb.Gaussian(learn=True))
     fit(bnn, line(), short(freeze=True))
     assert bnn.likelihood.log_std != 0
@@ -130,7 +131,7 @@ def test_without_a_posterior_there_is_nothing_to_train(method):
 
 @pytest.mark.parametrize("field", ["convert_at_epoch", "alternate_epochs"])
 def test_a_recipe_that_trains_weights_cannot_freeze_them(field):
-    with pytest.raises(ValueError, match="expected convert_at_epoch and alternate_epochs to be 0 where freeze rests"):
+    with pytest.raises(ValueError, match="expected convert_at_epoch and alternate_epochs to be 0 where freeze fixes"):
         Recipe(freeze=True, **{field: 1})
 
 
@@ -150,6 +151,7 @@ def two_steps(rank: int, world: int) -> dict[str, torch.Tensor]:
     return dict(bnn.state_dict())
 
 
+@one_worker
 def test_two_processes_freeze_as_one(tmp_path):
     one = two_steps(0, 1)
     for state in together(2, two_steps, tmp_path):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from leanbayes.training import fit, meter, TrainingError
+from leanbayes.training import diagnostics, TrainingError
+from leanbayes.training.fit import fit
 
 from .problems import images, network, rank1, short
-from .test_resume import Stop, stop_after
+from .test_state import Stop, stop_after
 
 pytestmark = [
     pytest.mark.gpu,
@@ -38,7 +39,7 @@ def test_the_weights_before_the_bad_step_are_kept_although_nobody_looked(monkeyp
     broken, stopped = network(norm=False), network(norm=False)
     with pytest.raises(TrainingError, match=rf"epoch 1, step {step} of 100: the same batch is finite when it is run"):
         fit(broken, (x, y), recipe, likelihood=loss(False))
-    assert len(calls) == 1 + -(-step // meter.LOOK_EVERY) * meter.LOOK_EVERY  # a look, and one repetition
+    assert len(calls) == 1 + -(-step // diagnostics.LOOK_EVERY) * diagnostics.LOOK_EVERY  # a look, and one repetition
     with pytest.raises(Stop):
         fit(stopped, (x, y), recipe, likelihood=loss(True))
     for a, b in zip(broken.parameters(), stopped.parameters(), strict=True):

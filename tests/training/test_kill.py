@@ -1,4 +1,4 @@
-"""A real process, killed with SIGKILL at five moments, one of them in the middle of a write, and resumed each time."""
+"""A real process, killed with SIGKILL at three moments, one of them in the middle of a write, and resumed each time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import time
 import torch
 from safetensors.torch import load_file
 
-from leanbayes.training import fit
+from leanbayes.training.fit import fit
+from tests.distributed.together import one_worker, SLOW
 
 from . import killed
 from .problems import images, rank1
@@ -18,15 +19,16 @@ from .problems import images, rank1
 PATIENCE = 60.0
 
 
-def test_killed_five_times_and_resumed_equals_an_unbroken_training(tmp_path):
-    # Forked from a server that has imported what is slow: each run is a process of its own, started in no time.
+@one_worker
+def test_killed_three_times_and_resumed_equals_an_unbroken_training(tmp_path):
+    # Forked from a server that has imported the slow packages.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "lightning_fabric", "leanbayes.training"])
+    context.set_forkserver_preload(list(SLOW))
     moments = random.Random(0)
     checkpoint = tmp_path / "broken" / "checkpoint"
-    for turn in range(5):
+    for turn in range(3):
         started = context.Event()
-        in_a_write = 2 if turn == 3 else None
+        in_a_write = 2 if turn == 1 else None
         process = context.Process(target=killed.train, args=(tmp_path / "broken", started, in_a_write, 0.01))
         process.start()
         assert started.wait(PATIENCE)

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core.conversion import plain_view, strip
+from leanbayes.core.plain import plain_view, strip
 from leanbayes.methods._base import StochasticLayer
-from leanbayes.training import fit
+from leanbayes.training.fit import fit
 
 from .problems import images, network, rank1, same, short
 

@@ -1,4 +1,4 @@
-"""What the user sees: a bar on a terminal, ten lines elsewhere, nothing if so wished."""
+"""The display: a bar on a terminal, ten lines elsewhere, nothing if asked."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from leanbayes.training import fit
 from leanbayes.training import progress as shown
+from leanbayes.training.fit import fit
 
 from .problems import images, network, short
 

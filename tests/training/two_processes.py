@@ -1,23 +1,22 @@
-"""What the processes of `test_processes` run: `python -m tests.training.two_processes FOLDER DEVICES`.
+"""The work of the processes of `test_processes`; as a program: `python -m tests.training.two_processes FOLDER DEVICES`.
 
-Fabric starts this script again for the second process; under torchrun both are there from the beginning.
+As a program, Fabric starts it again for the second process; under torchrun both exist from the beginning.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed
 
 import leanbayes as lb
-from leanbayes.training import fit, Recipe, TrainingError
+from leanbayes.training import Recipe, TrainingError
+from leanbayes.training.fit import fit
 
-from .problems import images, rank1, short
-
-DEVICES = 2
+from .problems import images, rank1, same, short
 
 
 def recipe(devices: int) -> Recipe:
@@ -25,24 +24,22 @@ def recipe(devices: int) -> Recipe:
     return short(epochs=4, convert_at_epoch=1, tile_last_epochs=1, anneal_epochs=2, devices=devices)
 
 
-def train(folder: Path, devices: int) -> None:
-    """Train, stop, resume and predict; keep what this process has in the end."""
-    torch.set_num_threads(1)
-    bnn = rank1(norm=False)
-    likelihood = lb.Categorical()
-    history = fit(bnn, images(90), recipe(devices), likelihood=likelihood, validation=images(33), folder=folder)
-    rank = distributed.get_rank() if distributed.is_initialized() else 0
-    state = {name: tensor.tolist() for name, tensor in bnn.state_dict().items()}
-    again = rank1(norm=False)
-    fit(again, images(90), recipe(devices), validation=images(33), folder=folder, resume=True)
-    resumed = all(torch.equal(a, b) for a, b in zip(bnn.parameters(), again.parameters(), strict=True))
-    (folder / f"{rank}of{devices}.json").write_text(
-        json.dumps({"state": state, "history": history, "resumed": resumed, "error": failure(devices)})
-    )
+def train(folder: Path, devices: int) -> dict[str, Any]:
+    """Train, validate, and resume from the last state; return the results of this process."""
+    bnn, again = rank1(norm=False), rank1(norm=False)
+    data = {"validation": images(33), "folder": folder, "progress": False}
+    history = fit(bnn, images(90), recipe(devices), likelihood=lb.Categorical(), **data)
+    fit(again, images(90), recipe(devices), resume=True, **data)
+    return {
+        "state": dict(bnn.state_dict()),
+        "history": list(history),
+        "resumed": same(bnn, again),
+        "error": failure(devices),
+    }
 
 
 def failure(devices: int) -> str:
-    """Train on data of which one row, in one of the processes, is not finite; return what is said."""
+    """Train on data with one row, in one of the processes, that is not finite; return the error."""
     x, y = images(32)
     x[5] = float("nan")
     try:
@@ -53,4 +50,6 @@ def failure(devices: int) -> str:
 
 
 if __name__ == "__main__":
-    train(Path(sys.argv[1]), int(sys.argv[2]))
+    torch.set_num_threads(1)
+    found = train(Path(sys.argv[1]), int(sys.argv[2]))
+    torch.save(found, Path(sys.argv[1]) / f"{distributed.get_rank()}of2.pt")

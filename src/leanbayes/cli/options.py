@@ -23,7 +23,7 @@ from leanbayes.compare.job import (
 )
 from leanbayes.compare.job import recipe as recipe_of
 from leanbayes.compare.run import device_of
-from leanbayes.data.load import resolve
+from leanbayes.data.loading import resolve
 from leanbayes.methods import all_methods
 from leanbayes.methods._base import Method
 from leanbayes.runtime._files import local

@@ -24,7 +24,7 @@ from leanbayes.compare.workers import Backend, dealt, on_processes, on_ray, task
 from leanbayes.core.checkpoint import load
 from leanbayes.core.conversion import own_likelihood, unwrap
 from leanbayes.core.predictor import predict
-from leanbayes.data.cache import array_names, read_array
+from leanbayes.data.files.npz import array_names, read_array
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.evaluation.evaluate import in_units, Units
 from leanbayes.runtime._files import local, PathLike, remove_leftovers, write_text, write_whole

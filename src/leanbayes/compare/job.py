@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from leanbayes.data.load import resolve
+from leanbayes.data.loading import resolve
 from leanbayes.methods import all_methods
 from leanbayes.methods._base import Method
 from leanbayes.runtime.distributed import Launch, launched

@@ -17,10 +17,9 @@ from leanbayes.compare.run import at_full_width, CLAIM, MODEL
 from leanbayes.core.checkpoint import FILES, header_of, load
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.data import DataSet
-from leanbayes.data.checks import Array, check_inputs
-from leanbayes.data.dataset import Channels, normalised
-from leanbayes.data.files.npz import tensor
-from leanbayes.data.layout import channels_first, reading_like
+from leanbayes.data.checks import check_inputs
+from leanbayes.data.dataset import Array, Channels, normalised
+from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import read_result
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
@@ -93,7 +92,7 @@ class Preparation:
 
     def _channels_first(self, rows: Array) -> Array:
         """Turn channels as the training data say; other shapes stay, to be named."""
-        read = reading_like(rows.shape[1:], self.shape, self.channels)
+        read = channel_axis_like(rows.shape[1:], self.shape, self.channels)
         return channels_first(rows, self.name, read) if read is not None or rows.ndim != 4 else rows
 
     def _tokens(self, x: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from torch import nn, Tensor
 
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.run import CLAIM
-from leanbayes.core.conversion import mean, stochastic_layers
+from leanbayes.core.conversion import stochastic_layers
+from leanbayes.core.plain import mean
 from leanbayes.core.predictor import distinct_draws, predict
-from leanbayes.data.cache import written
+from leanbayes.data.cache import write_npz
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import commit
 from leanbayes.methods.ensemble import Ensemble
@@ -53,7 +54,7 @@ class Saved:
 
 
 def save_predictions(
-    folder: Path, out: Path, *, samples: int = 16, device: str = "cpu", root: str | None = None
+    folder: Path, out: Path, *, samples: int = 16, noise: bool = True, device: str = "cpu", root: str | None = None
 ) -> Saved:
     """Predict the test rows with the network of a finished run, in the precision of its training, and write an `.npz`.
 
@@ -61,6 +62,7 @@ def save_predictions(
         folder: of the run.
         out: the file to write.
         samples: draws of `both`, and of each member with noise.
+        noise: predict also with each member with noise, which takes most of the passes.
         device: where to predict.
         root: folder of the known data sets; default what the run had.
     """
@@ -74,7 +76,7 @@ def save_predictions(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = run.data.inputs(run.data.test.x), run.data.test.y
     with _precision(recipe.get("precision", "32-true"), device):
-        parts = {name: p.float().cpu() for name, p in _parts(model, x, run.likelihood.to(device), samples)}
+        parts = {name: p.float().cpu() for name, p in _parts(model, x, run.likelihood.to(device), samples, noise)}
     about = {
         "net": run.net,
         "method": settings["method"],
@@ -106,13 +108,12 @@ def read_predictions(path: Path) -> Saved:
 
 def _write(saved: Saved, out: Path) -> None:
     arrays = {f"p_{name}": p.numpy() for name, p in saved.parts.items()}
-    with written(out) as file:
-        np.savez_compressed(
-            file, allow_pickle=False, about=np.array(json.dumps(saved.about)), y=saved.y.numpy(), **arrays
-        )
+    write_npz(out, {"about": np.array(json.dumps(saved.about)), "y": saved.y.numpy(), **arrays})
 
 
-def _parts(model: nn.Module, x: Tensor, likelihood: Likelihood, samples: int) -> Iterator[tuple[str, Tensor]]:
+def _parts(
+    model: nn.Module, x: Tensor, likelihood: Likelihood, samples: int, noise: bool
+) -> Iterator[tuple[str, Tensor]]:
     def average(network: nn.Module, draws: int = 1, component: int | None = None) -> Tensor:
         return predict(network, x, likelihood, samples=draws, component=component, keep_samples=False).mean
 
@@ -123,7 +124,7 @@ def _parts(model: nn.Module, x: Tensor, likelihood: Likelihood, samples: int) ->
     yield "centre", average(mean(model))
     for k in range(components_of(model)):
         yield f"member{k}", average(mean(model, component=k))
-        if distinct is None:
+        if distinct is None and noise:
             yield f"noise{k}", average(model, samples, component=k)
 
 

@@ -22,6 +22,9 @@ FIGURES = ("accuracy", "nll", "cnll", "ece")
 BOOTSTRAPS = 400
 """How often the test rows are drawn again for the part of an error that comes from them."""
 
+FLOOR_DRAWS = 200
+"""How often the classes of the test rows are drawn from a network's own probabilities."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scored:
@@ -49,6 +52,22 @@ def score(probabilities: Tensor, y: Tensor) -> Scored:
     }
     figures = {name: float(values.mean()) for name, values in each.items()}
     return Scored(figures | {"ece": float(metrics.ece(probabilities, y))}, each)
+
+
+def ece_floor(probabilities: Tensor, *, draws: int = FLOOR_DRAWS) -> dict[str, float]:
+    """Return the ECE that a calibrated network with these probabilities has on so many rows, because rows are few.
+
+    Classes are drawn from the probabilities, so the network is calibrated and its ECE is noise. A measured ECE within
+    the central 95 % of these is not distinguishable from that of a calibrated network.
+
+    Returns:
+        `mean`, `low` (2.5 %) and `high` (97.5 %) over the draws.
+    """
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.multinomial(probabilities.double(), draws, replacement=True, generator=generator)
+    values = torch.stack([torch.as_tensor(metrics.ece(probabilities, y)) for y in drawn.unbind(1)]).double()
+    low, high = values.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return {"mean": float(values.mean()), "low": low, "high": high}
 
 
 class Ruler:

@@ -28,7 +28,8 @@ from leanbayes.methods.ensemble import Ensemble
 from leanbayes.runtime._files import untied, write_tensors, write_text
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
-from leanbayes.training import fit, History
+from leanbayes.training import History
+from leanbayes.training.fit import fit
 
 MODEL = "model.safetensors"
 CLAIM = "job.json"

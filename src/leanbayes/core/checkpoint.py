@@ -22,11 +22,19 @@ from typing import Any, get_type_hints, Literal
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import attach_likelihood, convert, own_likelihood, places, stochastic_layers, unwrap
+from leanbayes.core.conversion import (
+    attach_likelihood,
+    convert,
+    is_stochastic,
+    own_likelihood,
+    places,
+    stochastic_layers,
+    unwrap,
+)
 from leanbayes.distributions.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods._base import Method
-from leanbayes.methods.ensemble import DeepEnsemble, Ensemble
+from leanbayes.methods.ensemble import DeepEnsemble, members_of
 from leanbayes.runtime._files import (
     check_fields,
     local,
@@ -121,7 +129,7 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
         )
     path = _file(local(path))
     header, tensors = _read(path)
-    if isinstance(net, Ensemble) or any(True for _ in stochastic_layers(net)):
+    if members_of(net) or is_stochastic(net):
         raise ValueError(
             f"expected a plain network, which load converts as '{path}' says, got one that is converted already; "
             "pass the network as it is before lb.convert"
@@ -165,10 +173,12 @@ def _file(path: Path) -> Path:
 def _conversions(model: nn.Module) -> list[dict[str, Any]]:
     """Return method, fields, paths and root of every conversion, in the order of the layers, parts before the whole.
 
-    A part that was converted first gave the whole its `Draws`. An ensemble comes last.
+    A part that was converted first gave the whole its `PassState`. An ensemble comes last.
     """
-    if isinstance(model, Ensemble):
-        return [*_conversions(model.members[0]), _step(model.method, "", [])]
+    members = members_of(model)
+    if members:
+        ensemble: Any = model
+        return [*_conversions(members[0]), _step(ensemble.method, "", [])]
     found: dict[tuple[Method, str], list[str]] = {}
     for path, layer in stochastic_layers(model):
         found.setdefault((layer.method, _root(path, layer.path)), []).append(path)
@@ -255,7 +265,7 @@ def _check_sizes(
     """Compare the numbers of components that the header claims with the tensors, before a network of them is made."""
     own = set(all_methods().values())
     claims = [method.fields().get("components", 1) if type(method) in own else 1 for method in methods]
-    members = [claim for claim, method in zip(claims, methods, strict=True) if isinstance(method, DeepEnsemble)]
+    members = [claim for claim, method in zip(claims, methods, strict=True) if not method.targets]
     _check_members(members, tensors, path)
     held: Counter[str] = Counter()  # numbers of the posterior of each layer
     for name, tensor in tensors.items():

@@ -16,11 +16,11 @@ from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.layers.select import choose, Where
 from leanbayes.methods._base import Method, StochasticLayer
-from leanbayes.methods.ensemble import Ensemble
-from leanbayes.runtime.batches import call, divisible, Inputs, leading_rows, Output, repeat_rows
+from leanbayes.methods.ensemble import members_of
+from leanbayes.runtime.batches import call, device_of, divisible, Inputs, leading_rows, Output, repeat_rows
 from leanbayes.runtime.display import average
 from leanbayes.runtime.distributed import gathered
-from leanbayes.runtime.passes import assigned, components_of, deal
+from leanbayes.runtime.passes import assign_rows, assigned, components_of
 from leanbayes.runtime.probe import learn_rows_from
 
 Aggregate = Literal["average", "mixture"]
@@ -54,8 +54,9 @@ def kl(model: nn.Module) -> Tensor:
     For an explicit ensemble, a mixture with equal shares, it is the mean over the members.
     """
     inner = unwrap(model)
-    if isinstance(inner, Ensemble):
-        return torch.stack([kl(member) for member in inner.members]).mean()
+    members = members_of(inner)
+    if members:
+        return torch.stack([kl(member) for member in members]).mean()
     groups: dict[tuple[type, Method], list[StochasticLayer]] = {}
     for _, layer in stochastic_layers(model):
         groups.setdefault((type(layer), layer.method), []).append(layer)
@@ -63,8 +64,7 @@ def kl(model: nn.Module) -> Tensor:
         posteriors = [layer.posterior for layers in groups.values() for layer in layers]
         with nullcontext() if torch.compiler.is_compiling() else gathered(posteriors):
             return torch.stack([layers[0].kl_of(layers).float() for layers in groups.values()]).sum()
-    parameter = next(model.parameters(), None)
-    return torch.zeros((), device=None if parameter is None else parameter.device)
+    return torch.zeros((), device=device_of(model))
 
 
 def elbo(
@@ -115,7 +115,7 @@ def elbo(
         if not divisible(unwrap(model), x):
             raise ValueError("expected rows on the first axis, to repeat them (samples, tile), got them elsewhere")
         every = Assignment(torch.arange(components, device=y.device), each=rows)
-        dealt = every if tile else deal(rows, components, y.device)
+        dealt = every if tile else assign_rows(rows, components, y.device)
         context = assigned(model, dealt.repeat(samples // passes))
         y = repeat_rows(y, rows, inside * passes)
     with context:

@@ -40,7 +40,7 @@ class Prediction:
         aleatoric: what the data leave open: mean entropy (variance) of the draws.
         epistemic: what the model does not know: mutual information, or variance between the draws.
         samples: predictions of the draws (S, B, ...), None if they were not kept.
-        noise: variances of the draws (S, B, D), for Gaussian likelihoods.
+        variances: those of the draws (S, B, D), for Gaussian likelihoods.
         likelihood: how outputs were read.
         weights: shares of the draws (S,), at least zero and with sum one; None where all count alike.
     """
@@ -50,7 +50,7 @@ class Prediction:
     aleatoric: Tensor
     epistemic: Tensor
     samples: Tensor | None
-    noise: Tensor | None
+    variances: Tensor | None
     likelihood: Likelihood
     weights: Tensor | None = None
 
@@ -75,9 +75,9 @@ class Prediction:
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y) = log sum_s w_s p(y | draw s) for every target; w_s = 1 / S where draws count alike."""
         if self.weights is None:
-            return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.noise, y)
+            return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.variances, y)
         draws = self._draws("a likelihood under weights")
-        noise = [None] * len(draws) if self.noise is None else self.noise.unsqueeze(1)
+        noise = [None] * len(draws) if self.variances is None else self.variances.unsqueeze(1)
         of_one = self.likelihood.log_prob_of_mixture
         each = zip(draws, noise, self.weights.log(), strict=True)
         return torch.stack([share + of_one(m, m[None], v, y) for m, v, share in each]).logsumexp(0)
@@ -140,7 +140,7 @@ class Prediction:
     def _quantile(self, level: float) -> Tensor:
         """Find where the predictive distribution function is `level`, by bisection between the draws' quantiles."""
         means = self.mean[None] if self.samples is None else self.samples
-        stds = self.total[None].sqrt() if self.noise is None else self.noise.sqrt()
+        stds = self.total[None].sqrt() if self.variances is None else self.variances.sqrt()
         z = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64)).item()
         each = means + z * stds
         low, high = each.amin(0), each.amax(0)
@@ -175,16 +175,29 @@ def average(values: Tensor, weights: Tensor | None) -> Tensor:
     return (weights.view(-1, *[1] * (values.dim() - 1)) * values).sum(0)
 
 
+def over_classes(probabilities: Tensor, prediction: Prediction) -> Tensor:
+    """Return probabilities with classes on axis 1; a probability of yes (B, ...) becomes no and yes (B, 2, ...)."""
+    if isinstance(prediction.likelihood, Categorical):
+        return probabilities
+    if isinstance(prediction.likelihood, Bernoulli):
+        # Near one, 1 - p is rounded to zero in float32 although the network meant a small number.
+        return torch.stack(((1 - probabilities).clamp(min=2**-25), probabilities), 1)
+    raise TypeError(
+        f"expected a prediction with Categorical, Bernoulli or Gaussian, got {type(prediction.likelihood).__name__}"
+    )
+
+
 def concatenate(parts: list[Prediction]) -> Prediction:
     """Join predictions of consecutive rows into one."""
     first = parts[0]
+    variances = [part.variances for part in parts if part.variances is not None]
     return Prediction(
         mean=torch.cat([part.mean for part in parts]),
         total=torch.cat([part.total for part in parts]),
         aleatoric=torch.cat([part.aleatoric for part in parts]),
         epistemic=torch.cat([part.epistemic for part in parts]),
         samples=None if first.samples is None else torch.cat([part._draws("joining") for part in parts], 1),
-        noise=None if first.noise is None else torch.cat([p.noise for p in parts if p.noise is not None], 1),
+        variances=torch.cat(variances, 1) if variances else None,
         likelihood=first.likelihood,
         weights=first.weights,
     )
@@ -194,7 +207,7 @@ def concatenate(parts: list[Prediction]) -> Prediction:
 # Several processes predict as one: each takes its share of the rows, and all get the whole.
 
 
-ROW_AXES = {"mean": 0, "total": 0, "aleatoric": 0, "epistemic": 0, "samples": 1, "noise": 1}
+ROW_AXES = {"mean": 0, "total": 0, "aleatoric": 0, "epistemic": 0, "samples": 1, "variances": 1}
 """Which axis of each tensor of a prediction counts rows."""
 
 

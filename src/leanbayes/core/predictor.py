@@ -7,10 +7,9 @@ stochastic layer runs once for all draws.
 
 from __future__ import annotations
 
-import copy
 import operator
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,16 +17,17 @@ from numpy.typing import NDArray
 from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
-from leanbayes.core.conversion import own_likelihood, stochastic_layers, substitute, tensors_of, unwrap
+from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.prediction import concatenate, Prediction, RunningUncertainty
-from leanbayes.core.prefix_cache import Prefix
+from leanbayes.core.prefix_cache import PrefixCache
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._base import one_draw
 from leanbayes.methods._checks import whole_number
-from leanbayes.methods.ensemble import Ensemble
+from leanbayes.methods.ensemble import member_of, members_of
 from leanbayes.runtime.batches import (
     call,
     cloned,
+    device_of,
     divisible,
     Inputs,
     leading_rows,
@@ -37,9 +37,10 @@ from leanbayes.runtime.batches import (
     versions,
     without_arrays,
 )
-from leanbayes.runtime.passes import apart, components_of, draws, many_draws
+from leanbayes.runtime.passes import components_of, draws, many_draws, Variables, Width
+from leanbayes.runtime.twins import twin
 
-Noise = Literal["function", "activation"]
+NoiseOf = Literal["function", "activation"]
 
 LARGEST_ACTIVATION = {"cpu": 16 * 2**20, "cuda": 2**30}
 """Bytes of the largest activation of an automatic chunk: on a CPU, larger ones are page-faulted at every call."""
@@ -64,8 +65,8 @@ def predict(
     chunk_size: int | None = None,
     keep_samples: bool = True,
     component: int | None = None,
-    width: float | int | None = None,
-    noise: Noise = "function",
+    width: Width = None,
+    noise: NoiseOf = "function",
     output: Output | None = None,
 ) -> Prediction:
     """Predict with S posterior draws and split the uncertainty into aleatoric and epistemic.
@@ -92,18 +93,19 @@ def predict(
         >>> p = lb.predict(bnn, x, samples=16)
         >>> p.mean, p.total, p.aleatoric, p.epistemic
     """
-    _check(samples, chunk_size, noise)
-    seed = whole_number("seed", seed)
-    likelihood = likelihood or own_likelihood(model) or Categorical()
-    model = unwrap(model)
-    source = source_of(model, noise)
-    runner = Runner(source, seed, component, width, chunk_size, output)
-    with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode do not tell of changes in place
-        parts = [_predict_block(runner, block, likelihood, samples, keep_samples) for block in _blocks(x, model)]
-    if not parts:
-        raise ValueError("expected at least one batch of inputs, got an empty loader")
-    _check_alike([part.mean for part in parts], [len(part.mean) for part in parts], "give all of them at once")
-    return concatenate(parts) if len(parts) > 1 else parts[0]
+    predictor = Predictor(
+        model,
+        likelihood,
+        samples=samples,
+        seed=seed,
+        chunk_size=chunk_size,
+        keep_samples=keep_samples,
+        component=component,
+        width=width,
+        noise=noise,
+        output=output,
+    )
+    return predictor(x)
 
 
 def distinct_draws(model: nn.Module) -> int | None:
@@ -112,59 +114,133 @@ def distinct_draws(model: nn.Module) -> int | None:
     None where there is no end to them, or where an ensemble has stochastic members.
     """
     model = unwrap(model)
-    if isinstance(model, Ensemble):
-        return None if any(True for _ in stochastic_layers(model)) else model.components
+    members = members_of(model)
+    if members:
+        return None if is_stochastic(model) else len(members)
     noisy = any(layer.log_choices for _, layer in stochastic_layers(model))
     return None if noisy else components_of(model)
 
 
-class Source(Protocol):
-    """Where draws come from: select one, then run rows through it.
+class Predictor:
+    """Predict with S posterior draws, again and again: the frozen twin of the model is built once.
 
-    Attributes:
-        distinct: number of different draws there are, None where there is no end to them.
+    The arguments are those of `predict`. Weights that are changed in place take effect at the next call.
+
+    Example:
+        >>> predictor = lb.Predictor(bnn, samples=16)
+        >>> for x in batches:
+        ...     p = predictor(x)
     """
 
-    distinct: int | None
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood | None = None,
+        *,
+        samples: int = 16,
+        seed: int = 0,
+        chunk_size: int | None = None,
+        keep_samples: bool = True,
+        component: int | None = None,
+        width: Width = None,
+        noise: NoiseOf = "function",
+        output: Output | None = None,
+    ) -> None:
+        """Check the arguments and build the twin."""
+        _check(samples, chunk_size, noise)
+        self.likelihood = likelihood or own_likelihood(model) or Categorical()
+        self.model = unwrap(model)
+        self.samples, self.seed, self.chunk_size = samples, whole_number("seed", seed), chunk_size
+        self.keep_samples, self.component, self.width = keep_samples, component, width
+        self.noise, self.output = noise, output
+        self.refresh()
 
-    @property
-    def network(self) -> nn.Module:
-        """What runs."""
+    def refresh(self) -> None:
+        """Build the twins again, after layers of the model were replaced."""
+        members = members_of(self.model)
+        make = FrozenDraws if self.noise == "function" else RowDraws
+        with torch.no_grad():
+            self.sources = [_Chunks(make(member), self.chunk_size, self.output) for member in members or [self.model]]
+        self.distinct = distinct_draws(self.model) if self.noise == "function" else None
 
-    def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
-        """Make the next runs those of this draw."""
+    def __call__(self, x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -> Prediction:
+        """Predict for inputs, as `predict` takes them."""
+        with torch.inference_mode(False), torch.no_grad():  # tensors of inference mode do not tell of changes in place
+            done, parts = 0, []
+            for block in _blocks(x, self.model):
+                parts.append(self._predict(block, done))
+                done += len(parts[-1].mean)
+        if not parts:
+            raise ValueError("expected at least one batch of inputs, got an empty loader")
+        _check_alike([part.mean for part in parts], [len(part.mean) for part in parts], "give all of them at once")
+        return concatenate(parts) if len(parts) > 1 else parts[0]
 
-    def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
-        """Run the selected draw on the rows from `rows[0]` to `rows[1]`."""
+    def select(self, index: int) -> _Chunks:
+        """Return the source of draw `index`, ready to run: of K members, draw i // K of member i mod K."""
+        count = len(self.sources)
+        if count == 1:
+            self.sources[0].draws.select(self.seed, index, self.component, self.width)
+            return self.sources[0]
+        source, own = member_of(self.sources, index, self.component)
+        source.draws.select(self.seed, own, None, self.width)
+        return source
 
     def forget(self) -> None:
-        """Begin other data."""
+        """Drop all that was computed from earlier inputs and weights."""
+        for source in self.sources:
+            source.draws.forget()
+
+    def _predict(self, x: Inputs, done: int) -> Prediction:
+        """Predict for one block of rows, `done` rows after the first."""
+        rows, likelihood = _count_rows(x), self.likelihood
+        self.forget()
+        running = RunningUncertainty(likelihood.measure)
+        kept: list[tuple[Tensor, Tensor]] = []
+        distinct = self.distinct or self.samples
+        repeatable = distinct < self.samples  # few networks, many samples: run each once
+        for index in range(self.samples):
+            if index < distinct:
+                mean, own = likelihood.predictive(self.select(index).run(x, rows, done))
+            else:
+                mean, own = kept[index % distinct]
+            running.add(mean, own)
+            if self.keep_samples or (repeatable and index < distinct):
+                kept.append((mean, own))
+        result = running.result()
+        keeps_variances = self.keep_samples and likelihood.measure == "variance"
+        return Prediction(
+            mean=result.mean,
+            total=result.total,
+            aleatoric=result.aleatoric,
+            epistemic=result.epistemic,
+            samples=torch.stack([mean for mean, _ in kept]) if self.keep_samples else None,
+            variances=torch.stack([own for _, own in kept]) if keeps_variances else None,
+            likelihood=likelihood,
+        )
 
 
 class FrozenDraws:
-    """One plain twin of a model, whose weights become those of draw after draw."""
+    """One plain twin of a model, whose weights become those of one draw after another."""
 
     def __init__(self, model: nn.Module) -> None:
         """Build the twin once; it shares every tensor that no draw touches."""
-        self.model = model = apart(model)
+        self.model = model = twin(model, share_plain=True)
         layers = [layer for _, layer in stochastic_layers(model)]
         with draws(model, mean=True):
             plain = {id(layer): layer.twin() for layer in layers}
-        self.network = substitute(model, dict(plain)).eval()
+        self.network = twin(model, plain).eval()
         self.pairs = [(layer, plain[id(layer)]) for layer in layers]
-        self.distinct = distinct_draws(model)
         self.at_once = max(1, min(DRAWS_AT_ONCE, MOST_VARIABLES // max(1, sum(layer.nodes for layer in layers))))
-        self.prefix = Prefix(self.network, plain.values())
-        self.forget = self.prefix.forget
+        self.prefix = PrefixCache(self.network, plain.values())
         self.sampled = range(0)
-        self.variables: list[dict[str, Tensor]] = []
+        self.variables: list[Variables] = []
 
-    def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
+    def select(self, seed: int, index: int, component: int | None, width: Width) -> None:
         """Fold the draw into the twin's weights; the variables of the next few draws are sampled together."""
         if index not in self.sampled:
             self.sampled = range(index, index + self.at_once)
             with many_draws(self.model, seed, self.sampled, component=component, width=width):
-                self.variables = [layer.sample(1) for layer, _ in self.pairs]
+                self.variables = [layer.variables() for layer, _ in self.pairs]
         row = self.sampled.index(index)
         for (layer, plain), variables in zip(self.pairs, self.variables, strict=True):
             for name, tensor in layer.fold(one_draw(variables, row)).items():
@@ -172,159 +248,104 @@ class FrozenDraws:
                 plain._parameters[name] = nn.Parameter(tensor, requires_grad=False)
 
     def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
-        """Run the twin."""
+        """Run the selected draw on the rows from `rows[0]` to `rows[1]`."""
         self.prefix.start(rows)
         return call(self.network, x, output)
 
+    def forget_outputs(self) -> None:
+        """Drop the kept outputs of the modules before the first stochastic layer."""
+        self.prefix.forget()
 
-class ActivationNoise:
+    def forget(self) -> None:
+        """Drop outputs of other rows, and variables of other weights."""
+        self.forget_outputs()
+        self.sampled = range(0)
+        self.variables = []
+
+
+class RowDraws:
     """The stochastic model itself in eval mode, with seeded noise per row."""
 
     def __init__(self, model: nn.Module) -> None:
         """Copy the model, not its tensors, so that the modes of the original stay."""
-        self.network: nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors_of(model)})
-        self.network.eval()
-        self.distinct: int | None = None
+        self.network = twin(model).eval()
 
-    def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
-        """Remember which draw is wanted."""
-        self.wanted: dict[str, Any] = {"index": index, "component": component, "width": width}
-        self.seed = seed
+    def select(self, seed: int, index: int, component: int | None, width: Width) -> None:
+        """Remember the draw."""
+        self.seed, self.draw = seed, {"index": index, "component": component, "width": width}
 
     def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
         """Run the model with noise that differs from row to row and from chunk to chunk."""
-        with draws(self.network, seed=hash((self.seed, rows[0])), shared=False, **self.wanted):
+        wanted: dict[str, Any] = self.draw
+        with draws(self.network, seed=hash((self.seed, rows[0])), shared=False, **wanted):
             return call(self.network, x, output)
 
-    def forget(self) -> None:
-        """Keep nothing, so forget nothing."""
+    def forget_outputs(self) -> None:
+        """Do nothing: nothing is kept."""
+
+    forget = forget_outputs
 
 
-class MemberDraws:
-    """The draws of the members of an ensemble, in turn."""
+class _Chunks:
+    """Runs the selected draw over rows in chunks; the first chunk shows how large the others may be."""
 
-    def __init__(self, ensemble: Ensemble, noise: Noise) -> None:
-        """Make a source of each member."""
-        self.sources = [source_of(member, noise) for member in ensemble.members]
-        self.current = self.sources[0]
-        plain = all(source.distinct == 1 for source in self.sources)
-        self.distinct = len(self.sources) if plain else None
-
-    @property
-    def network(self) -> nn.Module:
-        """The network of the selected member."""
-        return self.current.network
-
-    def select(self, seed: int, index: int, component: int | None, width: float | int | None) -> None:
-        """Select draw i // K of member i mod K, or of the member that is named."""
-        count = len(self.sources)
-        if component is not None and not 0 <= component < count:
-            raise ValueError(f"expected a component from 0 to {count - 1}, got {component}")
-        self.current = self.sources[index % count if component is None else component]
-        self.current.select(seed, index // count, None, width)
-
-    def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
-        """Run the selected draw."""
-        return self.current.run(x, rows, output)
-
-    def forget(self) -> None:
-        """Begin other data."""
-        for source in self.sources:
-            source.forget()
-
-
-def source_of(model: nn.Module, noise: Noise) -> Source:
-    """Return where the draws of a model come from."""
-    if isinstance(model, Ensemble):
-        return MemberDraws(model, noise)
-    return FrozenDraws(model) if noise == "function" else ActivationNoise(model)
-
-
-class Runner:
-    """Runs draws over blocks of rows in chunks."""
-
-    def __init__(
-        self,
-        source: Source,
-        seed: int,
-        component: int | None,
-        width: float | int | None,
-        chunk_size: int | None,
-        output: Output | None,
-    ) -> None:
-        """Take what stays the same for all draws and blocks."""
-        self.source = source
-        self.seed, self.component, self.width, self.output = seed, component, width, output
-        self.chunk_size = chunk_size
+    def __init__(self, draws: FrozenDraws | RowDraws, chunk_size: int | None, output: Output | None) -> None:
+        self.draws, self.chunk_size, self.output = draws, chunk_size, output
         self.largest = 0.0
-        self.done = 0
-        self.gentle: set[int] = set()
-        self.whole: dict[int, bool] = {}
+        self.keeps_inputs = False  # whether the network was seen to leave its inputs unchanged
+        self.averages = any(_averages_rows(module) for module in draws.network.modules())
 
-    def run(self, x: Inputs, rows: int, index: int) -> Tensor:
-        """Return the outputs of draw `index` for all rows."""
-        self.source.select(self.seed, index, self.component, self.width)
+    def run(self, x: Inputs, rows: int, done: int = 0) -> Tensor:
+        """Return the outputs for all rows of x, which come `done` rows after the first."""
         outputs: list[Tensor] = []
         sizes: list[int] = []
         start = 0
-        whole = self._undivided(x)
+        whole = self.averages or not divisible(self.draws.network, x)
         while start < rows:
-            stop = rows if whole else min(rows, start + self._rows(outputs, sizes))
-            chunk = slice_rows(x, rows, start, stop)
-            outputs.append(self._measured(chunk, (self.done + start, self.done + stop)))
+            stop = rows if whole else min(rows, start + self._next_size(outputs, sizes))
+            outputs.append(self._run_chunk(slice_rows(x, rows, start, stop), (done + start, done + stop)))
             sizes.append(stop - start)
             start = stop
         _check_alike(outputs, sizes)
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
-    def _undivided(self, x: Inputs) -> bool:
-        """Say whether rows must stay together: they lie elsewhere, or norms average over them."""
-        network = self.source.network
-        if id(network) not in self.whole:
-            self.whole[id(network)] = any(_averages_rows(module) for module in network.modules())
-        return self.whole[id(network)] or not divisible(network, x)
-
-    def _rows(self, outputs: list[Tensor], sizes: list[int]) -> int:
-        """Return the rows of the next chunk."""
+    def _next_size(self, outputs: list[Tensor], sizes: list[int]) -> int:
         if self.chunk_size is None:
-            return FIRST_CHUNK.get(_device(self.source.network).type, FIRST_CHUNK["cpu"])
+            return FIRST_CHUNK.get(device_of(self.draws.network).type, FIRST_CHUNK["cpu"])
         if sizes == [self.chunk_size] and self.chunk_size in outputs[0].shape[1:]:
             # This axis may count examples (similarities of all pairs); in a chunk of another size that shows.
             return self.chunk_size - 1 or 2
         return self.chunk_size
 
-    def _measured(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
+    def _run_chunk(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
         """Run one chunk; the first time, choose the size of the following ones from its largest activation."""
         if self.chunk_size is not None:
-            return self._unchanged(chunk, rows)
-        watched = [m for m in self.source.network.modules() if not any(True for _ in m.children())]
-        handles = [module.register_forward_hook(self._watch) for module in watched]
-        outputs = self._unchanged(chunk, rows)
+            return self._run_copy(chunk, rows)
+        watched = [m for m in self.draws.network.modules() if not any(True for _ in m.children())]
+        handles = [module.register_forward_hook(self._measure) for module in watched]
+        outputs = self._run_copy(chunk, rows)
         for handle in handles:
             handle.remove()
         limit = LARGEST_ACTIVATION.get(outputs.device.type, LARGEST_ACTIVATION["cuda"])
         self.chunk_size = max(1, int(limit * (rows[1] - rows[0]) / max(self.largest, 1)))
         return outputs
 
-    def _unchanged(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
-        """Run one chunk on a copy, unless the network has shown that it does not change its inputs in place."""
-        network = id(self.source.network)
-        if network in self.gentle:
-            return self.source.run(chunk, rows, self.output)
+    def _run_copy(self, chunk: Inputs, rows: tuple[int, int]) -> Tensor:
+        """Run a copy of one chunk, unless the network was seen to leave its inputs unchanged."""
+        if self.keeps_inputs:
+            return self.draws.run(chunk, rows, self.output)
         chunk = cloned(chunk)
         before = versions(chunk)
-        outputs = self.source.run(chunk, rows, self.output)
-        if versions(chunk) == before:
-            self.gentle.add(network)
+        outputs = self.draws.run(chunk, rows, self.output)
+        self.keeps_inputs = versions(chunk) == before
         return outputs
 
-    def _watch(self, module: nn.Module, args: Any, result: Any) -> None:
+    def _measure(self, module: nn.Module, args: Any, result: Any) -> None:
         if isinstance(result, Tensor):
             self.largest = max(self.largest, result.nbytes)
 
 
-def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: int, keep_samples: bool) -> Prediction:
-    """Predict for one block of rows."""
+def _count_rows(x: Inputs) -> int:
     rows = leading_rows(x)
     if rows is None:
         raise ValueError(
@@ -333,36 +354,13 @@ def _predict_block(runner: Runner, x: Inputs, likelihood: Likelihood, samples: i
         )
     if rows == 0:
         raise ValueError("expected inputs with at least one row on the first axis of their first tensor, got none")
-    runner.source.forget()
-    running = RunningUncertainty(likelihood.measure)
-    kept: list[tuple[Tensor, Tensor]] = []
-    distinct = runner.source.distinct or samples
-    repeatable = distinct < samples  # few networks, many samples: run each once
-    for index in range(samples):
-        if index < distinct:
-            mean, own = likelihood.predictive(runner.run(x, rows, index))
-        else:
-            mean, own = kept[index % distinct]
-        running.add(mean, own)
-        if keep_samples or (repeatable and index < distinct):
-            kept.append((mean, own))
-    runner.done += rows
-    result = running.result()
-    return Prediction(
-        mean=result.mean,
-        total=result.total,
-        aleatoric=result.aleatoric,
-        epistemic=result.epistemic,
-        samples=torch.stack([mean for mean, _ in kept]) if keep_samples else None,
-        noise=torch.stack([own for _, own in kept]) if keep_samples and likelihood.measure == "variance" else None,
-        likelihood=likelihood,
-    )
+    return rows
 
 
 def _blocks(x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs], model: nn.Module) -> Iterator[Inputs]:
     """Yield inputs on the model's device: all at once, or batch by batch."""
     for inputs in _raw_blocks(x):
-        yield to_device(without_arrays(inputs, _dtype(model)), _device(model))
+        yield to_device(without_arrays(inputs, _dtype(model)), device_of(model))
 
 
 def _raw_blocks(x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -> Iterator[Any]:
@@ -396,11 +394,6 @@ def _dtype(model: nn.Module) -> torch.dtype:
     """Return the type of the numbers of a network."""
     real = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return next(real, torch.get_default_dtype())
-
-
-def _device(model: nn.Module) -> torch.device:
-    tensor = next((*model.parameters(), *model.buffers()).__iter__(), None)
-    return torch.device("cpu") if tensor is None else tensor.device
 
 
 def _check(samples: int, chunk_size: int | None, noise: str) -> None:

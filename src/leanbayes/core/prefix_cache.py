@@ -19,7 +19,7 @@ BUDGET = 256 * 2**20
 """Bytes of outputs that may be kept at a time."""
 
 
-class Prefix:
+class PrefixCache:
     """The kept outputs, and the modules of a plain twin that give them back."""
 
     def __init__(self, twin: nn.Module, stochastic: Iterable[nn.Module]) -> None:

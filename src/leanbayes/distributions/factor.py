@@ -38,11 +38,11 @@ class Factor(nn.Module):
             softplus(self.rho) if self.law.has_scale else nothing,
         )
 
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> Tensor:
-        """Draw the standard noise of `rows` rows (rows, n); nothing (rows, 0) for a point."""
-        known = getattr(self, self.names[0])
-        size = known.shape[1] if self.law.has_scale else 0
-        return self.law.noise((rows, size), known.device, generator)
+    @property
+    def count(self) -> int:
+        """n, the number of factors."""
+        known: Tensor = getattr(self, self.names[0])
+        return known.shape[1]
 
     def forward(self, component: Assignment | None, noise: Tensor | None) -> Tensor:
         """Return factors (R, n): samples of the rows' components under the noise (R, n), or centres without noise.
@@ -73,6 +73,19 @@ def joint_distribution(factors: Sequence[Factor]) -> Distribution:
     values = dict(zip(factors[0].names, parts, strict=True))
     nothing = torch.zeros_like(parts[0])
     return kind.distribution(values.get("loc", nothing), softplus(values["rho"]) if "rho" in values else nothing)
+
+
+def joint_sample(factors: Sequence[Factor], component: Assignment, noise: Sequence[Tensor]) -> list[Tensor]:
+    """Return samples (R, n_1), (R, n_2), ... of several factors of one law, by a few large operations."""
+    kind = factors[0].law
+    parts = {name: torch.cat([getattr(factor, name) for factor in factors], 1) for name in factors[0].names}
+    nothing = torch.zeros_like(next(iter(parts.values())))
+    scale = softplus(parts["rho"]) if "rho" in parts else nothing
+    loc, scale = component.by_block(parts.get("loc", nothing)), component.by_block(scale)
+    joined = torch.cat(list(noise), 1)
+    by_block = joined.view(len(loc), len(joined) // len(loc), joined.shape[1])
+    z = kind.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
+    return list(torch.split(z, [factor.count for factor in factors], 1))
 
 
 def require_positive(centres: Tensor) -> None:

@@ -5,11 +5,13 @@ draw: it can be made before the forward pass, kept, repeated, and moved between 
 
 | law         | z                       | centre        | noise    |
 |-------------|-------------------------|---------------|----------|
-| normal      | loc + scale * n         | mean          | Normal   |
-| cauchy      | loc + scale * c         | median        | Cauchy   |
-| log_normal  | exp(loc + scale * n)    | mean          | Normal   |
-| half_cauchy | scale * abs(c)          | median        | Cauchy   |
+| normal      | loc + scale * n         | mean          | normal   |
+| cauchy      | loc + scale * c(u)      | median        | uniform  |
+| log_normal  | exp(loc + scale * n)    | mean          | normal   |
+| half_cauchy | scale * abs(c(u))       | median        | uniform  |
 | point       | loc                     | loc           | none     |
+
+with c(u) = tan(pi (u - 1/2)), which has a Cauchy distribution.
 
 The centre is the mean where there is one and the median where there is none.
 """
@@ -26,6 +28,7 @@ from torch.distributions import Cauchy, Distribution, HalfCauchy, LogNormal, Nor
 from typing_extensions import override
 
 from leanbayes.distributions.positive import PointMass
+from leanbayes.distributions.random import Kind
 
 LawName = Literal["normal", "cauchy", "log_normal", "half_cauchy", "point"]
 
@@ -36,16 +39,10 @@ LIMIT = 10.0
 class Law(abc.ABC):
     """One row of the table above; stateless."""
 
+    noise: ClassVar[Kind] = "normal"
     has_loc: ClassVar[bool] = True
     has_scale: ClassVar[bool] = True
     positive: ClassVar[bool] = False
-
-    def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        """Draw standard noise in float32: on `device`, or with a generator on the CPU, the same for every device."""
-        # A compiled graph with a varying batch size takes no generator argument, not even None.
-        if generator is None:
-            return torch.randn(shape, device=device)
-        return torch.randn(shape, generator=generator, device=generator.device)
 
     @abc.abstractmethod
     def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
@@ -84,17 +81,11 @@ class NormalLaw(Law):
 class CauchyLaw(Law):
     """z = loc + scale * tan(pi (u - 1/2)), clipped."""
 
-    @override
-    def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        if generator is None:  # compiled code must not name a generator, not even as None
-            uniform = torch.rand(shape, device=device)
-        else:
-            uniform = torch.rand(shape, generator=generator, device=generator.device)
-        return torch.tan(math.pi * (uniform - 0.5))
+    noise = "uniform"
 
     @override
     def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
-        return torch.addcmul(loc, scale, noise.to(loc.dtype)).clamp(-LIMIT, LIMIT)
+        return torch.addcmul(loc, scale, _cauchy(noise).to(loc.dtype)).clamp(-LIMIT, LIMIT)
 
     @override
     def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
@@ -126,16 +117,13 @@ class LogNormalLaw(Law):
 class HalfCauchyLaw(Law):
     """z = scale * abs(tan(pi (u - 1/2))), clipped; its median is the scale, it has no mean."""
 
+    noise = "uniform"
     has_loc = False
     positive = True
 
     @override
-    def noise(self, shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-        return CauchyLaw().noise(shape, device, generator).abs()
-
-    @override
     def sample(self, loc: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
-        return (scale * noise.to(scale.dtype)).clamp(max=LIMIT)
+        return (scale * _cauchy(noise).abs().to(scale.dtype)).clamp(max=LIMIT)
 
     @override
     def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
@@ -158,6 +146,11 @@ class PointLaw(Law):
     @override
     def distribution(self, loc: Tensor, scale: Tensor) -> Distribution:
         return PointMass(loc)
+
+
+def _cauchy(uniform: Tensor) -> Tensor:
+    """Turn uniform numbers in [0, 1) into standard Cauchy ones."""
+    return torch.tan(math.pi * (uniform - 0.5))
 
 
 LAWS: dict[str, Law] = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,11 +22,33 @@ PRIME = 2**31 - 1
 ROUNDS = 4
 
 
-def draw_seeds(rows: int, generator: torch.Generator | None, device: torch.device | None = None) -> Tensor:
-    """Draw `rows` seeds (rows, 1)."""
+Kind = Literal["normal", "uniform", "seed"]
+"""Standard numbers: normal, uniform in [0, 1), or integer seeds from 1 to PRIME - 1."""
+
+
+def standard(
+    kind: Kind,
+    shape: tuple[int, ...],
+    device: torch.device,
+    generator: torch.Generator | None = None,
+    *,
+    counted: bool = False,
+) -> Tensor:
+    """Draw standard numbers from torch's global generator on `device`, or from `generator` alone.
+
+    A generator draws on its own device, a CPU, so that the numbers are the same for every device. If they are to be
+    `counted`, it draws one seed, and the numbers are computed from it on `device`.
+    """
     if generator is None:  # compiled code must not name a generator, not even as None
-        return torch.randint(1, PRIME, (rows, 1), device=device)
-    return torch.randint(1, PRIME, (rows, 1), generator=generator, device=generator.device)
+        if kind == "seed":
+            return torch.randint(1, PRIME, shape, device=device)
+        return torch.randn(shape, device=device) if kind == "normal" else torch.rand(shape, device=device)
+    if counted:
+        return (normals if kind == "normal" else shares)(shape, generator, device)
+    place = generator.device
+    if kind == "seed":
+        return torch.randint(1, PRIME, shape, generator=generator, device=place)
+    return (torch.randn if kind == "normal" else torch.rand)(shape, generator=generator, device=place)
 
 
 def uniforms(seeds: Tensor, like: Tensor) -> Tensor:

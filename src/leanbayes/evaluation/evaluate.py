@@ -17,11 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from leanbayes import metrics
 from leanbayes.core.conversion import own_likelihood
-from leanbayes.core.prediction import my_share, of_all_processes, Prediction
+from leanbayes.core.prediction import my_share, of_all_processes, over_classes, Prediction
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.evaluation.cost import Cost, measure_cost
-from leanbayes.recalibrate._shared import over_classes
 from leanbayes.runtime.batches import Inputs, leading_rows, Output, slice_rows
 from leanbayes.runtime.display import counted, html_table
 from leanbayes.shift import Shift
@@ -252,7 +251,7 @@ def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:
         aleatoric=p.aleatoric * square,
         epistemic=p.epistemic * square,
         samples=None if p.samples is None else p.samples * std + mean,
-        noise=None if p.noise is None else p.noise * square,
+        variances=None if p.variances is None else p.variances * square,
     )
 
 
@@ -308,12 +307,12 @@ def _classification(p: Prediction, y: Tensor) -> dict[str, Any]:
 
 def _regression(p: Prediction, y: Tensor) -> dict[str, Any]:
     assert p.samples is not None
-    assert p.noise is not None
+    assert p.variances is not None
     low, high = p.interval(0.95)
     return {
         "rmse": metrics.rmse(p.mean, y),
-        "lpd": metrics.lpd(p.samples, p.noise, y),
-        "crps": metrics.crps(p.samples, p.noise, y),
+        "lpd": metrics.lpd(p.samples, p.variances, y),
+        "crps": metrics.crps(p.samples, p.variances, y),
         "coverage": metrics.interval_coverage(low, high, y),
     }
 

@@ -1,13 +1,13 @@
-"""Latent codes: Gaussian numbers in an order, of which the first few are used.
+"""Latent codes with ordered Gaussian dimensions and a random length.
 
     z ~ Downhill(beta, tau),   h_i = z_i (mu_i + sigma_i eps_i)                                             (eq. 23)
 
-A code that ends after dimension j pays for the dimensions it uses. With kappa_i = KL(N(mu_i, sigma_i^2) || prior of i),
+With kappa_i = KL(N(mu_i, sigma_i^2) || prior of i), and beta_j the probability that a code ends after dimension j,
 
-    KL = sum_j beta_j [log(beta_j / p_j) + sum_{i<=j} kappa_i]                                     (eq. 24, 30, A.5)
+    KL = sum_j beta_j [log(beta_j / p_j) + sum_{i<=j} kappa_i].                                    (eq. 24, 30, A.5)
 
-where (30) and (A18) print kappa_j for the sum: tail j keeps all dimensions up to j. Dropped dimensions are zero for the
-decoder; the wide law that the paper gives them is the same in prior and posterior and cancels.
+(30) and (A18) print kappa_j for the sum, but tail j keeps all dimensions up to j. Dropped dimensions are zero for the
+decoder; the wide distribution that the paper gives them is the same in prior and posterior and cancels.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from leanbayes.distributions.ordered import downhill, gumbel, log_tails_of, tail
 SMALLEST_STD = 1e-4
 
 LIMIT = 10.0
-"""Logits of keep probabilities stay between minus and plus this."""
+"""Logits of keep probabilities are clamped to [-LIMIT, LIMIT]."""
 
 
 @dataclass(frozen=True)
 class Code:
-    """The law of the codes of B inputs, D dimensions each.
+    """The distribution of the codes of B inputs, D dimensions each.
 
     Attributes:
         mean: (B, D).
         std: (B, D).
-        log_tails: logarithms of the probabilities that a code ends after each dimension (B, D); None: it never ends.
+        log_tails: log probabilities that a code ends after each dimension (B, D); None: codes have all dimensions.
     """
 
     mean: Tensor
@@ -42,9 +42,9 @@ class Code:
 
     @staticmethod
     def of(mean: Tensor, raw_std: Tensor, keep_logits: Tensor | None = None) -> Code:
-        """Make a law of what a network returns: standard deviations by softplus, tails by a chain of logits (B, D - 1).
+        """Build a code from network outputs: softplus for standard deviations, logits (B, D - 1) for tails.
 
-        In float32 at least: noise and divergences are no matter for autocast.
+        At least in float32: noise and divergences need it under autocast.
         """
         std = F.softplus(_exact(raw_std)) + SMALLEST_STD
         tails = None if keep_logits is None else log_tails_of(_exact(keep_logits).clamp(-LIMIT, LIMIT))
@@ -52,7 +52,7 @@ class Code:
 
     @property
     def keep(self) -> Tensor:
-        """P(dimension i is used) (B, D)."""
+        """Probability that each dimension is used (B, D)."""
         if self.log_tails is None:
             return torch.ones_like(self.mean)
         beyond = self.log_tails.exp().flip(-1).cumsum(-1).flip(-1)
@@ -60,11 +60,11 @@ class Code:
 
     @property
     def length(self) -> Tensor:
-        """The expected number of dimensions in use (B,)."""
+        """Expected number of dimensions in use (B,)."""
         return self.keep.sum(-1)
 
     def rsample(self, temperature: float | Tensor = 1.0, *, hard: bool = True) -> Tensor:
-        """Draw a code for each input, differentiable in all parameters (hard: straight-through in the tails)."""
+        """Draw a code for each input, differentiable in all parameters; `hard` is straight-through in the tails."""
         return self.at(torch.randn_like(self.mean), torch.rand_like(self.mean), temperature, hard=hard)
 
     def at(self, normal: Tensor, uniform: Tensor, temperature: float | Tensor = 1.0, *, hard: bool = True) -> Tensor:
@@ -73,7 +73,7 @@ class Code:
         return h if self.log_tails is None else h * downhill(self.log_tails, temperature, gumbel(uniform), hard)
 
     def cut(self, length: int | None) -> Code:
-        """Return the law of codes of a fixed length: all of their probability is in one tail. None changes nothing."""
+        """Return codes of a fixed length, with all probability in one tail; None changes nothing."""
         if length is None:
             return self
         last = torch.zeros_like(self.mean)
@@ -81,7 +81,7 @@ class Code:
         return replace(self, mean=truncated(self.mean, length), log_tails=last.log())
 
     def kl(self, prior: Code) -> Tensor:
-        """Return the divergence to a prior code, in nats, for each input (B,)."""
+        """Return the divergence to a prior code for each input, in nats (B,)."""
         each = gaussian_kl(self, prior)
         if self.log_tails is None and prior.log_tails is None:
             return each.sum(-1)
@@ -97,29 +97,17 @@ def gaussian_kl(q: Code, p: Code) -> Tensor:
 
 
 def standard(like: Tensor, log_tails: Tensor | None = None) -> Code:
-    """Return independent standard normal numbers (the fixed prior of an autoencoder), with the tails of a chain."""
+    """Return the prior of an autoencoder: independent standard normal numbers, with given tails."""
     return Code(torch.zeros_like(like), torch.ones_like(like), log_tails)
 
 
-def best_log_tails(kappa: Tensor, prior_log_tails: Tensor) -> Tensor:
-    """Return the tails of the smallest divergence for given kappa: beta_j proportional to p_j exp(-sum_{i<=j} kappa_i).
-
-    The divergence there is -log C with C = sum_j p_j exp(-sum_{i<=j} kappa_i) (A.5, with the cumulative kappa).
-    """
-    return (prior_log_tails - kappa.cumsum(-1)).log_softmax(-1)
-
-
 def truncated(h: Tensor, length: int) -> Tensor:
-    """Return codes (..., D) that are zero behind a length."""
+    """Return codes (..., D) that are zero after a length."""
     return h.masked_fill(torch.arange(h.shape[-1], device=h.device) >= check_length(length, h.shape[-1]), 0.0)
 
 
 def check_length(length: int, dimensions: int) -> int:
-    """Return a code length.
-
-    Raises:
-        ValueError: if it is no whole number from 1 to the number of dimensions.
-    """
+    """Return a code length; raise unless it is a whole number from 1 to the number of dimensions."""
     if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= dimensions:
         raise ValueError(f"expected a code length from 1 to {dimensions}, got {length!r}")
     return length

@@ -1,14 +1,14 @@
-"""Segmentation that disagrees as annotators do: the probabilistic U-Net (Kohl et al., 2018), and its ordered variant.
+"""The probabilistic U-Net (Kohl et al., 2018) for segmentation with several annotators, and its ordered variant.
 
     y ~ p(y | f(x, h)),   h ~ p(h | x),      trained with q(h | x, y) on   log p(y | x, h) - beta KL(q || p)   (eq. 29)
 
-Prior and posterior are networks of their own, Gaussian, or with ordered codes (VND-PUNet, eq. 25 to 28): then a code
-may be cut to a length, and the divergence is that of `leanbayes.generative.codes` (eq. 30, with the cumulative kappa).
+Prior and posterior are separate networks. Codes are Gaussian, or ordered (VND-PUNet, eq. 25 to 28): an ordered code can
+be cut to a length, with the divergence of `leanbayes.generative.codes` (eq. 30, with the cumulative kappa).
 
-The paper lets both networks learn how long codes are. The length is then a message of its own: long codes may say that
-nothing is marked, short ones all else. As drawn, samples are right; at a forced length only the opinions of that length
-are left. With `keep`, lengths come from a fixed chain, whatever image and annotation are: they tell nothing, and codes
-of every length carry all opinions as well as they can.
+In the paper both networks learn the distribution of lengths. The length then carries information: long codes may mean
+an empty mask, short ones all others. Samples with drawn lengths are correct; a forced length leaves only the opinions
+of that length. With `keep`, lengths come from a fixed distribution and carry no information: codes of every length
+represent all opinions.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ FEATURES = 32
 
 
 class CodeNet(nn.Module):
-    """A convolutional network from images to the law of a code.
+    """A convolutional network from images to the distribution of a code.
 
     Args:
         channels: of its input.
         dimensions: of the code.
         ordered: whether codes have a length.
         widths: of its levels; each is two 3x3 convolutions, and halves the image.
-        keep: probability to go on to the next dimension, if it is not to be learned.
+        keep: fixed probability that a code continues after a dimension; None learns it.
     """
 
     chain: Tensor | None
@@ -45,7 +45,6 @@ class CodeNet(nn.Module):
     def __init__(
         self, channels: int, dimensions: int, *, ordered: bool, widths: Sequence[int], keep: float | None = None
     ) -> None:
-        """Build the levels and the heads."""
         super().__init__()
         levels: list[nn.Module] = []
         for width in widths:
@@ -60,12 +59,12 @@ class CodeNet(nn.Module):
         self.register_buffer("chain", chain, persistent=False)
 
     def forward(self, x: Tensor) -> Code:
-        """Return the law of the code of every image."""
+        """Return the distribution of the code of each image."""
         features = self.levels(x)
-        return Code.of(self.mean(features), self.log_std(features), self._going_on(features))
+        return Code.of(self.mean(features), self.log_std(features), self._keep_logits(features))
 
-    def _going_on(self, features: Tensor) -> Tensor | None:
-        """Return the logits of going on to the next dimension (B, D - 1); None where codes have no length."""
+    def _keep_logits(self, features: Tensor) -> Tensor | None:
+        """Return the logits that a code continues (B, D - 1); None if codes have no length."""
         if self.keep_logits is not None:
             logits: Tensor = self.keep_logits(features)
             return logits
@@ -73,15 +72,15 @@ class CodeNet(nn.Module):
 
 
 class ProbabilisticUNet(nn.Module):
-    """A U-Net whose last layers read a random code: each code is one opinion on the whole image.
+    """A U-Net whose last layers read a random code: each code gives one opinion on the whole image.
 
     Args:
         num_classes: of a pixel.
         input_shape: of an image (C, H, W).
         dimensions: of the code.
         ordered: codes with a length (VND-PUNet).
-        keep: None lets prior and posterior learn how long codes are, as the paper does; sample them as drawn. A number
-            is the probability to go on to the next dimension, in both: take 0.8, say, if codes are to be cut.
+        keep: None learns the distribution of lengths, as in the paper. A number is the fixed probability that a code
+            continues after a dimension: use 0.8, for example, if codes will be cut.
         widths: of the U-Net and of both code networks.
         beta: weight of the divergence.
         temperature: of the relaxed masks of ordered codes.
@@ -105,7 +104,6 @@ class ProbabilisticUNet(nn.Module):
         beta: float = 1.0,
         temperature: float = 1.0,
     ) -> None:
-        """Build the U-Net, both code networks and the layers that combine features and code."""
         super().__init__()
         if num_classes < 2 or dimensions < 2:
             raise ValueError(f"expected at least two classes and dimensions, got {num_classes} and {dimensions}")
@@ -128,7 +126,7 @@ class ProbabilisticUNet(nn.Module):
         )
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of every image under one annotation each (B, H, W): what `lb.generative.fit` minimises."""
+        """Return the loss (B,) of images with one annotation each (B, H, W), which `lb.generative.fit` minimises."""
         posterior, prior = self.posterior(torch.cat([x, self._planes(y)], 1)), self.prior(x)
         logits = self.logits(self.unet(x), posterior.rsample(self.temperature))
         nll = F.cross_entropy(logits, y.long(), reduction="none").flatten(1).sum(1)
@@ -136,9 +134,9 @@ class ProbabilisticUNet(nn.Module):
         return nll + self.beta * divergence
 
     def logits(self, features: Tensor, code: Tensor) -> Tensor:
-        """Return the logits of every pixel (B, classes, H, W) under one code each."""
-        spread = code[:, :, None, None].expand(-1, -1, *features.shape[-2:])
-        found: Tensor = self.combine(torch.cat([features, spread], 1))
+        """Return the logits of all pixels (B, classes, H, W) for one code per image."""
+        planes = code[:, :, None, None].expand(-1, -1, *features.shape[-2:])
+        found: Tensor = self.combine(torch.cat([features, planes], 1))
         return found
 
     def sample(self, x: Tensor, count: int = 16, *, length: int | None = None, seed: int = 0) -> Tensor:
@@ -147,8 +145,8 @@ class ProbabilisticUNet(nn.Module):
         Args:
             x: images.
             count: opinions on each.
-            length: use only so many dimensions of the code; None as many as the prior draws. Where lengths are learned
-                (`keep` is None) they carry opinions of their own, and a forced length leaves out those of all others.
+            length: number of dimensions of the code; None draws it from the prior. If lengths are learned (`keep` is
+                None), a forced length leaves out the opinions of all others.
             seed: the same seed gives the same opinions on the same images.
         """
         return self._opinions(x, self._noise(count, len(x), seed), length)
@@ -156,13 +154,13 @@ class ProbabilisticUNet(nn.Module):
     def predict(
         self, x: Tensor, *, samples: int = 16, length: int | None = None, seed: int = 0, batch_size: int = 50
     ) -> Prediction:
-        """Return class probabilities and uncertainties of every pixel, over opinions; arguments as of `sample`."""
-        noise = self._noise(samples, len(x), seed)  # for all rows at once: batches neither share it nor change it
+        """Return class probabilities and uncertainties of pixels over opinions; arguments as of `sample`."""
+        noise = self._noise(samples, len(x), seed)  # for all rows, so that batches do not change it
         parts = zip(torch.split(x, batch_size), torch.split(noise, batch_size, 2), strict=True)
         return opinions(torch.cat([self._opinions(rows, own, length) for rows, own in parts], 1))
 
     def _noise(self, count: int, rows: int, seed: int) -> Tensor:
-        """Draw the noise of the codes of all opinions on all rows (count, 2, rows, dimensions), on the CPU."""
+        """Draw the noise of all codes (count, 2, rows, dimensions), on the CPU."""
         generator = torch.Generator().manual_seed(seed)
         shape = (count, rows, self.dimensions)
         return torch.stack([draw(shape, generator=generator) for draw in (torch.randn, torch.rand)], 1)
@@ -180,7 +178,7 @@ class ProbabilisticUNet(nn.Module):
 
 
 def opinions(probabilities: Tensor) -> Prediction:
-    """Make a prediction of the class probabilities of several opinions (S, B, classes, ...)."""
+    """Return the prediction of several opinions with class probabilities (S, B, classes, ...)."""
     own = torch.stack([entropy(each) for each in probabilities])
     mean, total, aleatoric, epistemic = decompose(probabilities, own, "entropy")
     return Prediction(
@@ -189,6 +187,6 @@ def opinions(probabilities: Tensor) -> Prediction:
         aleatoric=aleatoric,
         epistemic=epistemic,
         samples=probabilities,
-        noise=None,
+        variances=None,
         likelihood=Categorical(),
     )

@@ -9,21 +9,21 @@ import torch
 from torch import nn, Tensor
 from torch.utils.data import Dataset
 
-from leanbayes.training import fit as fit_network
 from leanbayes.training import Recipe
+from leanbayes.training.fit import fit as fit_network
 from leanbayes.training.progress import History
 
 
 def fit(
     model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | Dataset[Any], recipe: Recipe, **options: Any
 ) -> History:
-    """Train a model whose call returns the loss of every row.
+    """Train a model whose call returns the loss of each row.
 
     Args:
-        model: an autoencoder of `lb.generative`, or any module like it.
-        inputs: images, or what the model is called with; a Dataset yields that of each row, and is told the epoch if it
-            has a method `set_epoch`, as `lb.data.OneAnnotator` for a probabilistic U-Net.
-        recipe: how to train; Adam at 1e-3 is usual.
+        model: an autoencoder of `lb.generative`, or any module that returns losses (B,).
+        inputs: images, or a tuple of inputs; a Dataset yields those of each row. Its method `set_epoch`, if any, gets
+            the epoch, as that of `lb.data.OneAnnotator` for a probabilistic U-Net.
+        recipe: of the training; Adam at 1e-3 is usual.
         options: of `lb.fit`: folder, resume, callbacks, progress.
 
     Example:
@@ -36,7 +36,7 @@ def fit(
 
 
 class _Untargeted(Dataset[tuple[Any, Tensor]]):
-    """Rows of a Dataset as inputs, with a target that nobody reads."""
+    """Rows of a Dataset as inputs, with an unused target."""
 
     def __init__(self, rows: Dataset[Any]) -> None:
         self.rows = rows
@@ -48,11 +48,10 @@ class _Untargeted(Dataset[tuple[Any, Tensor]]):
         return self.rows[index], torch.zeros(())
 
     def set_epoch(self, epoch: int) -> None:
-        tell = getattr(self.rows, "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
+        method = getattr(self.rows, "set_epoch", None)
+        if method is not None:
+            method(epoch)
 
 
 def _own_loss(losses: Tensor, y: Tensor) -> Tensor:
-    """Return what the model has computed; there is no target."""
-    return losses
+    return losses  # computed by the model itself; there is no target

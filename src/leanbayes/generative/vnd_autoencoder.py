@@ -1,7 +1,7 @@
-"""VND-AE (Cui et al., section 4.1): an autoencoder whose code may be cut to any length afterwards.
+"""VND-AE (Cui et al., section 4.1): an autoencoder whose code can be cut to any length after training.
 
-The encoder says what a code is, dimension by dimension, and how long it should be; training draws lengths, so the first
-dimensions learn what matters for all images and later ones refine it.
+The encoder returns a Gaussian for each dimension, and probabilities of the length. Training draws lengths, so the first
+dimensions learn the common features of all images, and later ones refine them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class VNDAutoencoder(Autoencoder):
 
     Args:
         input_shape: of an image (C, H, W).
-        prior_keep: the prior's probability to go on to the next dimension; codes are 1 / (1 - prior_keep) long on
-            average, at most `dimensions`.
+        prior_keep: the prior's probability that a code continues after a dimension; the mean length is
+            1 / (1 - prior_keep), at most `dimensions`.
         temperature: of the relaxed masks.
         hard: masks of zeros and ones, with the (biased) gradient of soft ones.
         beta: weight of the divergence.
@@ -46,7 +46,6 @@ class VNDAutoencoder(Autoencoder):
         beta: float = 1.0,
         **options: object,
     ) -> None:
-        """Build an autoencoder with one head more, for the length."""
         super().__init__(input_shape, **options)  # type: ignore[arg-type]
         if not (0 < prior_keep < 1 and temperature > 0 and beta >= 0):
             raise ValueError(
@@ -61,7 +60,7 @@ class VNDAutoencoder(Autoencoder):
         self.keep_logits = nn.Linear(self.mean.in_features, self.dimensions - 1)
         nn.init.zeros_(self.keep_logits.weight)
         with torch.no_grad():
-            self.keep_logits.bias.copy_(logits)  # the lengths of the prior, for every image
+            self.keep_logits.bias.copy_(logits)  # start at the prior's lengths
 
     prior_log_tails: Tensor
 
@@ -78,22 +77,22 @@ class VNDAutoencoder(Autoencoder):
 
     @override
     def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
-        generator = generator_of(seed)  # one for both: with the same seed each, lengths would depend on the numbers
+        generator = generator_of(seed)  # one for both: equal seeds would correlate lengths and numbers
         h = torch.randn(count, self.dimensions, generator=generator).to(self.device)
         if length is not None:
             return self.cut(h, length)
         reach = torch.rand(count, 1, generator=generator).to(self.device)
-        return h * (reach < standard(h[:1], self.prior_log_tails).keep)  # one number a row: once ended, ended
+        return h * (reach < standard(h[:1], self.prior_log_tails).keep)  # one number a row: no gaps
 
     def progressive(self, count: int, lengths: list[int], *, seed: int = 0) -> Tensor:
-        """Return the same new images at growing code lengths (len(lengths), count, C, H, W), as Figure 12 shows."""
+        """Return the same new images at several code lengths (len(lengths), count, C, H, W), as in Figure 12."""
         return torch.stack([self.sample(count, length=length, seed=seed) for length in lengths])
 
     @torch.no_grad()
     def tree(self, depth: int = 4, *, spread: float = 1.0, seed: int = 0) -> list[Tensor]:
         """Return the images of Figure 9: level i has two values for each dimension from the second to the i-th.
 
-        Level i is (2^(i-1), C, H, W); images 2 k and 2 k + 1 of a level go on from image k of the level above.
+        Level i is (2^(i-1), C, H, W); images 2 k and 2 k + 1 of a level refine image k of the level before.
         """
         check_length(depth, self.dimensions)
         levels = [self.prior_codes(1, 1, seed)]

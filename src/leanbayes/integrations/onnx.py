@@ -27,7 +27,7 @@ from torch import nn, Tensor
 from torch.func import functional_call
 from torch.torch_version import TorchVersion
 
-from leanbayes.core.conversion import own_likelihood, stochastic_layers, substitute, unwrap
+from leanbayes.core.conversion import own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.prediction import decompose, Decomposition
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._base import one_draw, StochasticLayer
@@ -35,6 +35,7 @@ from leanbayes.methods.ensemble import Ensemble
 from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, repeat_rows, to_device
 from leanbayes.runtime.passes import draws, many_draws
+from leanbayes.runtime.twins import twin
 
 KEY = "leanbayes"
 """Where the file's metadata say, in JSON, what was exported."""
@@ -118,9 +119,9 @@ class Function(nn.Module):
         with draws(model, mean=True):
             plain: dict[int, nn.Module] = {id(layer): layer.twin() for layer in found.values()}
         with many_draws(model, seed, range(samples)):
-            sampled = [layer.sample(1) for layer in found.values()]
+            sampled = [layer.variables() for layer in found.values()]
         self.example = example
-        self.called = Called(substitute(model, plain).eval(), output)
+        self.called = Called(twin(model, plain).eval(), output)
         self.layers = nn.ModuleList(found.values())
         self.paths = list(found)
         self.names = [list(variables) for variables in sampled]

@@ -30,7 +30,8 @@ from leanbayes.methods._base import Method
 from leanbayes.methods.rank1 import Rank1
 from leanbayes.runtime.batches import call
 from leanbayes.runtime.twins import in_eval_mode
-from leanbayes.training import fit, Recipe
+from leanbayes.training import Recipe
+from leanbayes.training.fit import fit
 
 # -------------------- tables
 # What an estimator for tables chooses by itself: the network, the method, and how long to train.
@@ -330,7 +331,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
             aleatoric=variance * p.aleatoric,
             epistemic=variance * p.epistemic,
             samples=None if p.samples is None else shift + scale * p.samples,
-            noise=None if p.noise is None else variance * p.noise,
+            variances=None if p.variances is None else variance * p.variances,
         )
 
     def __sklearn_tags__(self) -> Any:

@@ -180,7 +180,7 @@ class _Walk:
         if self.hidden:
             self.found.hold_all("code that torch cannot watch, such as an autograd.Function, may read it")
         self.found.normed -= self.without_norm  # a layer that is called twice may meet a norm only once
-        for path in self.opened & set(self.found.outputs):
+        for path in sorted(self.opened & set(self.found.outputs)):
             for layout in (self.found.inputs[path], self.found.outputs[path]):
                 self.found.hold(layout, f"the weights of '{path}' are used outside of it")
 

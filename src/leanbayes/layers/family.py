@@ -51,7 +51,7 @@ class _ByMap(type):
     def __instancecheck__(cls, layer: object) -> bool:
         kind = _registered(layer)
         if kind is not None:
-            return (_TABLE[kind].linear is not None) == (cls is LinearLike)
+            return isinstance(_TABLE[kind], LinearFamily) == (cls is LinearLike)
         return isinstance(layer, nn.Module) and (_is_linear if cls is LinearLike else looks_like_norm)(layer)
 
 
@@ -72,9 +72,6 @@ class Family:
         inputs: number of input channels of a layer.
         outputs: number of output channels of a layer.
         axis: the channel axis of inputs and outputs, counted from the right (from the left for batch-like norms).
-        linear: `(layer, x, weight, *args) -> y`, the map with that weight and without bias; None for norms.
-        scale: `(layer, weight, s, r) -> weight'` such that `linear(x, weight') == linear(x * s, weight) * r`.
-        pool: `(layer, x, *args) -> t`, the sum of the input channels under the kernel, one output per group.
         weight: `layer -> weight`, the effective weight where it is a function of the stored one; None: it is stored.
         plain: `(layer, tensors) -> layer'`, an ordinary layer with these tensors; None: the same class can hold them.
         form: how a layer with a forward of its own computes the map; empty for the layers of the kind itself.
@@ -86,9 +83,6 @@ class Family:
     inputs: Callable[[Any], int]
     outputs: Callable[[Any], int]
     axis: int
-    linear: Callable[..., Tensor] | None = None
-    scale: Callable[[Any, Tensor, Tensor, Tensor], Tensor] | None = None
-    pool: Callable[..., Tensor] | None = None
     weight: Callable[[Any], Tensor] | None = None
     plain: Callable[[Any, Mapping[str, Tensor]], nn.Module] | None = None
     form: str = ""
@@ -98,6 +92,34 @@ class Family:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a record by the layer type it describes."""
         return _record, (self.kind, Finding(self.form, self.way, "", self.by_channel))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearFamily(Family):
+    """A kind of layer with a linear map between its channels.
+
+    Attributes:
+        linear: `(layer, x, weight, *args) -> y`, the map with that weight and without bias.
+        scale: `(layer, weight, s, r) -> weight'` such that `linear(x, weight') == linear(x * s, weight) * r`.
+        pool: `(layer, x, *args) -> t`, the sum of the input channels under the kernel, one output per group.
+    """
+
+    linear: Callable[..., Tensor]
+    scale: Callable[[Any, Tensor, Tensor, Tensor], Tensor]
+    pool: Callable[..., Tensor]
+
+    __reduce__ = Family.__reduce__
+
+    def scaled(self, layer: Any, weight: Tensor, s: Tensor | None = None, r: Tensor | None = None) -> Tensor:
+        """Return the weight with its input channels multiplied by s and its output channels by r; None is one."""
+        s = weight.new_ones(self.inputs(layer)) if s is None else s
+        r = weight.new_ones(self.outputs(layer)) if r is None else r
+        return self.scale(layer, weight, s, r)
+
+    def masked(self, layer: Any, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
+        """Return weight and bias of a layer whose output channels are multiplied by a mask."""
+        found = {"weight": self.scaled(layer, weight, r=mask.to(weight.dtype))}
+        return found if layer.bias is None else found | {"bias": (layer.bias * mask).to(weight.dtype)}
 
 
 def family_of(layer: nn.Module) -> Family | None:
@@ -143,9 +165,11 @@ def register(
     if known is None or known.kind in (*EMBEDDINGS, *DROPOUTS) or isinstance(like, (_ByMap, _ByName)):
         names = ", ".join(family.kind.__name__ for family in _FAMILIES if family.kind in (*TORCH_MAPS, *TORCH_NORMS))
         raise ValueError(f"expected like to be one of torch's classes {names}, got {like!r}")
-    if known.linear is None and (weight is not None or linear is not None):
+    family = replace(known, kind=kind, weight=weight)
+    if isinstance(family, LinearFamily):
+        family = replace(family, linear=linear or family.linear)
+    elif weight is not None or linear is not None:
         raise ValueError(f"a norm such as {like.__name__} has no linear map; give neither weight nor linear")
-    family = replace(known, kind=kind, linear=linear or known.linear, weight=weight)
     if like is nn.Linear:
         family = replace(
             family, inputs=lambda layer: layer.weight.shape[1], outputs=lambda layer: layer.weight.shape[0]
@@ -198,7 +222,7 @@ def follows_channels(layer: nn.Module) -> bool:
     family = family_of(layer)
     if family is None or family.weight is not None:
         return False
-    return family.linear is not None or not family.form or family.by_channel
+    return isinstance(family, LinearFamily) or not family.form or family.by_channel
 
 
 def _kind_of(layer: object) -> type[nn.Module] | None:
@@ -237,7 +261,7 @@ def _record(kind: Any, finding: Finding) -> Family:
     if finding.form in _STANDARDISED:
         return replace(_STANDARDISED[finding.form], way=finding.way)
     family = replace(family, form=finding.form, way=finding.way, by_channel=finding.by_channel)
-    if family.linear is None or family.weight is not None or kind in EMBEDDINGS:
+    if not isinstance(family, LinearFamily) or family.weight is not None or kind in EMBEDDINGS:
         return family
     own_pool = family.pool if family.axis == -1 else pool_own
     return replace(family, linear=call_own, pool=own_pool)
@@ -300,8 +324,8 @@ def _embed(layer: nn.Embedding, x: Tensor, weight: Tensor) -> Tensor:
     return F.embedding(x, weight, layer.padding_idx, scale_grad_by_freq=layer.scale_grad_by_freq)
 
 
-def _convolution(kind: type[nn.Module], spatial: int) -> Family:
-    return Family(
+def _convolution(kind: type[nn.Module], spatial: int) -> LinearFamily:
+    return LinearFamily(
         kind=kind,
         inputs=lambda layer: layer.in_channels,
         outputs=lambda layer: layer.out_channels,
@@ -312,7 +336,7 @@ def _convolution(kind: type[nn.Module], spatial: int) -> Family:
     )
 
 
-def _transposed(kind: type[nn.Module], spatial: int, function: Callable[..., Tensor]) -> Family:
+def _transposed(kind: type[nn.Module], spatial: int, function: Callable[..., Tensor]) -> LinearFamily:
     def linear(layer: Any, x: Tensor, weight: Tensor, output_size: list[int] | None = None) -> Tensor:
         extra = layer._output_padding(
             x, output_size, layer.stride, layer.padding, layer.kernel_size, spatial, layer.dilation
@@ -323,7 +347,7 @@ def _transposed(kind: type[nn.Module], spatial: int, function: Callable[..., Ten
         ones = layer.weight.new_ones(layer.weight.shape[0], 1, *layer.weight.shape[2:])
         return linear(layer, x, ones, output_size)
 
-    return Family(
+    return LinearFamily(
         kind=kind,
         inputs=lambda layer: layer.in_channels,
         outputs=lambda layer: layer.out_channels,
@@ -342,7 +366,7 @@ def _dropout(kind: type[nn.Module], axis: int) -> Family:
     return Family(kind=kind, inputs=lambda layer: 0, outputs=lambda layer: 0, axis=axis)
 
 
-_LINEAR = Family(
+_LINEAR = LinearFamily(
     kind=nn.Linear,
     inputs=lambda layer: layer.in_features,
     outputs=lambda layer: layer.out_features,
@@ -352,7 +376,7 @@ _LINEAR = Family(
     pool=lambda layer, x: x.sum(-1, keepdim=True),
 )
 
-_CONV1D = Family(
+_CONV1D = LinearFamily(
     kind=Conv1D,
     inputs=lambda layer: layer.weight.shape[0],
     outputs=lambda layer: layer.weight.shape[1],
@@ -369,13 +393,14 @@ _LINEAR_LIKE = replace(
     outputs=lambda layer: layer.weight.shape[0],
 )
 
-_EMBEDDING = Family(
+_EMBEDDING = LinearFamily(
     kind=nn.Embedding,
     inputs=lambda layer: layer.num_embeddings,
     outputs=lambda layer: layer.embedding_dim,
     axis=-1,
     linear=_embed,
     scale=_scale_transposed,
+    pool=lambda layer, x: layer.weight.new_ones(*x.shape, 1),  # a word is a unit vector
 )
 
 CHANNEL_NORMS = (
@@ -414,7 +439,7 @@ EMBEDDINGS: tuple[type[nn.Module], ...] = (nn.Embedding,)
 """The layers that look vectors up; their inputs are numbers of words, which no factor can multiply."""
 
 LINEAR_MAPS: tuple[type[nn.Module], ...] = tuple(
-    family.kind for family in _FAMILIES if family.linear and family.kind not in EMBEDDINGS
+    family.kind for family in _FAMILIES if isinstance(family, LinearFamily) and family.kind not in EMBEDDINGS
 )
 """The layers with a linear map between channels: what factor methods target."""
 
@@ -425,14 +450,14 @@ DROPOUTS: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d,
 """The layers that drop what passes; how many channels they see, only the input tells."""
 
 NORMS: tuple[type[nn.Module], ...] = tuple(
-    family.kind for family in _FAMILIES if not family.linear and family.kind not in DROPOUTS
+    family.kind for family in _FAMILIES if not isinstance(family, LinearFamily) and family.kind not in DROPOUTS
 )
 """The layers that scale and shift channels."""
 
 TORCH_MAPS = tuple(kind for kind in LINEAR_MAPS if not isinstance(kind, (_ByMap, _ByName)))
 TORCH_NORMS = tuple(kind for kind in NORMS if not isinstance(kind, _ByMap))
 
-_CONV2D = _TABLE[nn.Conv2d]
+_CONV2D = _convolution(nn.Conv2d, 2)
 _STANDARDISED = {
     STANDARDISED: replace(
         _CONV2D,

@@ -156,7 +156,7 @@ def _probed(layer: nn.Module, family: Any, forms: dict[str, Any]) -> Finding:
 def _probe_of(family: Any) -> Callable[..., bool]:
     if issubclass(family.kind, nn.Embedding):
         return _probe_embedding
-    return _probe_norm if family.linear is None else _probe_linear
+    return _probe_linear if "linear" in family.__dataclass_fields__ else _probe_norm
 
 
 @contextmanager

@@ -14,10 +14,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn, Tensor
 
+from leanbayes.distributions.assignment import Assignment
+from leanbayes.distributions.factor import Factor
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.layers.family import Family, family_of
 from leanbayes.layers.hooks import copy_hooks, move_hooks
-from leanbayes.runtime.passes import Draws
+from leanbayes.runtime.noise import Noise, NoiseSpec
+from leanbayes.runtime.passes import PassState, Variables, Width
 from leanbayes.runtime.rows import align_rows, broadcast_channels, Layout, one_row, ROWS
 
 READ = ("weight", "bias")
@@ -36,7 +39,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         family: where the channels of `base` are.
         components: how many components the posterior mixes.
         nodes: number of random variables of one draw.
-        draws: the meaning of the current pass, shared by all layers of a model.
+        state: the state of the current pass, shared by all layers of a model.
         path: dotted path at conversion; names the layer in errors and seeds its noise.
         arguments: what `base` calls the arguments of its `forward`.
         row_noise: whether the first axis of the noise counts rows.
@@ -44,17 +47,19 @@ class StochasticLayer(nn.Module, abc.ABC):
         layout: where the layer sees the rows of the batch; None until that is known.
         used: whether a pass calls the layer or reads its weight; None until that is known.
         sequential: whether it is called for the steps of a sequence, (B, T, ...) or one by one: a draw serves them all.
+        sampled_together: whether the layers of a method are sampled at once when a pass begins (`sample_of`).
         log_choices: log of the number of different draws that the layer makes by itself; infinite for noise.
         likelihood: the model's own likelihood, kept by one of its layers so that it is saved and trained with it.
     """
 
-    base: Any  # somebody's layer: a checker cannot know its attributes
+    base: Any  # any user layer: mypy cannot know its attributes
     posterior: Any
     components: int = 1
     nodes: int = 0
     row_noise: bool = True
     ordered: bool = False
     sequential: bool = False
+    sampled_together: bool = False
     layout: Layout | None = None
     used: bool | None = None
     log_choices: float = math.inf
@@ -67,7 +72,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         assert family is not None, "convert offers only layers that have a family"
         self.family: Family = family
         self.method = method
-        self.draws = Draws()
+        self.state = PassState()
         self.path = ""
         self.arguments = tuple(inspect.signature(base.forward).parameters)
         self.likelihood = None
@@ -76,9 +81,9 @@ class StochasticLayer(nn.Module, abc.ABC):
         self.training = base.training
         move_hooks(base, self)
 
-    def attach(self, draws: Draws, path: str) -> None:
-        """Join a model, whose layers share the meaning of a pass."""
-        self.draws, self.path = draws, path
+    def attach(self, state: PassState, path: str) -> None:
+        """Join a model, whose layers share the state of a pass."""
+        self.state, self.path = state, path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the layer: what the original takes by name (`output_size`), `forward` takes in its place."""
@@ -91,40 +96,55 @@ class StochasticLayer(nn.Module, abc.ABC):
         """Return the output under the variables of the current pass."""
 
     @abc.abstractmethod
-    def kl(self) -> Tensor:
-        """Return the divergence to the prior in nats, a float32 scalar, from parameters alone."""
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        """Declare the noise of one function for all rows (`shared`), or of a pass with noise per row.
 
-    @abc.abstractmethod
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw standard noise for `rows` rows, with a generator from it alone.
-
-        A few numbers are drawn on the CPU, many on the device.
+        No specs for a pass: the noise has the size of an activation (`state.activation_noise`).
         """
 
-    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the noise of one function for all rows; override it where noise per row is of another kind."""
-        return self.draw_noise(1, generator)
-
     @abc.abstractmethod
-    def sample(self, rows: int) -> dict[str, Tensor]:
-        """Return the random variables of the current pass by name.
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
+        """Return random variables by name, from parameters and these arguments alone.
 
-        Their first axis is R: the rows of the batch, or one for each draw that `self.draws` has fixed.
+        Args:
+            component: the component of each of R rows or draws, the first axis of the variables; None: average all.
+            noise: a tensor for each of the specs; None: take centres instead of samples.
+            width: share of the channels to keep, for layers that order theirs.
         """
+
+    @classmethod
+    def sample_of(
+        cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
+    ) -> list[Variables]:
+        """Return the variables of several layers of one method; override it to compute them at once."""
+        return [layer.sample(component, own, width) for layer, own in zip(layers, noise, strict=True)]
+
+    def variables(self, rows: int = 1) -> Variables:
+        """Return the random variables of the current pass; `rows` is the number of rows that the layer sees."""
+        return self.state.variables_of(self, rows)
 
     @abc.abstractmethod
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors, by name, of the plain layer with these variables (of one draw, no first axis)."""
 
+    def kl(self) -> Tensor:
+        """Return the divergence to the prior in nats, a float32 scalar, from parameters alone.
+
+        A subclass defines `kl`, or `kl_of` to compute the divergences of several layers at once.
+        """
+        return self.kl_of([self])
+
     @classmethod
     def kl_of(cls, layers: Sequence[Self]) -> Tensor:
-        """Return the sum of the divergences of several layers of one method; override it to compute them at once."""
+        """Return the sum of the divergences of several layers of one method."""
+        if cls.kl is StochasticLayer.kl:
+            raise TypeError(f"expected {cls.__name__} to define kl or kl_of, got neither")
         return torch.stack([layer.kl().float() for layer in layers]).sum()
 
     def freeze(self) -> nn.Module:
         """Return an ordinary layer with the current draw folded into its weights."""
         make = self.family.plain or plain_copy
-        plain = make(self.base, self.fold(one_draw(self.sample(1), 0)))
+        plain = make(self.base, self.fold(one_draw(self.variables(), 0)))
         plain.train(self.training)
         copy_hooks(self, plain)
         return plain
@@ -146,20 +166,15 @@ class StochasticLayer(nn.Module, abc.ABC):
 
         Such a read has one draw for the whole batch. Outside a pass it is None.
         """
-        if name not in READ or not self.draws.current().live:
+        if name not in READ or not self.state.current().live:
             return None
-        self.used, turn = True, self.draws.current().stream
-        sampled = {key: one_row(value, turn) for key, value in self.sample(1).items()}
+        self.used, turn = True, self.state.current().key
+        sampled = {key: one_row(value, turn) for key, value in self.variables().items()}
         return self.fold(one_draw(sampled, 0)).get(name)
 
     def _turn(self) -> int | None:
         """Return the number that chooses the row of a draw for the whole batch."""
-        return None if self.layout == ROWS else self.draws.current().stream
-
-    @property
-    def noise_ahead(self) -> bool:
-        """Whether fresh noise is drawn when a pass begins; False where only an activation shows its size."""
-        return True
+        return None if self.layout == ROWS else self.state.current().key
 
     @property
     def weight_now(self) -> Tensor:
@@ -172,6 +187,11 @@ class StochasticLayer(nn.Module, abc.ABC):
         """The bias of `base`; None where it has none, as an embedding."""
         bias: Tensor | None = getattr(self.base, "bias", None)
         return bias
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of posterior parameters: that of the weight, but at least float32."""
+        return torch.promote_types(self.base.weight.dtype, torch.float32)
 
     @property
     def device(self) -> torch.device:
@@ -295,6 +315,11 @@ class Method(abc.ABC):
         named = {f.name: getattr(self, f.name) for f in fields(self)}
         values = {name: value for name, value in named.items() if self.later.get(name, ...) != value}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def factor_noise(factor: Factor) -> NoiseSpec:
+    """Return the noise of a factor: one number for each row and channel, none for a point."""
+    return NoiseSpec(factor.law.noise, (factor.count if factor.law.has_scale else 0,))
 
 
 def one_draw(variables: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:

@@ -24,9 +24,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from leanbayes.distributions.random import normals
-from leanbayes.layers.family import EMBEDDINGS, materialise
+from leanbayes.distributions.assignment import Assignment
+from leanbayes.layers.family import EMBEDDINGS, LinearFamily, materialise
 from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.runtime.noise import Noise, NoiseSpec
+from leanbayes.runtime.passes import Variables, Width
 
 SMALLEST_VARIANCE = 1e-16
 """Under the square root, whose gradient at zero is infinite."""
@@ -38,6 +40,8 @@ class GaussianLayer(StochasticLayer):
     Attributes:
         padding: the row of the weight that is no random variable, an embedding's padding; None where there is none.
     """
+
+    family: LinearFamily
 
     def __init__(self, base: Any, method: Method) -> None:
         """Count the weights."""
@@ -57,16 +61,10 @@ class GaussianLayer(StochasticLayer):
     def scales(self) -> Tensor:
         """The standard deviations of the weights, in float32 or better; their signs do not matter."""
 
-    @property
-    @override
-    def noise_ahead(self) -> bool:
-        return self.sequential  # else noise is on pre-activations
-
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        state = self.draws.current()
-        if state.mean or state.shared or self.sequential:
-            return self.linear(x, self.sample(1)["weight"][0], args)
+        if self.sequential or self.state.current().shared:
+            return self.linear(x, self.state.variables_of(self, 1)["weight"][0], args)
         return self.local(x, args)
 
     def local(self, x: Tensor, args: Any) -> Tensor:
@@ -78,7 +76,7 @@ class GaussianLayer(StochasticLayer):
             # Fused with the mean over pixels before it, the square of a vector does not compile with Triton 3.6.
             squares = (materialise(x) if x.dim() == 2 else x).to(wide).square()
             variance = self.linear(squares, self.scales.square().to(wide), args, bias=False)
-            noise = self.draws.activation_noise(self, variance).to(wide)
+            noise = self.state.activation_noise(self, variance).to(wide)
             std = variance.add_(SMALLEST_VARIANCE).sqrt_()  # in place: these are as large as activations
         if mean is None:
             return self.add_bias((noise * std).to(_computed_in(x)))
@@ -87,19 +85,23 @@ class GaussianLayer(StochasticLayer):
         return mean + (noise * std).to(mean.dtype)
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        drawn = normal((1, *self.base.weight.shape), self.device, generator)
-        if self.padding is not None:
-            drawn[:, self.padding] = 0
-        return (drawn,)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        table = NoiseSpec("normal", tuple(self.base.weight.shape), per_row=False, counted=True)
+        return (table,) if shared or self.sequential else ()  # else noise is on pre-activations
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
         """Return the "weight" (R, ...) of fixed draws."""
-        noise = self.draws.read(self, rows).noise
-        weight: Tensor = self.base.weight
         means = self._zeros() if self.means is None else self.means
-        return {"weight": means[None] if noise is None else means + (self.scales * noise[0]).to(weight.dtype)}
+        return {"weight": means[None] if noise is None else means + self.deviations(noise[0])}
+
+    def deviations(self, noise: Tensor) -> Tensor:
+        """Return sampled weights (R, ...) without their means; the padding of an embedding has none."""
+        if self.padding is not None:
+            rows = torch.arange(noise.shape[1], device=noise.device) == self.padding
+            noise = noise.masked_fill(rows[:, None], 0.0)
+        deviations: Tensor = (self.scales * noise).to(self.base.weight.dtype)
+        return deviations
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -121,7 +123,6 @@ class GaussianLayer(StochasticLayer):
 
     def linear(self, x: Tensor, weight: Tensor, args: Any, *, bias: bool = True) -> Tensor:
         """Apply the linear map with other weights."""
-        assert self.family.linear is not None
         y = self.family.linear(self.base, x, weight, *args)
         return self.add_bias(y) if bias else y
 
@@ -131,11 +132,6 @@ class GaussianLayer(StochasticLayer):
         if bias is None:
             return y
         return y + self.spread(bias[None], y)
-
-
-def normal(shape: tuple[int, ...], device: torch.device, generator: torch.Generator | None) -> Tensor:
-    """Draw standard normal numbers; under compilation a generator must not be named, not even as None."""
-    return torch.randn(shape, device=device) if generator is None else normals(shape, generator, device)
 
 
 def _computed_in(x: Tensor) -> torch.dtype:

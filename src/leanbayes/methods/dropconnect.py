@@ -17,17 +17,19 @@ import torch
 from torch import nn, Tensor
 from typing_extensions import override
 
-from leanbayes.distributions.assignment import pick
-from leanbayes.distributions.random import shares
-from leanbayes.layers.family import LINEAR_MAPS
+from leanbayes.distributions.assignment import Assignment, pick
+from leanbayes.layers.family import LINEAR_MAPS, LinearFamily
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods._checks import check_rate
+from leanbayes.runtime.noise import Noise, NoiseSpec
+from leanbayes.runtime.passes import Variables, Width
 
 
 class DropConnectLayer(StochasticLayer):
     """A linear map some of whose weights are zero in each draw."""
 
     method: DropConnect
+    family: LinearFamily
     row_noise = False
 
     def __init__(self, base: Any, method: DropConnect) -> None:
@@ -38,8 +40,7 @@ class DropConnectLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        weight = self.sample(x.shape[0])["weight"][0]
-        assert self.family.linear is not None
+        weight = self.state.variables_of(self, x.shape[0])["weight"][0]
         y = self.family.linear(self.base, x, weight, *args)
         return y if self.base.bias is None else y + self.spread(self.base.bias[None], y)
 
@@ -48,16 +49,12 @@ class DropConnectLayer(StochasticLayer):
         return torch.zeros((), device=self.device)
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        shape = (1, *self.base.weight.shape)
-        if generator is None:
-            return (torch.rand(shape, device=self.device),)
-        return (shares(shape, generator, self.device),)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        return (NoiseSpec("uniform", tuple(self.base.weight.shape), per_row=False, counted=True),)
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
         """Return the "weight" (R, ...), R = 1 unless several draws are fixed."""
-        noise = self.draws.read(self, rows).noise
         weight = self.weight_now
         if noise is None:
             return {"weight": weight[None]}

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import nn, Tensor
@@ -22,9 +22,11 @@ from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods._checks import check_choice, check_components
 from leanbayes.runtime.batches import leading_rows, map_rows
-from leanbayes.runtime.passes import Draws
+from leanbayes.runtime.noise import NoiseSpec
+from leanbayes.runtime.passes import members_in, PassState
 
 Init = Literal["fresh", "copy"]
+T = TypeVar("T")
 
 
 class Ensemble(nn.Module):
@@ -44,7 +46,6 @@ class Ensemble(nn.Module):
     likelihood: Likelihood | None
     path = ""
     row_noise = False
-    noise_ahead = True
     ordered = False
 
     def __init__(self, members: Sequence[nn.Module], method: DeepEnsemble | None = None) -> None:
@@ -56,39 +57,28 @@ class Ensemble(nn.Module):
         self.training = self.members.training = members[0].training
         self.method = method or DeepEnsemble(components=len(members))
         self.components = len(members)
-        self.draws = Draws(components=self.components)
-        self.draws.attach(self)
+        self.state = PassState(components=self.components)
+        self.state.attach(self)
         self.likelihood = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run every row through its member; inside `draws`, all rows through one."""
         rows = leading_rows((args, kwargs)) or 1
-        component = self.draws.read(self, rows).component
+        component, _, _ = self.state.inputs_of(self, rows)
         if component is None:
             raise ValueError("the members of an ensemble have no mean network; name one with component=k")
         if component.component.numel() == 1:
             return self.members[int(component.component)](*args, **kwargs)
         return self._split(component.rows(), rows, args, kwargs)
 
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw nothing: which member serves a row is all that is random."""
-        return ()
-
-    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw nothing."""
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        """Declare no noise: only the member of a row is random."""
         return ()
 
     @property
     def device(self) -> torch.device:
         """Where the first member is."""
         return next(self.members.parameters()).device
-
-    def member_of(self, index: int, component: int | None = None) -> tuple[nn.Module, int]:
-        """Return the member that serves draw `index`, and the number of that draw among the member's own."""
-        if component is not None and not 0 <= component < self.components:
-            raise ValueError(f"expected a component from 0 to {self.components - 1}, got {component}")
-        chosen = index % self.components if component is None else component
-        return self.members[chosen], index // self.components
 
     def __getattr__(self, name: str) -> Any:
         """Look up what is not here in the first member."""
@@ -110,6 +100,19 @@ class Ensemble(nn.Module):
                 outputs.append(member(*own_args, **own_kwargs))
                 order.append(mine)
         return _pytree.tree_map(partial(_joined, torch.cat(order).argsort()), *outputs)
+
+
+def members_of(model: nn.Module) -> list[nn.Module]:
+    """Return the members of an explicit ensemble; none for any other model."""
+    return list(members_in(model) or ())
+
+
+def member_of(members: Sequence[T], index: int, component: int | None = None) -> tuple[T, int]:
+    """Return the member that serves draw `index`, and the number of that draw among the member's own."""
+    count = len(members)
+    if component is not None and not 0 <= component < count:
+        raise ValueError(f"expected a component from 0 to {count - 1}, got {component}")
+    return members[index % count if component is None else component], index // count
 
 
 def _joined(order: Tensor, *parts: Any) -> Any:

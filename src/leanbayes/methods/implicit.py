@@ -24,12 +24,15 @@ from torch import nn, Tensor
 from torch.distributions import Normal
 from typing_extensions import override
 
+from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.divergence import kl
-from leanbayes.distributions.factor import Factor, joint_distribution, spread_around
+from leanbayes.distributions.factor import Factor, joint_distribution, joint_sample, spread_around
 from leanbayes.distributions.positive import SMALLEST_STD
-from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
-from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
+from leanbayes.methods._base import factor_noise, Method, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_components, check_positive, check_std
+from leanbayes.runtime.noise import Noise, NoiseSpec
+from leanbayes.runtime.passes import Variables, Width
 
 SPREAD_OF_STD = 0.4
 """Initial standard deviations are |Normal(init_std, 0.4 init_std)|: 0.05 and 0.02 in the paper."""
@@ -40,6 +43,8 @@ class ImplicitLayer(StochasticLayer):
 
     method: ImplicitNodes
     posterior: Factor
+    family: LinearFamily
+    sampled_together = True
 
     def __init__(self, base: Any, method: ImplicitNodes) -> None:
         """Draw the component means around one; their average is one exactly."""
@@ -49,16 +54,14 @@ class ImplicitLayer(StochasticLayer):
         self.inputs = self.family.outputs(base) if self.embeds else self.family.inputs(base)
         self.bias_node = method.bias_node and self.bias_now is not None
         self.nodes = self.inputs + self.bias_node
-        weight: Tensor = base.weight.detach()
-        dtype = torch.promote_types(weight.dtype, torch.float32)
         shape = (method.components, self.nodes)
-        means = spread_around(1.0, method.init_spread, shape, device=weight.device, dtype=dtype)
+        means = spread_around(1.0, method.init_spread, shape, device=base.weight.device, dtype=self.wide)
         stds = method.init_std * (1 + SPREAD_OF_STD * torch.randn_like(means)).abs()
         self.posterior = Factor("normal", means, stds.clamp(min=SMALLEST_STD))
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        z = self.sample(x.shape[0])["nodes"]
+        z = self.state.variables_of(self, x.shape[0])["nodes"]
         if self.embeds:
             vectors: Tensor = self.base(x, *args)
             return vectors * self.spread(z, vectors)
@@ -66,13 +69,8 @@ class ImplicitLayer(StochasticLayer):
         if not self.bias_node:
             y: Tensor = self.base(x, *args)
             return y
-        assert self.family.linear is not None
         y = self.family.linear(self.base, x, self.weight_now, *args)
         return y + self.spread(z[:, self.inputs :] * self.base.bias, y)
-
-    @override
-    def kl(self) -> Tensor:
-        return self.kl_of([self])
 
     @override
     @classmethod
@@ -85,25 +83,28 @@ class ImplicitLayer(StochasticLayer):
         return kl(average, Normal(one, layers[0].method.prior_std * one, validate_args=False)).sum()
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        return (self.posterior.draw_noise(rows, generator),)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        return (factor_noise(self.posterior),)
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
-        """Return the "nodes" (R, inputs), and the bias node behind them."""
-        reading = self.draws.read(self, rows)
-        nodes: Tensor = self.posterior(reading.component, None if reading.noise is None else reading.noise[0])
-        return {"nodes": nodes}
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
+        """Return the "nodes" (R, inputs), with the bias node after them."""
+        return {"nodes": self.posterior(component, None if noise is None else noise[0])}
+
+    @override
+    @classmethod
+    def sample_of(
+        cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
+    ) -> list[Variables]:
+        nodes = joint_sample([layer.posterior for layer in layers], component, [own for (own,) in noise])
+        return [{"nodes": z} for z in nodes]
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         z, weight = variables["nodes"], self.weight_now
-        assert self.family.scale is not None
         if self.embeds:
-            words = weight.new_ones(self.family.inputs(self.base))
-            return {"weight": self.family.scale(self.base, weight, words, z).to(weight.dtype)}
-        ones = weight.new_ones(self.family.outputs(self.base))
-        folded = {"weight": self.family.scale(self.base, weight, z[: self.inputs], ones).to(weight.dtype)}
+            return {"weight": self.family.scaled(self.base, weight, r=z).to(weight.dtype)}
+        folded = {"weight": self.family.scaled(self.base, weight, s=z[: self.inputs]).to(weight.dtype)}
         if self.bias_node:
             folded["bias"] = (self.base.bias * z[self.inputs]).to(weight.dtype)
         return folded

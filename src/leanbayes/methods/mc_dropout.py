@@ -17,18 +17,21 @@ import torch
 from torch import fx, nn, Tensor
 from typing_extensions import override
 
-from leanbayes.distributions.assignment import pick
-from leanbayes.distributions.random import draw_seeds, uniforms
-from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS
+from leanbayes.distributions.assignment import Assignment, pick
+from leanbayes.distributions.random import uniforms
+from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS, LinearFamily
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods._base import Method, plain_copy, StochasticLayer
 from leanbayes.methods._checks import check_rate
+from leanbayes.runtime.noise import Noise, NoiseSpec
+from leanbayes.runtime.passes import Mean, Variables, Width
 
 
 class MaskedLayer(StochasticLayer):
     """A linear map whose output channels are dropped at random."""
 
     method: MCDropout
+    family: LinearFamily
 
     def __init__(self, base: Any, method: MCDropout) -> None:
         """Count the channels."""
@@ -38,7 +41,7 @@ class MaskedLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        mask = self.sample(x.shape[0])["mask"]
+        mask = self.state.variables_of(self, x.shape[0])["mask"]
         y: Tensor = self.base(x, *args)
         return y * self.spread(mask, y)
 
@@ -47,15 +50,12 @@ class MaskedLayer(StochasticLayer):
         return torch.zeros((), device=self.device)
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        if generator is None:  # compiled code must not name a generator, not even as None
-            return (torch.rand(rows, self.nodes, device=self.device),)
-        return (torch.rand(rows, self.nodes, generator=generator, device=generator.device),)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        return (NoiseSpec("uniform", (self.nodes,)),)
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
-        """Return the "mask" (R, outputs): component 0 is nothing, component 1 the channel."""
-        noise = self.draws.read(self, rows).noise
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
+        """Return the "mask" (R, outputs) out of indices: 0 drops the channel, 1 keeps it."""
         if noise is None:
             return {"mask": torch.ones(1, self.nodes, device=self.device)}
         keep = 1 - self.method.rate
@@ -63,13 +63,7 @@ class MaskedLayer(StochasticLayer):
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        weight, mask = self.weight_now, variables["mask"]
-        assert self.family.scale is not None
-        ones = weight.new_ones(self.family.inputs(self.base))
-        folded = {"weight": self.family.scale(self.base, weight, ones, mask.to(weight.dtype))}
-        if self.base.bias is not None:
-            folded["bias"] = (self.base.bias * mask).to(weight.dtype)
-        return folded
+        return self.family.masked(self.base, self.weight_now, variables["mask"])
 
 
 class DropoutLayer(StochasticLayer):
@@ -83,7 +77,7 @@ class DropoutLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        seed, axis = self.align(self.sample(x.shape[0])["seed"], x, -1)
+        seed, axis = self.align(self.state.variables_of(self, x.shape[0])["seed"], x, -1)
         return masked(x.movedim(axis, 0), seed, self.base.p, self._same_over).movedim(0, axis)
 
     @property
@@ -96,13 +90,12 @@ class DropoutLayer(StochasticLayer):
         return torch.zeros((), device=self.device)
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        return (draw_seeds(rows, generator, self.device if generator is None else None),)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        return (NoiseSpec("seed", (1,)),)
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
-        """Return the "seed" (R, 1), 0 for no mask; how many entries it makes a mask for, only the input tells."""
-        noise = self.draws.read(self, rows).noise
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
+        """Return the "seed" (R, 1), 0 for no mask; the number of masked entries depends on the input."""
         return {"seed": torch.zeros(1, 1, dtype=torch.int64, device=self.device) if noise is None else noise[0]}
 
     @override
@@ -117,8 +110,8 @@ class DropoutLayer(StochasticLayer):
         """
         plain = plain_copy(self.base, {})
         copy_hooks(self, plain)
-        seed = self.sample(1)["seed"]
-        if self.draws.mean:
+        seed = self.variables()["seed"]
+        if isinstance(self.state.mode, Mean):
             return plain.eval()
         plain.p = 0.0  # type: ignore[assignment]
         plain.register_forward_hook(_mask_hook(_number(seed), self.base.p, self._same_over), prepend=True)
@@ -127,7 +120,7 @@ class DropoutLayer(StochasticLayer):
     @override
     def twin(self) -> nn.Module:
         """Return a module that masks by a seed that it holds, which the next draw may replace."""
-        plain = _Masked(self.base.p, self._same_over, self.sample(1)["seed"])
+        plain = _Masked(self.base.p, self._same_over, self.variables()["seed"])
         copy_hooks(self, plain)
         return plain
 

@@ -25,7 +25,8 @@ from leanbayes.distributions.positive import inverse_softplus, softplus
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
 from leanbayes.methods._base import Method
 from leanbayes.methods._checks import check_choice, check_positive, check_std
-from leanbayes.methods._gaussian import GaussianLayer, normal
+from leanbayes.methods._gaussian import GaussianLayer
+from leanbayes.runtime.noise import NoiseSpec
 
 Estimator = Literal["local", "flipout"]
 
@@ -38,15 +39,8 @@ class MeanFieldLayer(GaussianLayer):
     def __init__(self, base: Any, method: MeanField) -> None:
         """Start with the given weights as means, and one standard deviation for all."""
         super().__init__(base, method)
-        weight: Tensor = base.weight
-        dtype = torch.promote_types(weight.dtype, torch.float32)
-        stds = torch.full_like(weight.detach(), method.init_std, dtype=dtype)
+        stds = torch.full_like(base.weight.detach(), method.init_std, dtype=self.wide)
         self.posterior.rho = nn.Parameter(inverse_softplus(stds))
-
-    @property
-    @override
-    def noise_ahead(self) -> bool:
-        return self.sequential or self.method.estimator == "flipout"
 
     @property
     @override
@@ -66,25 +60,20 @@ class MeanFieldLayer(GaussianLayer):
         return per_weight.sum()
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw Flipout's noise: a weight matrix for all rows, signs of inputs and outputs for each."""
-        weight = super().draw_noise(rows, generator)
-        if self.sequential:  # one draw serves all rows, and no sign is read
-            return weight
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        """Declare Flipout's noise in a pass: a weight matrix for all rows, signs of inputs and outputs for each."""
+        table = super().noise_specs(shared)
+        if shared or self.sequential or self.method.estimator == "local":
+            return table
         sides = (self.family.inputs(self.base), self.family.outputs(self.base))
-        return *weight, *(normal((rows, n), self.device, generator).sign() for n in sides)
-
-    @override
-    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return super().draw_noise(1, generator)
+        return *super().noise_specs(shared=True), *(NoiseSpec("normal", (n,), counted=True) for n in sides)
 
     def _flipout(self, x: Tensor, args: Any) -> Tensor:
-        noise = self.draws.read(self, x.shape[0]).noise
+        _, noise, _ = self.state.inputs_of(self, x.shape[0])
         assert noise is not None
         drawn, signs_in, signs_out = noise
-        weight = (self.scales * drawn[0]).to(self.base.weight.dtype)
-        flipped = self.linear(x * self.spread(signs_in, x), weight, args, bias=False)
-        return self.linear(x, self.weight_now, args) + flipped * self.spread(signs_out, flipped)
+        flipped = self.linear(x * self.spread(signs_in.sign(), x), self.deviations(drawn)[0], args, bias=False)
+        return self.linear(x, self.weight_now, args) + flipped * self.spread(signs_out.sign(), flipped)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,12 +33,13 @@ from torch import nn, Tensor
 from torch.func import functional_call
 from typing_extensions import override
 
-from leanbayes.distributions.assignment import cuts, pick_between
-from leanbayes.layers.family import LINEAR_MAPS, NORMS
+from leanbayes.distributions.assignment import Assignment, cuts, pick_between
+from leanbayes.layers.family import LINEAR_MAPS, LinearFamily, NORMS
 from leanbayes.layers.select import choose
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_components
-from leanbayes.runtime.passes import draws
+from leanbayes.runtime.noise import Noise, NoiseSpec
+from leanbayes.runtime.passes import draws, Variables, Width
 
 Mixing = Literal["uniform", "learned"]
 ROLES = ("norm", "input", "output")
@@ -59,7 +60,7 @@ class PatchLayer(StochasticLayer):
         self.sizes = [getattr(base, name).numel() for name in self.names]
         self.nodes = sum(self.sizes) if method.crossed else 1
         self.log_choices = self.nodes * math.log(self.copies)
-        dtype = torch.promote_types(like.dtype, torch.float32)
+        dtype = self.wide
         self.posterior.register_buffer("basis", contrasts(self.copies).to(like.device, dtype), persistent=False)
         uniform = torch.full((self.copies,), 1 / self.copies, device=like.device)
         self.posterior.register_buffer("cuts", cuts(uniform), persistent=False)
@@ -74,16 +75,12 @@ class PatchLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        chosen = {name: tensor[0] for name, tensor in self.sample(x.shape[0]).items()}
-        if self.family.linear is None:
+        chosen = {name: tensor[0] for name, tensor in self.state.variables_of(self, x.shape[0]).items()}
+        if not isinstance(self.family, LinearFamily):
             y: Tensor = functional_call(self.base, chosen, (x, *args))
             return y
         y = self.family.linear(self.base, x, chosen["weight"], *args)
         return y + self.spread(chosen["bias"][None], y) if "bias" in chosen else y
-
-    @override
-    def kl(self) -> Tensor:
-        return self.kl_of([self])
 
     @override
     @classmethod
@@ -100,15 +97,12 @@ class PatchLayer(StochasticLayer):
             return 0.5 * (precisions @ squares) + surprises.sum()
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        if generator is None:  # compiled code must not name a generator, not even as None
-            return (torch.rand(1, self.nodes, device=self.device),)
-        return (torch.rand(1, self.nodes, generator=generator, device=generator.device),)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        return (NoiseSpec("uniform", (self.nodes,), per_row=False),)
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
         """Return the "weight" and "bias" (R, ...), R = 1 unless several draws are fixed."""
-        noise = self.draws.read(self, rows).noise
         with self._exact():
             flat = self._average()[None] if noise is None else self._choose(pick_between(noise[0], self._cuts()))
         parts = zip(self.names, torch.split(flat, self.sizes, 1), strict=True)
@@ -163,7 +157,8 @@ class PatchLayer(StochasticLayer):
         weight = self.weight_now.detach()
         size = 0.0 if weight.is_meta else float(weight.float().square().mean().sqrt())
         if size == 0:  # zero-initialised, or without numbers yet: the size that it would usually have
-            size = 1.0 if self.family.linear is None else self.family.inputs(self.base) ** -0.5
+            linear = isinstance(self.family, LinearFamily)
+            size = self.family.inputs(self.base) ** -0.5 if linear else 1.0
         return self.method.init_spread * size * math.sqrt(self.copies / max(self.copies - 1, 1))
 
     def _cuts(self) -> Tensor:
@@ -297,7 +292,7 @@ def patched(model: nn.Module, indices: Mapping[str, int | Tensor]) -> Iterator[n
     with draws(model, seed=0):
         for path, index in indices.items():
             layer = layers[path]
-            layer.draws.noise[path] = (_noise_of(layer, torch.as_tensor(index)),)
+            layer.state.noise[path] = (_noise_of(layer, torch.as_tensor(index)),)
         yield model
 
 

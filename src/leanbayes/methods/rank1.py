@@ -23,11 +23,19 @@ import torch
 from torch import nn, Tensor
 from typing_extensions import override
 
+from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.divergence import kl, on
-from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, require_positive, spread_around
+from leanbayes.distributions.factor import (
+    Factor,
+    joint_distribution,
+    joint_sample,
+    random_signs,
+    require_positive,
+    spread_around,
+)
 from leanbayes.distributions.law import law, LawName
-from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
-from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
+from leanbayes.methods._base import factor_noise, Method, StochasticLayer
 from leanbayes.methods._checks import (
     check_at_least_zero,
     check_choice,
@@ -36,6 +44,8 @@ from leanbayes.methods._checks import (
     check_share,
     check_std,
 )
+from leanbayes.runtime.noise import Noise, NoiseSpec
+from leanbayes.runtime.passes import Variables, Width
 
 Factors = Literal["both", "input", "output"]
 Init = Literal["around_one", "random_sign"]
@@ -46,80 +56,97 @@ Perturbation = Literal["multiplicative", "additive"]
 class Rank1Layer(StochasticLayer):
     """A linear map with random factors on its input and output channels."""
 
-    def __init__(self, base: Any, method: Method, recipe: Rank1) -> None:
-        """Draw the component centres; on average they leave a trained function as it was.
+    family: LinearFamily
+    sampled_together = True
 
-        `method` is what the user passed, `recipe` what it means in terms of rank-1 factors.
+    def __init__(self, base: Any, method: Method, config: Rank1) -> None:
+        """Draw the component centres; on average they leave a trained function unchanged.
+
+        `method` is the user's, `config` the same in terms of rank-1 factors.
         """
         super().__init__(base, method)
-        self.recipe = recipe
-        self.components = recipe.components
-        self.log_choices = 0.0 if recipe.posterior == "point" else math.inf  # points: the rows' component is all
+        self.config = config
+        self.components = config.components
+        self.log_choices = 0.0 if config.posterior == "point" else math.inf  # points: the rows' component is all
         weight = self.weight_now.detach()
-        for side, centre in recipe.centres(base).items():
+        for side, centre in config.centres(base).items():
             count = self.family.inputs(base) if side == "input" else self.family.outputs(base)
-            self.posterior.add_module(side, recipe.factor(count, centre, weight))
+            self.posterior.add_module(side, config.factor(count, centre, weight))
             self.nodes += count
-        if recipe.component_bias and self.bias_now is not None:
+        if config.component_bias and self.bias_now is not None:
             # An offset from the shared bias: every member starts at the trained one, and a plain checkpoint fits.
-            self.posterior.bias = nn.Parameter(torch.zeros_like(base.bias).repeat(recipe.components, 1))
-        if recipe.perturbation == "additive":
+            self.posterior.bias = nn.Parameter(torch.zeros_like(base.bias).repeat(config.components, 1))
+        if config.perturbation == "additive":
             self.posterior.register_buffer("unit", weight.square().mean().sqrt().clamp(min=1e-3))
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        variables = self.sample(x.shape[0])
-        if self.recipe.perturbation == "additive":
+        variables = self.state.variables_of(self, x.shape[0])
+        if self.config.perturbation == "additive":
             return self._add(x, variables, args)
         return self._multiply(x, variables, args)
 
     @override
-    def kl(self) -> Tensor:
-        return self.kl_of([self])
-
-    @override
     @classmethod
     def kl_of(cls, layers: Sequence[Self]) -> Tensor:
-        recipe, device = layers[0].recipe, layers[0].device
+        config, device = layers[0].config, layers[0].device
         total = torch.zeros((), device=device)
-        for side, centre in recipe.centres().items():
+        for side, centre in config.centres().items():
             sides: list[Any] = [layer.posterior._modules.get(side) for layer in layers]
             factors = [factor for factor in sides if factor is not None]
             if not factors:  # embeddings alone
                 continue
-            prior = law(recipe.prior).prior(centre, recipe.prior_std)
+            prior = law(config.prior).prior(centre, config.prior_std)
             total = total + kl(joint_distribution(factors), on(prior, device)).sum()
-        return total if recipe.kl_over == "sum" else total / recipe.components
+        return total if config.kl_over == "sum" else total / config.components
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        return tuple(factor.draw_noise(rows, generator) for factor in self.posterior.children())
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        return tuple(factor_noise(factor) for factor in self.posterior.children())
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
-        """Return "input" and "output" factors and the members' "bias", what there is of them, each (R, n)."""
-        reading = self.draws.read(self, rows)
-        variables: dict[str, Tensor] = {}
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
+        """Return the factors "input" and "output" and the members' "bias", each (R, n), if the layer has them."""
+        variables: Variables = {}
         for position, (side, factor) in enumerate(self.posterior.named_children()):
-            variables[side] = factor(reading.component, None if reading.noise is None else reading.noise[position])
+            variables[side] = factor(component, None if noise is None else noise[position])
         offset: Tensor | None = self.posterior._parameters.get("bias")
         if offset is not None:
-            own = offset.mean(0, keepdim=True) if reading.component is None else reading.component.take(offset)
+            own = offset.mean(0, keepdim=True) if component is None else component.take(offset)
             variables["bias"] = self.base.bias + own
         elif self.bias_now is not None:
             variables["bias"] = self.base.bias[None]
         return variables
 
     @override
+    @classmethod
+    def sample_of(
+        cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
+    ) -> list[Variables]:
+        factors = [factor for layer in layers for factor in layer.posterior.children()]
+        drawn = iter(joint_sample(factors, component, [part for own in noise for part in own]))
+        found = [{side: next(drawn) for side, _ in layer.posterior.named_children()} for layer in layers]
+        own = [layer for layer in layers if "bias" in layer.posterior._parameters]
+        if own:
+            offsets = [layer.posterior.bias for layer in own]
+            biases = torch.cat([layer.base.bias for layer in own]) + component.take(torch.cat(offsets, 1))
+            members = torch.split(biases, [offset.shape[1] for offset in offsets], 1)
+            biases_of = dict(zip(map(id, own), members, strict=True))
+        for layer, variables in zip(layers, found, strict=True):
+            if "bias" in layer.posterior._parameters:
+                variables["bias"] = biases_of[id(layer)]
+            elif layer.bias_now is not None:
+                variables["bias"] = layer.base.bias[None]
+        return found
+
+    @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         weight = self.weight_now
-        assert self.family.scale is not None
-        s = variables.get("input", weight.new_ones(self.family.inputs(self.base)))
-        r = variables.get("output", weight.new_ones(self.family.outputs(self.base)))
-        if self.recipe.perturbation == "additive":
-            folded = weight + self.posterior.unit * self.family.scale(self.base, torch.ones_like(weight), s, r)
+        s, r = variables.get("input"), variables.get("output")
+        if self.config.perturbation == "additive":
+            folded = weight + self.posterior.unit * self.family.scaled(self.base, torch.ones_like(weight), s, r)
         else:
-            folded = self.family.scale(self.base, weight, s, r)
+            folded = self.family.scaled(self.base, weight, s, r)
         tensors = {"weight": folded} | ({"bias": variables["bias"]} if "bias" in variables else {})
         return {name: tensor.to(weight.dtype) for name, tensor in tensors.items()}
 
@@ -130,7 +157,7 @@ class Rank1Layer(StochasticLayer):
         if "output" not in variables and "bias" not in self.posterior._parameters:
             y: Tensor = self.base(x, *args)
             return y
-        y = self._linear(x, args)
+        y = self.family.linear(self.base, x, self.weight_now, *args)
         if "bias" not in variables:
             return y * self.spread(variables["output"], y)
         bias = self.spread(variables["bias"], y)
@@ -139,8 +166,7 @@ class Rank1Layer(StochasticLayer):
     def _add(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return W x + u r (s . x) + b; under a kernel, s . x is summed over its taps."""
         axis = self.family.axis
-        y = self._linear(x, args)
-        assert self.family.pool is not None
+        y = self.family.linear(self.base, x, self.weight_now, *args)
         scaled = x * self.spread(variables["input"], x) if "input" in variables else x
         pooled = self.family.pool(self.base, scaled, *args)
         # One value a group of output channels.
@@ -148,10 +174,6 @@ class Rank1Layer(StochasticLayer):
         r = variables.get("output", pooled.new_ones(1, y.shape[axis]))
         y = torch.addcmul(y, pooled, self.spread(self.posterior.unit * r, y))
         return y + self.spread(variables["bias"], y) if "bias" in variables else y
-
-    def _linear(self, x: Tensor, args: Any) -> Tensor:
-        assert self.family.linear is not None
-        return self.family.linear(self.base, x, self.weight_now, *args)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,17 +340,17 @@ class BatchEnsemble(Method):
     component_bias: bool = True
 
     def __post_init__(self) -> None:
-        """Check every field by building the rank-1 recipe behind it."""
-        self.recipe()
+        """Check every field by building the rank-1 config behind it."""
+        self.config()
 
-    def recipe(self) -> Rank1:
+    def config(self) -> Rank1:
         """Return the same thing in terms of rank-1 factors: point masses without a prior."""
         return Rank1(posterior="point", prior="point", **self.fields())
 
     @override
     def wrap(self, layer: nn.Module) -> Rank1Layer:
-        return Rank1Layer(layer, self, self.recipe())
+        return Rank1Layer(layer, self, self.config())
 
     @override
     def notice(self) -> str | None:
-        return self.recipe().notice()
+        return self.config().notice()

@@ -52,7 +52,7 @@ class VarianceLayer(GaussianLayer):
         super().__init__(base, method)
         start = method.init_log_alpha
         weight = self.weight_now.detach()
-        dtype = torch.promote_types(weight.dtype, torch.float32)
+        dtype = self.wide
         if method.parameterization == "additive":
             size = weight.to(dtype).square().mean().add(SMALLEST_SQUARE).log()
             self._learn("log_sigma", torch.full_like(weight, 0.5 * start, dtype=dtype) + 0.5 * size)
@@ -73,7 +73,7 @@ class VarianceLayer(GaussianLayer):
     @override
     def scales(self) -> Tensor:
         kind = self.method.parameterization
-        weight = self.weight_now.to(torch.promote_types(self.base.weight.dtype, torch.float32))
+        weight = self.weight_now.to(self.wide)
         if kind == "zero_mean":
             return weight
         if kind == "additive":
@@ -82,8 +82,7 @@ class VarianceLayer(GaussianLayer):
         root: Tensor = (0.5 * self.posterior.log_alpha.clamp(-LIMIT, LIMIT)).exp()
         if kind != "neuron":
             return weight * root
-        assert self.family.scale is not None
-        return self.family.scale(self.base, weight, root.new_ones(self.family.inputs(self.base)), root)
+        return self.family.scaled(self.base, weight, r=root)
 
     @property
     def log_alpha(self) -> Tensor:

@@ -1,9 +1,20 @@
-"""Metrics: pure functions on predictions and targets.
+"""Metrics: pure functions on predictions and targets, grouped by task into submodules.
 
-They return float64 scalars (0-dim tensors) on the device of their input; those of masks, one number for every image.
-Wrong input raises; a figure that right input leaves undefined, such as a ratio to an error of zero, is NaN.
+`__all__` lists the submodules, so that the page stays short; each name is also here, such as `lb.metrics.ece`.
+Metrics return float64 scalars (0-dim tensors) on the device of their input; metrics of masks, one number per image.
+Wrong input raises. A value that correct input leaves undefined, such as a ratio to a zero error, is NaN.
 """
 
+from leanbayes.metrics import (
+    calibration,
+    classification,
+    detection,
+    diversity,
+    generation,
+    regression,
+    segmentation,
+    temperature,
+)
 from leanbayes.metrics._validate import flatten as flatten
 from leanbayes.metrics.calibration import adaptive_ece as adaptive_ece
 from leanbayes.metrics.calibration import aurc as aurc
@@ -28,18 +39,18 @@ from leanbayes.metrics.diversity import disagreement as disagreement
 from leanbayes.metrics.diversity import ensemble_equivalent as ensemble_equivalent
 from leanbayes.metrics.diversity import Equivalent as Equivalent
 from leanbayes.metrics.diversity import pairwise_disagreement as pairwise_disagreement
-from leanbayes.metrics.features import classifier_features as classifier_features
-from leanbayes.metrics.features import Features as Features
-from leanbayes.metrics.features import inception_features as inception_features
-from leanbayes.metrics.features import Seen as Seen
+from leanbayes.metrics.generation import classifier_features as classifier_features
 from leanbayes.metrics.generation import compare_images as compare_images
 from leanbayes.metrics.generation import Diversity as Diversity
+from leanbayes.metrics.generation import Features as Features
 from leanbayes.metrics.generation import frechet_distance as frechet_distance
 from leanbayes.metrics.generation import Generation as Generation
+from leanbayes.metrics.generation import inception_features as inception_features
 from leanbayes.metrics.generation import inception_score as inception_score
 from leanbayes.metrics.generation import InceptionScore as InceptionScore
 from leanbayes.metrics.generation import reconstruction_error as reconstruction_error
 from leanbayes.metrics.generation import sample_diversity as sample_diversity
+from leanbayes.metrics.generation import Seen as Seen
 from leanbayes.metrics.regression import crps as crps
 from leanbayes.metrics.regression import crps_gaussian as crps_gaussian
 from leanbayes.metrics.regression import interval_coverage as interval_coverage
@@ -57,55 +68,13 @@ from leanbayes.metrics.temperature import calibrated_nll as calibrated_nll
 from leanbayes.metrics.temperature import temper as temper
 
 __all__ = [
-    "Bin",
-    "Detection",
-    "Diversity",
-    "Equivalent",
-    "Features",
-    "Generation",
-    "InceptionScore",
-    "PixelCalibration",
-    "RiskCoverage",
-    "Seen",
-    "accuracy",
-    "adaptive_ece",
-    "aupr",
-    "aurc",
-    "auroc",
-    "best_joint_temperature",
-    "best_temperature",
-    "brier",
-    "calibrated_nll",
-    "classifier_features",
-    "classwise_ece",
-    "compare_images",
-    "crps",
-    "crps_gaussian",
-    "detect",
-    "dice",
-    "disagreement",
-    "doubt",
-    "ece",
-    "energy_distance",
-    "ensemble_equivalent",
+    "calibration",
+    "classification",
+    "detection",
+    "diversity",
     "flatten",
-    "fpr95",
-    "frechet_distance",
-    "inception_features",
-    "inception_score",
-    "interval_coverage",
-    "iou",
-    "lpd",
-    "matched_iou",
-    "mce",
-    "nll",
-    "pairwise_disagreement",
-    "pixel_calibration",
-    "reconstruction_error",
-    "reliability",
-    "risk_coverage",
-    "rmse",
-    "sample_diversity",
-    "temper",
-    "top_k_accuracy",
+    "generation",
+    "regression",
+    "segmentation",
+    "temperature",
 ]

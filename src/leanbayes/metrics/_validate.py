@@ -1,4 +1,4 @@
-"""What the metrics share: the shapes they accept, what they refuse, and how they count rows that are tied."""
+"""Checks that the metrics share: accepted shapes, rejected values, and the treatment of ties."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from torch import Tensor
 
 
 def flatten(probabilities: Tensor, y: Tensor, ignore_index: int = -100) -> tuple[Tensor, Tensor]:
-    """Return class probabilities (N, C) and targets (N,) of every target that counts.
+    """Return class probabilities (N, C) and classes (N,) of the targets that count.
 
     Args:
         probabilities: (B, C), or dense (B, C, ...), classes on axis 1.
         y: classes (B,), or (B, ...).
-        ignore_index: targets with this value are left out. The metrics leave out torch's -100; for another value,
-            flatten first.
+        ignore_index: targets with this value are dropped. Metrics drop torch's -100; for another value, flatten first.
     """
     if probabilities.dim() < 2 or probabilities.shape[1] < 2 or not probabilities.is_floating_point():
         raise ValueError(
@@ -27,7 +26,7 @@ def flatten(probabilities: Tensor, y: Tensor, ignore_index: int = -100) -> tuple
         raise ValueError(
             f"expected class numbers of shape {tuple(expected)} as targets, got {y.dtype} of shape {tuple(y.shape)}"
         )
-    y = y.long()  # first: a byte of 156 equals -100
+    y = y.long()  # before the comparison: a byte of 156 equals -100
     kept = y != ignore_index
     classes = y[kept].to(probabilities.device)
     each = probabilities.movedim(1, -1)[kept.to(probabilities.device)]
@@ -36,10 +35,7 @@ def flatten(probabilities: Tensor, y: Tensor, ignore_index: int = -100) -> tuple
 
 
 def log_probabilities(probabilities: Tensor) -> Tensor:
-    """Return logarithms in float64; a zero counts as the smallest positive number of its dtype.
-
-    A network never means zero: its softmax was rounded. One such row must not make a mean infinite.
-    """
+    """Return logarithms in float64; a zero, which is a rounded softmax, counts as the smallest number of its dtype."""
     limits = torch.finfo(probabilities.dtype)
     return probabilities.double().clamp(min=limits.tiny * limits.eps).log()
 
@@ -72,7 +68,7 @@ def finite(values: Tensor, what: str) -> Tensor:
 
 
 def average_over_ties(keys: Tensor, values: Tensor) -> Tensor:
-    """Replace every value by the mean of the values with the same key, so that the order of ties cannot matter."""
+    """Replace every value by the mean of the values with the same key, so that the order of ties has no effect."""
     _, group, counts = torch.unique(keys, return_inverse=True, return_counts=True)
     sums = torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add_(0, group, values)
     means: Tensor = (sums / counts)[group]
@@ -80,7 +76,7 @@ def average_over_ties(keys: Tensor, values: Tensor) -> Tensor:
 
 
 def check_whole(number: int, what: str, least: int = 1) -> None:
-    """Raise unless a number is a whole one and large enough."""
+    """Raise unless a number is an integer of at least `least`."""
     if not isinstance(number, int) or number < least:
         raise ValueError(f"expected {what} to be a whole number of at least {least}, got {number!r}")
 

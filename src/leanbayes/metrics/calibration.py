@@ -1,8 +1,7 @@
-"""Calibration: do probabilities mean what they say?
+"""Calibration errors, reliability diagrams and risk-coverage curves.
 
-Rows are put into bins of similar confidence; in each, the share of right answers should be the mean confidence.
-All take probabilities (B, C) with classes (B,), or dense ones (B, C, ...) with (B, ...); targets of -100 are left out.
-Temperatures have a module of their own.
+Rows are put into bins of similar confidence. In each bin, the accuracy should equal the mean confidence.
+Inputs are probabilities (B, C) with classes (B,), or dense (B, C, ...) with (B, ...). Targets of -100 are dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from leanbayes.metrics.classification import doubt
 
 @dataclass(frozen=True)
 class Bin:
-    """One bin of a reliability diagram: mean confidence, share of right answers, number of rows."""
+    """One bin of a reliability diagram: mean confidence, accuracy, number of rows."""
 
     confidence: float
     accuracy: float
@@ -27,7 +26,7 @@ class Bin:
 
 
 def reliability(probabilities: Tensor, y: Tensor, bins: int = 15) -> list[Bin]:
-    """Return the bins of a reliability diagram, from the lowest confidence to the highest; empty ones are left out."""
+    """Return the non-empty bins of a reliability diagram, from the lowest confidence to the highest."""
     sums = equal_bins(*_answers(probabilities, y), bins)
     return [
         Bin(confidence / rows, hits / rows, int(rows))
@@ -39,12 +38,8 @@ def reliability(probabilities: Tensor, y: Tensor, bins: int = 15) -> list[Bin]:
 def ece(probabilities: Tensor, y: Tensor, bins: int = 15, smallest: int = 0) -> Tensor:
     """Return the expected calibration error: sum_b (n_b / n) |accuracy_b - confidence_b| over equal bins.
 
-    Args:
-        probabilities: (B, C), or dense (B, C, ...).
-        y: classes (B,), or (B, ...).
-        bins: number of equally wide bins of the confidence (max probability), closed on the right.
-        smallest: bins with at most so many rows are dropped; n still counts all rows. The paper on model patching
-            has bins=20, smallest=5. NaN where no bin is left.
+    Bins of the confidence (max probability) are closed on the right. Those with at most `smallest` rows are dropped,
+    but n counts all rows; NaN if no bin is left. The paper on model patching has bins=20, smallest=5.
     """
     sums = equal_bins(*_answers(probabilities, y), bins)
     kept = _kept(sums, smallest)
@@ -60,9 +55,9 @@ def mce(probabilities: Tensor, y: Tensor, bins: int = 15, smallest: int = 0) -> 
 
 
 def adaptive_ece(probabilities: Tensor, y: Tensor, bins: int = 15) -> Tensor:
-    """Return the calibration error over bins with equally many rows (to within one), in the order of confidence.
+    """Return the calibration error over bins with equal numbers of rows (to within one), sorted by confidence.
 
-    Rows of equal confidence count as equally often right, so that their order does not matter.
+    Rows of equal confidence share their mean accuracy, so that their order has no effect.
     """
     check_whole(bins, "bins")
     confidence, hit = _answers(probabilities, y)
@@ -74,10 +69,9 @@ def adaptive_ece(probabilities: Tensor, y: Tensor, bins: int = 15) -> Tensor:
 
 
 def classwise_ece(probabilities: Tensor, y: Tensor, bins: int = 15) -> Tensor:
-    """Return the calibration error of every class's probability, averaged over classes (Kull et al., 2019).
+    """Return the calibration error of the probability of each class, averaged over classes (Kull et al., 2019).
 
-    1 / C sum_c sum_b (n_bc / n) |share of class c among the rows of bin b - mean probability of c|, over equal bins
-    of p_c.
+    1 / C sum_c sum_b (n_bc / n) |share of class c in bin b - mean p_c in bin b|, over equal bins of p_c.
     """
     probabilities, y = flatten(probabilities, y)
     errors = []
@@ -88,7 +82,7 @@ def classwise_ece(probabilities: Tensor, y: Tensor, bins: int = 15) -> Tensor:
 
 
 class _Sums(NamedTuple):
-    """How many rows fell into each bin, and their confidences and right answers added up."""
+    """Number of rows, sum of confidences and number of correct answers, for each bin."""
 
     rows: Tensor
     confidence: Tensor
@@ -96,14 +90,14 @@ class _Sums(NamedTuple):
 
 
 def _answers(probabilities: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the confidence of every answer and whether it is right, as float64 (N,)."""
+    """Return the confidence of every answer and whether it is correct, as float64 (N,)."""
     probabilities, y = flatten(probabilities, y)
     confidence, predicted = probabilities.double().max(1)
     return confidence, (predicted == y).double()
 
 
 def equal_bins(confidence: Tensor, hit: Tensor, bins: int) -> _Sums:
-    """Add up over bins ((b - 1) / bins, b / bins]; zero belongs to the first."""
+    """Sum over bins ((b - 1) / bins, b / bins]; zero belongs to the first."""
     check_whole(bins, "bins")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=confidence.device)
     return _sum_bins(confidence, hit, torch.bucketize(confidence, edges[1:-1]), bins)
@@ -116,18 +110,12 @@ def _sum_bins(confidence: Tensor, hit: Tensor, index: Tensor, bins: int) -> _Sum
 
 
 def _kept(sums: _Sums, smallest: int) -> Tensor:
-    """Return which bins have more than so many rows."""
     check_whole(smallest, "smallest", least=0)
     return sums.rows > smallest
 
 
 def _nan_if_none(kept: Tensor) -> Tensor:
-    """Return NaN where every bin was dropped, else zero: no bin says nothing of calibration."""
     return torch.where(kept.any(), 0.0, torch.nan)
-
-
-# -------------------- selective
-# Selective prediction: how good are the answers that remain when the uncertain ones are withheld?
 
 
 class RiskCoverage(NamedTuple):
@@ -138,21 +126,15 @@ class RiskCoverage(NamedTuple):
 
 
 def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
-    """Return the risk-coverage curve: answer the least uncertain rows first.
+    """Return the risk-coverage curve of selective prediction: the least uncertain rows are answered first.
 
-    Rows that are equally uncertain come in random order: each counts as the mean of its ties, which is the expected
-    curve.
-
-    Args:
-        uncertainty: one number for every row, higher is answered later.
-        loss: of every row, such as 1 for a wrong class and 0 for a right one, or a squared error; same shape.
+    Each row counts as the mean of its ties: the expected curve if ties are ordered at random. The loss, in the shape of
+    the uncertainty, is for example 1 for a wrong class and 0 for a correct one.
     """
     if uncertainty.shape != loss.shape:
         raise ValueError(f"expected a loss for every uncertainty, got {tuple(loss.shape)}, {tuple(uncertainty.shape)}")
-    keys, values = (
-        finite(uncertainty, "uncertainties").flatten(),
-        finite(loss, "losses").flatten().to(uncertainty.device),
-    )
+    keys = finite(uncertainty, "uncertainties").flatten()
+    values = finite(loss, "losses").flatten().to(uncertainty.device)
     values = average_over_ties(keys, values)[keys.argsort()]
     answered = torch.arange(1, len(values) + 1, dtype=torch.float64, device=values.device)
     return RiskCoverage(answered / len(values), values.cumsum(0) / answered)
@@ -161,10 +143,7 @@ def risk_coverage(uncertainty: Tensor, loss: Tensor) -> RiskCoverage:
 def aurc(probabilities: Tensor, y: Tensor, uncertainty: Tensor | None = None) -> Tensor:
     """Return the area under the risk-coverage curve of wrong answers: 1 / n sum_k risk_k (Geifman et al., 2019).
 
-    Args:
-        probabilities: (B, C), or dense (B, C, ...); targets of -100 are left out.
-        y: classes (B,), or (B, ...).
-        uncertainty: in the shape of y; one minus the confidence if it is not given.
+    The uncertainty is in the shape of y; default one minus the confidence.
     """
     rows, classes = flatten(probabilities, y)
     if uncertainty is None:

@@ -1,6 +1,6 @@
-"""Classification: how often right, and how much probability where it belongs.
+"""Accuracy, likelihood and Brier score of class probabilities.
 
-All take probabilities (B, C) with classes (B,), or dense ones (B, C, ...) with (B, ...); targets of -100 are left out.
+Inputs are probabilities (B, C) with classes (B,), or dense (B, C, ...) with (B, ...). Targets of -100 are dropped.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from leanbayes.metrics._validate import check_whole, flatten, log_probabilities,
 
 
 def accuracy(probabilities: Tensor, y: Tensor) -> Tensor:
-    """Return the share of rows whose most probable class is right; of equally probable ones the first counts."""
+    """Return the share of rows whose most probable class is correct; of ties the first class counts."""
     probabilities, y = flatten(probabilities, y)
     return (probabilities.argmax(1) == y).double().mean()
 
 
 def top_k_accuracy(probabilities: Tensor, y: Tensor, k: int = 5) -> Tensor:
-    """Return the share of rows whose class is among the k most probable; one where there are no more than k classes.
+    """Return the share of rows whose class is among the k most probable; one if there are at most k classes.
 
     Equally probable classes are ranked in their order, so that k = 1 is `accuracy`.
     """
@@ -31,7 +31,7 @@ def top_k_accuracy(probabilities: Tensor, y: Tensor, k: int = 5) -> Tensor:
 
 
 def nll(probabilities: Tensor, y: Tensor) -> Tensor:
-    """Return the negative log-likelihood: the mean of -log p(y), in nats.
+    """Return the negative log-likelihood in nats: the mean of -log p(y).
 
     A probability of zero counts as the smallest positive number of its dtype.
     """
@@ -43,15 +43,14 @@ def brier(probabilities: Tensor, y: Tensor) -> Tensor:
     """Return the Brier score: the mean of sum_c (p_c - [c = y])^2, between 0 and 2 (Brier, 1950)."""
     probabilities, y = flatten(probabilities, y)
     probabilities = probabilities.double()
-    # sum_c (p_c - [c = y])^2 = sum_c p_c^2 - 2 p_y + 1, without a second table of ones and zeros.
+    # sum_c (p_c - [c = y])^2 = sum_c p_c^2 - 2 p_y + 1, without a one-hot table.
     return (probabilities.square().sum(1) - 2 * pick(probabilities, y) + 1).mean()
 
 
 def doubt(probabilities: Tensor) -> Tensor:
     """Return one minus the confidence, 1 - max_c p_c, of (B, C, ...) as (B, ...).
 
-    It is added up from the other classes: in float32, 1 - p is zero for every confidence above 1 - 3e-8, and rows
-    that differ would be tied.
+    It is summed over the other classes: in float32, 1 - p is zero for every confidence above 1 - 3e-8.
     """
     top = probabilities.argmax(1, keepdim=True)
     return probabilities.double().scatter(1, top, 0.0).sum(1)

@@ -1,8 +1,8 @@
-"""Detection: does the uncertainty tell foreign rows from those the network was made for?
+"""Out-of-distribution detection by a score of uncertainty: AUROC, average precision, FPR at 95 % recall.
 
-One convention throughout: *foreign rows are the positives*, and a higher score means more foreign. Scores that fit, of
-a prediction p: `p.total` (entropy), `p.epistemic` (mutual information), `doubt(p.mean)` (one minus confidence). Scores
-have any shape; every element counts.
+*Out-of-distribution rows are the positives*: a higher score means further outside. Scores of a prediction p:
+`p.total` (entropy), `p.epistemic` (mutual information), `doubt(p.mean)` (one minus confidence).
+Scores have any shape; every element counts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leanbayes.metrics._validate import finite
 
 
 class Detection(NamedTuple):
-    """How well a score separates: area under the ROC curve, average precision, false positives at 95 % found."""
+    """Area under the ROC curve, average precision, and false positive rate at 95 % recall."""
 
     auroc: Tensor
     aupr: Tensor
@@ -25,47 +25,43 @@ class Detection(NamedTuple):
 
 
 def detect(inside: Tensor, outside: Tensor) -> Detection:
-    """Return all three measures for scores of known rows (`inside`) and foreign ones (`outside`)."""
+    """Return all three measures for scores of in-distribution (`inside`) and out-of-distribution rows (`outside`)."""
     return Detection(auroc(inside, outside), aupr(inside, outside), fpr95(inside, outside))
 
 
 def auroc(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the probability that a foreign row scores higher than a known one; ties count half."""
-    return _scalar(_scikit().roc_auc_score(*_labelled(inside, outside)), inside)
+    """Return the probability that an out-of-distribution row scores higher than another row; ties count half."""
+    return _scalar(_sklearn_metrics().roc_auc_score(*_labelled(inside, outside)), inside)
 
 
 def aupr(inside: Tensor, outside: Tensor) -> Tensor:
     """Return the average precision, sum_k (recall_k - recall_{k-1}) precision_k over the distinct scores.
 
-    Chance is the share of foreign rows, so figures compare only between sets of the same sizes.
+    Chance is the share of out-of-distribution rows: compare values only between sets of the same sizes.
     """
-    return _scalar(_scikit().average_precision_score(*_labelled(inside, outside)), inside)
+    return _scalar(_sklearn_metrics().average_precision_score(*_labelled(inside, outside)), inside)
 
 
 def fpr95(inside: Tensor, outside: Tensor) -> Tensor:
-    """Return the share of known rows taken for foreign when at least 95 % of the foreign ones are found.
-
-    Of the thresholds that find them, the highest counts: score >= threshold is called foreign.
-    """
-    false, true, _ = _scikit().roc_curve(*_labelled(inside, outside), drop_intermediate=False)
+    """Return the share of in-distribution rows with score >= t, t the highest threshold with at least 95 % recall."""
+    false, true, _ = _sklearn_metrics().roc_curve(*_labelled(inside, outside), drop_intermediate=False)
     return _scalar(false[np.argmax(true >= 0.95)], inside)
 
 
 def _labelled(inside: Tensor, outside: Tensor) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return who is foreign and all scores, as numpy arrays."""
-    known, foreign = (
-        finite(scores, what).detach().flatten().cpu().numpy()
-        for scores, what in ((inside, "scores of known rows"), (outside, "scores of foreign rows"))
+    """Return labels (1 is out-of-distribution) and all scores, as numpy arrays."""
+    first, second = (
+        finite(scores, f"scores of {rows} rows").detach().flatten().cpu().numpy()
+        for scores, rows in ((inside, "in-distribution"), (outside, "out-of-distribution"))
     )
-    return np.repeat([0, 1], [len(known), len(foreign)]), np.concatenate((known, foreign))
+    return np.repeat([0, 1], [len(first), len(second)]), np.concatenate((first, second))
 
 
 def _scalar(value: float, like: Tensor) -> Tensor:
     return torch.tensor(float(value), dtype=torch.float64, device=like.device)
 
 
-def _scikit() -> Any:
-    """Return scikit-learn's metrics, which take a second to import."""
-    from sklearn import metrics  # type: ignore[import-untyped]
+def _sklearn_metrics() -> Any:
+    from sklearn import metrics  # type: ignore[import-untyped]  # slow to import: one second
 
     return metrics

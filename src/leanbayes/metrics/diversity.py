@@ -1,4 +1,7 @@
-"""Diversity: how different are the draws, and how many independent networks is their average worth?"""
+"""Diversity of the draws: their disagreement, and the deep ensemble that their average equals.
+
+Samples are class probabilities (S, B, C, ...) of S >= 2 draws, targets are classes (B, ...); -100 is dropped.
+"""
 
 from __future__ import annotations
 
@@ -16,31 +19,21 @@ from leanbayes.metrics._validate import flatten
 
 
 def pairwise_disagreement(samples: Tensor, y: Tensor) -> Tensor:
-    """Return how often two draws predict different classes, averaged over all pairs of draws and all rows.
-
-    Args:
-        samples: probabilities of the draws (S, B, C, ...), S >= 2.
-        y: classes (B, ...); only says which rows count (targets of -100 do not).
-    """
+    """Return how often two draws predict different classes, averaged over all pairs of draws and all rows."""
     return _disagreement(_votes(samples, y)[0], samples.shape[2])
 
 
 def disagreement(samples: Tensor, y: Tensor, error: Literal["mean", "members"] = "mean") -> Tensor:
-    """Return the pairwise disagreement of the draws divided by an error; zero for draws that agree.
+    """Return the pairwise disagreement of the draws divided by an error; NaN if the error is zero.
 
-    Networks that err more differ more without being more diverse (Fort et al., 2019); hence the ratio. NaN where the
-    error is zero.
-
-    Args:
-        samples: probabilities of the draws (S, B, C, ...), S >= 2.
-        y: classes (B, ...).
-        error: "mean" divides by the error of the averaged prediction, "members" by the average error of the draws.
+    Networks that err more differ more without being more diverse, hence the ratio (Fort et al., 2019). error="mean"
+    divides by the error of the averaged prediction, error="members" by the average error of the draws.
     """
     if error not in ("mean", "members"):
         raise ValueError(f"expected error to be mean or members, got {error!r}")
     votes, classes = _votes(samples, y)
     if error == "mean":
-        # Added up draw by draw: a copy of all samples in float64 would be twice their size.
+        # Summed draw by draw: a float64 copy of all samples would be twice their size.
         pooled = sum((sample.double() for sample in samples[1:]), start=samples[0].double()) / len(samples)
         wrong = (flatten(pooled, y)[0].argmax(1) != classes).double().mean()
     else:
@@ -55,17 +48,16 @@ class Equivalent(NamedTuple):
     bound: Literal["", "at most", "at least"] = ""
 
     def __str__(self) -> str:
-        """Say the bound with the number."""
         return f"{self.bound} {self.networks:.3g}".strip()
 
 
 def ensemble_equivalent(cnll: float, curve: Mapping[int, float]) -> Equivalent:
     """Return how many independent networks give the same calibrated NLL (Ashukha et al., 2020).
 
-    Between two measured ensembles the curve is a + b / K in the number K of networks. The second network brings half
-    of all there is to gain, so a straight line in K would overstate small gains. Where chance makes a larger ensemble
-    worse than a smaller one, it counts as good as that one. Worse than the smallest ensemble is "at most" its size, so
-    1 if the curve begins with a single network; better than the best is "at least" the largest size.
+    Between two measured ensembles the curve is a + b / K in the number K of networks: the second network brings half
+    of the whole gain, so a straight line in K would overstate small gains. A larger ensemble that is worse than a
+    smaller one by chance counts as equally good. Worse than the smallest ensemble is "at most" its size; better than
+    the best is "at least" the largest size.
 
     Args:
         cnll: calibrated negative log-likelihood, as from `calibrated_nll`.
@@ -91,7 +83,7 @@ def ensemble_equivalent(cnll: float, curve: Mapping[int, float]) -> Equivalent:
 
 
 def _votes(samples: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the class every draw predicts (S, N), and the targets (N,)."""
+    """Return the class that each draw predicts (S, N), and the targets (N,)."""
     if samples.dim() < 3 or len(samples) < 2:
         raise ValueError(
             f"expected the probabilities of at least two draws, (S, B, C), got shape {tuple(samples.shape)}; "
@@ -102,7 +94,7 @@ def _votes(samples: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _disagreement(votes: Tensor, classes: int) -> Tensor:
-    """Count pairs that agree by the number of votes n_c for each class: sum_c n_c (n_c - 1) of S (S - 1)."""
+    """Return 1 - mean of sum_c n_c (n_c - 1) / (S (S - 1)), n_c the number of votes for class c."""
     agreeing = torch.zeros(votes.shape[1], dtype=torch.float64, device=votes.device)
     for c in range(classes):
         count = (votes == c).sum(0).double()

@@ -1,7 +1,7 @@
-"""Regression: distance, density and coverage of real targets.
+"""Error, density and coverage of predictions of real targets.
 
-A prediction with S draws is the mixture of their Gaussians, 1 / S sum_s Normal(m_s, v_s): `p.samples` and `p.noise`,
-both (S, B, D). Targets are (B, D); a last axis of one may be missing.
+A prediction with S draws is the mixture 1 / S sum_s Normal(m_s, v_s) of means (S, B, D) and variances (S, B, D).
+Targets are (B, D); a last axis of one may be missing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from leanbayes.metrics._validate import finite, matched
 
 
 def rmse(mean: Tensor, y: Tensor) -> Tensor:
-    """Return the root of the mean squared error over all rows and targets."""
+    """Return the root mean squared error over all rows and targets."""
     mean = finite(mean, "predictions")
     return (mean - matched(y, mean)).square().mean().sqrt()
 
@@ -23,8 +23,8 @@ def rmse(mean: Tensor, y: Tensor) -> Tensor:
 def lpd(samples: Tensor, variances: Tensor, y: Tensor) -> Tensor:
     """Return the log predictive density: the mean over rows of log 1 / S sum_s prod_d Normal(y_d | m_sd, v_sd).
 
-    Targets that were divided by their standard deviation have a density that is larger by it: subtract the log of
-    the deviation of each target for the density in its own units.
+    For targets that were divided by their standard deviation, subtract its logarithm: this gives the density in the
+    targets' own units.
     """
     means, variances, y = _mixture(samples, variances, y)
     each = -0.5 * ((y - means).square() / variances + variances.log() + math.log(2 * math.pi))
@@ -39,17 +39,17 @@ def crps(samples: Tensor, variances: Tensor, y: Tensor) -> Tensor:
     """
     means, variances, y = _mixture(samples, variances, y)
     distance = _absolute_mean(y - means, variances).mean(0)
-    spread = torch.zeros_like(y)
-    for s in range(len(means)):  # one draw against the later ones: memory stays that of the samples
+    between = torch.zeros_like(y)
+    for s in range(len(means)):  # one draw against the later ones, to save memory
         pairs = _absolute_mean(means[s] - means[s + 1 :], variances[s] + variances[s + 1 :]).sum(0)
-        spread += 2 * pairs + 2 * (variances[s] / math.pi).sqrt()  # A(0, 2 v) = 2 sqrt(v / pi)
-    return (distance - 0.5 * spread / len(means) ** 2).mean()
+        between += 2 * pairs + 2 * (variances[s] / math.pi).sqrt()  # A(0, 2 v) = 2 sqrt(v / pi)
+    return (distance - 0.5 * between / len(means) ** 2).mean()
 
 
 def crps_gaussian(mean: Tensor, variance: Tensor, y: Tensor) -> Tensor:
-    """Return the score of one Gaussian for each target, means and variances (B, D).
+    """Return the score of one Gaussian per target, means and variances (B, D).
 
-    It is std [z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)] with z = (y - mean) / std: a mixture of one.
+    std [z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi)] with z = (y - mean) / std: a mixture of one.
     """
     return crps(mean.unsqueeze(0), variance.unsqueeze(0), y)
 

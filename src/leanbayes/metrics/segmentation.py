@@ -1,7 +1,7 @@
-"""Segmentation where annotators disagree: do sampled masks differ as the annotations of an image do?
+"""Overlap of masks, and agreement of sampled masks with several annotations of an image.
 
-Masks are boolean, or class labels together with `classes=C`; labels of -100 mark pixels that do not count. One
-convention throughout: *two empty masks are equal*, their overlap is one and their distance zero.
+Masks are boolean, or class labels together with `classes=C`; pixels labelled -100 do not count.
+*Two empty masks are equal*: their overlap is one and their distance zero.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from leanbayes.metrics.calibration import equal_bins
 # S samples, A annotations, M = S + A masks, B images, P pixels, C classes
 
 IGNORED = -100
-"""Label of pixels that do not count, as for torch's losses."""
+"""Label of pixels that do not count, as in torch's losses."""
 
 LARGEST_CHUNK = 2**22
-"""Pixels of masks, or pairs of masks, that are looked at together: 32 MiB in float64."""
+"""Pixels, or pairs of masks, in memory at a time: 32 MiB in float64."""
 
 
 def iou(a: Tensor, b: Tensor, *, classes: int | None = None, pixels: int = 2) -> Tensor:
-    """Return the intersection over union, |a & b| / |a | b|, also called Jaccard index; one for two empty masks.
+    """Return the intersection over union (Jaccard index), |a & b| / |a | b|; one for two empty masks.
 
     Args:
         a: masks (..., H, W), boolean, or labels if there are classes.
         b: masks of the same pixels; leading axes are broadcast.
-        classes: C; the result has then a last axis, with the overlap of every class from 0 to C - 1. Pixels labelled
-            -100 in either mask do not count.
+        classes: C, for labels; the result then has a last axis of C classes. Pixels labelled -100 in either mask do
+            not count.
         pixels: number of pixel axes at the end, 3 for volumes.
     """
     shared, sizes = _overlap(a, b, classes, pixels)
@@ -40,7 +40,7 @@ def iou(a: Tensor, b: Tensor, *, classes: int | None = None, pixels: int = 2) ->
 
 
 def dice(a: Tensor, b: Tensor, *, classes: int | None = None, pixels: int = 2) -> Tensor:
-    """Return the Dice coefficient, 2 |a & b| / (|a| + |b|); one for two empty masks. Arguments are those of `iou`."""
+    """Return the Dice coefficient, 2 |a & b| / (|a| + |b|); one for two empty masks. Arguments as of `iou`."""
     shared, sizes = _overlap(a, b, classes, pixels)
     return _share(2 * shared, sizes)
 
@@ -54,24 +54,24 @@ def energy_distance(
     background: bool = False,
     unbiased: bool = False,
 ) -> Tensor:
-    """Return the generalised energy distance of every image, squared: (B,), less is better (Kohl et al., 2018).
+    """Return the squared generalised energy distance of each image: (B,), less is better (Kohl et al., 2018).
 
     GED^2 = 2 E d(s, y) - E d(s, s') - E d(y, y') with d = 1 - IoU, for samples s, s' and annotations y, y' of one
-    image. It is zero where both are the same collection of masks, whatever their order and their numbers.
+    image. It is zero if both are the same collection of masks.
 
     The means are over all pairs, a mask with itself included, as in the paper: between 0 and 2 for boolean masks, and
-    too large where there are few. With classes, the IoU of two masks is averaged over the classes that occur in either
-    of them, and one if none does.
+    too large if there are few. With classes, the IoU of two masks is averaged over the classes in either of them; it
+    is one if there are none.
 
     Args:
-        samples: masks (S, B, ...) from S draws, all axes after the second being pixels.
-        annotations: masks (A, B, ...). Pixels that an annotation labels -100 do not count in the whole image.
-        annotators: where images have different numbers of annotations: how many (B,), the first ones, or which, as
-            a boolean (A, B). What stands in the place of missing annotations is not looked at.
+        samples: masks (S, B, ...) from S draws; all axes after the second are pixels.
+        annotations: masks (A, B, ...). A pixel that one annotation labels -100 does not count in any mask of the image.
+        annotators: for images with different numbers of annotations: the number (B,) of valid ones, which come first,
+            or a boolean (A, B). Other annotations are not read.
         classes: C, if masks are labels; None if they are boolean.
         background: count class 0 like the others.
-        unbiased: average over pairs of different masks instead. Expected values are then those of infinitely many
-            samples and annotations; single ones may be below zero. Needs two of each for every image.
+        unbiased: average over pairs of different masks instead. The expectation is then that of infinitely many masks;
+            single values may be below zero. Needs two samples and two annotations of each image.
     """
     s, itself, distances = len(samples), int(unbiased), []
     for similar, exist in _similarities(samples, annotations, annotators, classes, background):
@@ -82,7 +82,7 @@ def energy_distance(
                 f"{int(count.min())}; unbiased=False needs one of each"
             )
         across = (apart[:, :s, s:].mean(1) * kept).sum(1) / count
-        # A mask has no distance to itself: whether it counts is in the number of pairs alone.
+        # A mask has no distance to itself: only the number of pairs depends on `unbiased`.
         among_samples = apart[:, :s, :s].sum((1, 2)) / (s * (s - itself))
         among_annotations = torch.einsum("bi,bij,bj->b", kept, apart[:, s:, s:], kept) / (count * (count - itself))
         distances.append(2 * across - among_samples - among_annotations)
@@ -97,11 +97,10 @@ def matched_iou(
     classes: int | None = None,
     background: bool = False,
 ) -> Tensor:
-    """Return the Hungarian-matched IoU of every image: (B,), more is better (Kohl et al., 2019).
+    """Return the Hungarian-matched IoU of each image: (B,), more is better (Kohl et al., 2019).
 
-    Samples and annotations are repeated up to the least common multiple of their numbers, each sample is given to one
-    annotation so that the sum of overlaps is largest, and these are averaged. Arguments are those of
-    `energy_distance`.
+    Samples and annotations are repeated up to the least common multiple of their numbers. Each sample is assigned to
+    one annotation so that the mean overlap, the result, is largest. Arguments as of `energy_distance`.
     """
     from scipy.optimize import linear_sum_assignment  # type: ignore[import-untyped]
 
@@ -116,7 +115,7 @@ def matched_iou(
 
 
 class PixelCalibration(NamedTuple):
-    """How far pixels' probabilities are from the annotators' votes, in bins of confidence and pixel by pixel."""
+    """Calibration error of pixels, and mean difference between their probabilities and the annotators' votes."""
 
     ece: Tensor
     vote_error: Tensor
@@ -127,8 +126,8 @@ def pixel_calibration(
 ) -> PixelCalibration:
     """Compare the probabilities of pixels with the votes of several annotators.
 
-    `ece` is the expected calibration error with every annotator's label of every pixel as one target. `vote_error` is
-    the mean of |p_c - share of the votes for c| over the classes and all pixels that have a vote.
+    `ece` is the expected calibration error with each annotator's label of each pixel as one target. `vote_error` is
+    the mean of |p_c - share of votes for c| over classes and pixels with a vote.
 
     Args:
         probabilities: (B, C, ...), such as `p.mean` of a prediction.
@@ -147,7 +146,7 @@ def pixel_calibration(
         y = annotation.long().masked_fill(~_over_pixels(exist, annotation), IGNORED).to(votes.device)
         y, given = _read(y, votes.shape[1])
         votes.scatter_add_(1, y.clamp(min=0).unsqueeze(1), given.unsqueeze(1).to(votes.dtype))
-    # Pixels with the numbers of their votes are all rows of all annotators, without a copy for each.
+    # Pixels weighted by their votes stand for the rows of all annotators, without copies.
     voted = votes.sum(1) > 0
     rows, _ = flatten(probabilities, torch.where(voted, 0, IGNORED))
     counts = votes.movedim(1, -1)[voted].double()
@@ -160,7 +159,7 @@ def pixel_calibration(
 
 
 def _overlap(a: Tensor, b: Tensor, classes: int | None, pixels: int) -> tuple[Tensor, Tensor]:
-    """Return |a & b| and |a| + |b| as (...), or of every class as (..., C)."""
+    """Return |a & b| and |a| + |b| as (...), or of each class as (..., C)."""
     check_whole(pixels, "pixels")
     if min(a.dim(), b.dim()) < pixels or a.shape[-pixels:] != b.shape[-pixels:] or 0 in a.shape[-pixels:]:
         raise ValueError(
@@ -179,14 +178,14 @@ def _overlap(a: Tensor, b: Tensor, classes: int | None, pixels: int) -> tuple[Te
 
 
 def _share(part: Tensor, whole: Tensor) -> Tensor:
-    """Return part / whole, and one where there is nothing: two empty masks are equal."""
+    """Return part / whole, and one for 0 / 0: two empty masks are equal."""
     return (part / whole).where(whole > 0, 1.0)
 
 
 def _similarities(
     samples: Tensor, annotations: Tensor, annotators: Tensor | None, classes: int | None, background: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield, for a few images at a time, the IoU of all pairs of masks (b, M, M) and which annotations exist (b, A)."""
+    """Yield the IoU of all pairs of masks (b, M, M) and the valid annotations (b, A), for a few images at a time."""
     if samples.dim() < 3 or samples.shape[1:] != annotations.shape[1:] or not samples.numel() * len(annotations):
         raise ValueError(
             f"expected samples (S, B, ...) and annotations (A, B, ...) of the same images and pixels, got "
@@ -205,7 +204,7 @@ def _similarities(
 
 
 def _pairwise_iou(masks: Tensor, counts: Tensor, labels: range) -> Tensor:
-    """Return the IoU of all pairs of masks (b, M, P), averaged over the labels that occur in either of the two."""
+    """Return the IoU of all pairs of masks (b, M, P), averaged over the labels in either of the two."""
     overlaps = occur = torch.zeros((), dtype=torch.float64, device=masks.device)
     for label in labels:
         shared = _shared((masks == label) & counts)
@@ -217,17 +216,17 @@ def _pairwise_iou(masks: Tensor, counts: Tensor, labels: range) -> Tensor:
 
 
 def _shared(masks: Tensor) -> Tensor:
-    """Return how many pixels each two masks (b, M, P) have in common: (b, M, M)."""
+    """Return the number of pixels that pairs of masks (b, M, P) share: (b, M, M)."""
     step = max(1, LARGEST_CHUNK // masks.shape[1])
     shared = torch.zeros((), dtype=torch.float64, device=masks.device)
     for start in range(0, masks.shape[2], step):
-        part = masks[..., start : start + step].double()  # float64 counts exactly, and no autocast rounds it
+        part = masks[..., start : start + step].double()  # float64 counts exactly, even under autocast
         shared = shared + part @ part.mT
     return shared
 
 
 def _labels(a: Tensor, b: Tensor, classes: int | None, background: bool) -> range:
-    """Return the labels whose pixels are compared: that of True alone if masks are boolean."""
+    """Return the labels whose pixels are compared: only True (1) if masks are boolean."""
     if a.is_floating_point() or b.is_floating_point() or (classes is None and (a.dtype, b.dtype) != (torch.bool,) * 2):
         raise ValueError(
             f"expected boolean masks, or class labels and classes=C, got {a.dtype} and {b.dtype} with "
@@ -240,7 +239,7 @@ def _labels(a: Tensor, b: Tensor, classes: int | None, background: bool) -> rang
 
 
 def _read(masks: Tensor, classes: int | None) -> tuple[Tensor, Tensor]:
-    """Return masks, labels as int64, and which pixels count: all but those labelled -100."""
+    """Return masks, labels as int64, and the pixels that count: all except those labelled -100."""
     if classes is None:
         return masks, torch.ones_like(masks)
     masks = masks.long()
@@ -255,7 +254,7 @@ def _read(masks: Tensor, classes: int | None) -> tuple[Tensor, Tensor]:
 
 
 def _existing(annotations: Tensor, annotators: Tensor | None) -> Tensor:
-    """Return which annotations exist, as a boolean (A, B)."""
+    """Return a boolean (A, B), true for valid annotations."""
     most, images = annotations.shape[:2]
     exist = torch.ones(most, images, dtype=torch.bool, device=annotations.device)
     if annotators is None:
@@ -270,12 +269,11 @@ def _existing(annotations: Tensor, annotators: Tensor | None) -> Tensor:
     if numbers.min() < 1 or numbers.max() > most:
         raise ValueError(
             f"expected between 1 and {most} annotations of every image, got {int(numbers.min())} to "
-            f"{int(numbers.max())}; leave out images that nobody annotated"
+            f"{int(numbers.max())}; leave out images without annotations"
         )
     given = torch.arange(most, device=annotators.device).unsqueeze(1) < numbers if counts else annotators
     return given.to(annotations.device)
 
 
 def _over_pixels(flags: Tensor, masks: Tensor) -> Tensor:
-    """Give flags of images the pixel axes of masks, of size one."""
     return flags.view(*flags.shape, *(1,) * (masks.dim() - flags.dim()))

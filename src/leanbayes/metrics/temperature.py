@@ -1,6 +1,6 @@
-"""Temperature: softmax(log p / T), the one number that is worth fitting before networks are compared.
+"""Temperature scaling softmax(log p / T): fitted temperatures and the calibrated likelihood.
 
-Calibrated likelihoods separate better functions from better temperatures (Ashukha et al., 2020).
+A calibrated likelihood separates a better function from a better temperature (Ashukha et al., 2020).
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from torch import Tensor
 from leanbayes.metrics._validate import flatten, log_probabilities, pick
 
 LARGEST = 100.0
-"""Temperatures are sought between 1 / LARGEST and LARGEST."""
+"""Temperatures are between 1 / LARGEST and LARGEST."""
 
 
 def temper(probabilities: Tensor, temperature: float | Tensor) -> Tensor:
-    """Return softmax(log p / T) over axis 1: above one softer, below one sharper; shape and dtype are kept."""
+    """Return softmax(log p / T) over axis 1 in the same dtype; T above one is softer, below one sharper."""
     return (log_probabilities(probabilities) / temperature).softmax(1).to(probabilities.dtype)
 
 
 def best_temperature(probabilities: Tensor, y: Tensor) -> Tensor:
     """Return the temperature T that minimises the mean of -log softmax(log p / T)_y.
 
-    The loss is convex in 1 / T. Where it has no minimum (every answer is right, or none better than chance), a
-    standard normal law of log T that weighs as much as one row holds it: few right answers do not prove certainty.
+    The loss is convex in 1 / T. If it has no minimum (every answer is correct, or none is better than chance), a
+    standard normal prior of log T with the weight of one row is added: a few correct answers do not prove certainty.
     """
     return best_joint_temperature([probabilities], y)
 
@@ -34,17 +34,13 @@ def best_temperature(probabilities: Tensor, y: Tensor) -> Tensor:
 def best_joint_temperature(samples: Tensor | Sequence[Tensor], y: Tensor) -> Tensor:
     """Return the temperature that minimises the mean of -log mean_s softmax(log p_s / T)_y over S draws.
 
-    Every draw is tempered, then they are averaged; with one draw this is `best_temperature`.
-
-    Args:
-        samples: probabilities of the draws (S, B, C, ...).
-        y: classes (B, ...).
+    Each draw of (S, B, C, ...) is tempered, then they are averaged; with one draw this is `best_temperature`.
     """
     rows = [flatten(sample, y) for sample in samples]
     logs, classes = [log_probabilities(each) for each, _ in rows], rows[0][1]
 
     def slope(inverse: float) -> float:
-        # d/db log softmax(b l)_y = l_y - sum_c softmax(b l)_c l_c, and a draw counts by its share of the likelihood.
+        # d/db log softmax(b l)_y = l_y - sum_c softmax(b l)_c l_c, weighted by a draw's share of the likelihood.
         tempered = [(inverse * each).log_softmax(1) for each in logs]
         gains = [pick(each, classes) - (t.exp() * each).sum(1) for each, t in zip(logs, tempered, strict=True)]
         shares = torch.stack([pick(t, classes) for t in tempered]).softmax(0)
@@ -54,21 +50,21 @@ def best_joint_temperature(samples: Tensor | Sequence[Tensor], y: Tensor) -> Ten
 
 
 def calibrated_nll(probabilities: Tensor, y: Tensor, seed: int = 0) -> Tensor:
-    """Return the negative log-likelihood after temperature scaling, in nats, honestly: cross-fitted.
+    """Return the cross-fitted negative log-likelihood after temperature scaling, in nats; NaN for a single row.
 
     The rows are split in two by the seed; the temperature of each half is scored on the other. Dense predictions are
-    split by images, not by pixels. NaN for a single row, which cannot be split.
+    split by images, not by pixels.
     """
-    flatten(probabilities, y)  # refuses wrong input as a whole, before it is split
+    flatten(probabilities, y)  # checks the whole input before it is split
     if len(probabilities) < 2:
         return torch.tensor(torch.nan, device=probabilities.device)
     return torch.cat([losses for _, losses in cross_fitted(probabilities, y, seed)]).mean()
 
 
 def cross_fitted(probabilities: Tensor, y: Tensor, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    """Return both halves of the rows, each with its losses at the temperature that was fitted on the other half.
+    """Return both halves of the rows, each with its losses at the temperature of the other half.
 
-    The losses are -log softmax(log p / T)_y, one for every target that counts, in the order of the row numbers.
+    The losses are -log softmax(log p / T)_y, one for each target that counts, in the order of the row numbers.
     """
     order = torch.randperm(len(probabilities), generator=torch.Generator().manual_seed(seed), device="cpu")
     first, second = order.tensor_split(2)
@@ -83,9 +79,9 @@ def cross_fitted(probabilities: Tensor, y: Tensor, seed: int = 0) -> list[tuple[
 
 
 def best_inverse(slope: Callable[[float], float], rows: int) -> float:
-    """Find the inverse temperature 1 / T where the mean loss of so many rows is least, from its slope.
+    """Return the inverse temperature b = 1 / T of the least mean loss over `rows` rows, from the slope of the loss.
 
-    Bisection on the logarithm, to nine digits. Where the slope does not change its sign, a standard normal law of
+    Bisection on the logarithm, to nine digits. If the slope does not change its sign, a standard normal prior of
     log T with the weight of one row is added: its slope is log b / (b rows).
     """
     chosen = slope

@@ -1,4 +1,4 @@
-"""Plain reference networks that know nothing of Bayes; ``convert`` makes Bayesian ones of them."""
+"""Plain reference networks; ``lb.convert`` makes them Bayesian."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ from torch import nn
 from leanbayes.models.dropout import dropout_before_norms
 from leanbayes.models.ehr import EHRNet
 from leanbayes.models.mobilenet import MobileNetV2
-from leanbayes.models.pyramidnet import PyramidNet
-from leanbayes.models.resnet import ResNet, resnet18, resnet50, ResNeXt
+from leanbayes.models.resnet import PyramidNet, ResNet, resnet18, resnet50, ResNeXt, WideResNet
 from leanbayes.models.small import deep_mlp, LeNet, LeNet5, MLP, NormLeNet5, RegressionNet, SmallConvNet
 from leanbayes.models.unet import UNet
 from leanbayes.models.vgg import VGG, vgg11, vgg11_bn, vgg16, vgg_like, VGGLike
-from leanbayes.models.wide_resnet import WideResNet
 
 __all__ = [
     "MLP",
@@ -112,7 +110,7 @@ _FORMS: tuple[tuple[str, str, Callable[..., _Maker]], ...] = (
     ),
     ("lenet5-bn-dropout", "lenet5-bn-dropout", lambda: partial(NormLeNet5, dropout=_LENET_DROPOUT)),
 )
-"""Names of any width: how one reads, its pattern, and what makes the network from the pattern's groups."""
+"""Names of any width: form for the reader, pattern, and function that makes the network from the pattern's groups."""
 
 
 def names() -> list[str]:
@@ -121,7 +119,7 @@ def names() -> list[str]:
 
 
 def describe() -> dict[str, str]:
-    """Return a line for every name: what its class or function says of itself."""
+    """Return the first line of the docstring of every named network."""
     makers = {name: make.func if isinstance(make, partial) else make for name, make in _MAKERS}
     return {name: make.__doc__.splitlines()[0] for name, make in makers.items()}  # type: ignore[union-attr]
 
@@ -134,10 +132,9 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     Args:
         name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH``, ``lenet-wWIDTH``, ``pyramidnet-DEPTH-ALPHA``,
             ``mlp-DEPTH-WIDTH``, ``vgg11-bn-wWIDTH``, ``mobilenetv2-wWIDTH`` and ``resnext-DEPTH-GROUPSxWIDTHd``, such
-            as ``wrn-28-5``, ``lenet-w0.5`` or ``resnext-29-8x64d``. With ``+dropout`` or ``+dropoutRATE`` behind it,
-            such as ``wrn-16-4+dropout0.01``, there is a dropout (of rate 0.005) before every norm.
-            ``vgg-like-dropout`` (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and ``lenet5-bn-dropout`` have
-            theirs where the published networks have it.
+            as ``wrn-28-5``, ``lenet-w0.5`` or ``resnext-29-8x64d``. The suffix ``+dropout`` or ``+dropoutRATE``, as in
+            ``wrn-16-4+dropout0.01``, puts a dropout (of rate 0.005) before every norm. ``vgg-like-dropout``
+            (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and ``lenet5-bn-dropout`` have the published dropouts.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
 
@@ -151,7 +148,7 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     if make is None:
         raise ValueError(
             f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a size of your own: "
-            f"{', '.join(form for form, _, _ in _FORMS)}; with +dropout or +dropoutRATE behind the name for dropout "
+            f"{', '.join(form for form, _, _ in _FORMS)}; add +dropout or +dropoutRATE to the name for dropout "
             "before every norm."
         )
     return make(num_outputs=num_outputs, input_shape=input_shape)

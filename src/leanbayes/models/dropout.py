@@ -8,14 +8,14 @@ from typing import Any
 from torch import nn, Tensor
 
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-"""Batch norms and instance norms have a base class of their own."""
+"""`_NormBase` is the base of batch norms and instance norms."""
 
 
 class DropoutNorm(nn.Module):
-    """A norm behind a dropout: ``norm(dropout(x))``; in eval mode the norm alone.
+    """A norm after a dropout: ``norm(dropout(x))``; in eval mode the norm alone.
 
-    It stands in for the norm: what is not found here (``weight``, ``eps``, ...) is looked up there, and a state dict of
-    the plain network loads (``PATH.weight`` is read as ``PATH.norm.weight``).
+    Other attributes (``weight``, ``eps``, ...) are those of the norm. A state dict of the plain network loads:
+    ``PATH.weight`` is read as ``PATH.norm.weight``.
 
     Args:
         norm: The norm, which is kept and called.
@@ -23,19 +23,16 @@ class DropoutNorm(nn.Module):
     """
 
     def __init__(self, norm: nn.Module, rate: float) -> None:
-        """Put a dropout in front."""
         super().__init__()
         self.dropout = nn.Dropout(rate)
         self.norm = norm
         self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop, then normalise."""
         output: Tensor = self.norm(self.dropout(x))
         return output
 
     def __getattr__(self, name: str) -> Any:
-        """Look up what is not here in the norm."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -45,7 +42,6 @@ class DropoutNorm(nn.Module):
             return getattr(norm, name)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Accept the keys of the plain norm."""
         own = tuple(f"{prefix}{name}." for name in self._modules)
         for key in [key for key in state_dict if key.startswith(prefix) and not key.startswith(own)]:
             state_dict[f"{prefix}norm.{key.removeprefix(prefix)}"] = state_dict.pop(key)
@@ -55,16 +51,16 @@ class DropoutNorm(nn.Module):
 def dropout_before_norms(net: nn.Module, rate: float = 0.005) -> nn.Module:
     """Return a copy of a network with a dropout in front of every batch, layer, group and instance norm.
 
-    ``lb.convert(copy, lb.MCDropout())`` keeps these dropouts on when predicting, and any that the network had of its
-    own. In eval mode the copy equals the network. Norms of ``nn.TransformerEncoderLayer``, which may read their weights
-    without calling them, are left alone.
+    ``lb.convert(copy, lb.MCDropout())`` keeps these dropouts active in predictions, and the network's own. In eval mode
+    the copy equals the network. Norms of ``nn.TransformerEncoderLayer`` are skipped: it may read their weights without
+    calling them.
 
     Args:
-        net: A plain network; it stays as it is.
+        net: A plain network; it is not changed.
         rate: Probability that an entry of the input of a norm is dropped.
 
     Raises:
-        ValueError: The rate is no probability, or there is no norm.
+        ValueError: The rate is not between 0 and 1, or the network has no norm.
 
     Example:
         >>> bnn = lb.convert(lb.models.dropout_before_norms(net), lb.MCDropout())
@@ -74,7 +70,7 @@ def dropout_before_norms(net: nn.Module, rate: float = 0.005) -> nn.Module:
     holder = nn.ModuleDict({"root": copy.deepcopy(net)})  # a norm may be the whole network
     parents = (m for m in holder.modules() if not isinstance(m, (DropoutNorm, nn.TransformerEncoderLayer)))
     places = [(m, name, child) for m in parents for name, child in m._modules.items() if isinstance(child, NORMS)]
-    done: dict[int, DropoutNorm] = {}  # a norm that is used twice stays one
+    done: dict[int, DropoutNorm] = {}  # a shared norm stays shared
     for parent, name, norm in places:
         parent._modules[name] = done.setdefault(id(norm), DropoutNorm(norm, rate))
     if not done:

@@ -1,4 +1,4 @@
-"""An LSTM over health records: what was measured in an hour is looked up, summed, and read hour by hour."""
+"""An LSTM over health records: embeddings of the measurements of an hour are summed and read hour by hour."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from leanbayes.models._checks import check_positive
 # B stays, T steps, V variables, E embedding, H hidden units
 
 START = 0.05
-"""Deviation of the vectors at the start; with torch's own, 1, rare bins are learned by heart."""
+"""Initial standard deviation of the embeddings; with torch's default of 1, the network memorises rare bins."""
 
 REMEMBER = 3.0
-"""Bias of the forget gates at the start: what was measured on the first day is still known at the end."""
+"""Initial bias of the forget gates, so that the last state still depends on the first day."""
 
 
 class EHRNet(nn.Module):
     r"""LSTM over hourly measurements, each looked up by variable and bin.
 
-    Every bin of every variable has a vector. With :math:`x_{tv}` the bin of variable v in step t, 0 where it was not
+    Every bin of every variable has an embedding E. With :math:`x_{tv}` the bin of variable v in step t, 0 if it was not
     measured,
 
     .. math:: e_t = \sum_{v : x_{tv} > 0} E_{v, x_{tv}}
 
-    (zero in a step without measurements); an LSTM reads :math:`e_1, ..., e_T`, and a linear layer its last state. A
-    sum, not an average, since how much is measured tells how ill somebody is. It is the network of Dusenberry et al.
-    (2019) for health records in its plainest form: one table of embeddings, one LSTM, one affine layer.
+    An LSTM reads :math:`e_1, ..., e_T`, and a linear layer its last state. The embeddings are summed, not averaged:
+    the number of measurements is informative. It is the simplest form of the network of Dusenberry et al. (2019).
 
     Example:
         >>> EHRNet(2, (48, 42))(torch.zeros(3, 48, 42, dtype=torch.int64)).shape
@@ -36,7 +35,7 @@ class EHRNet(nn.Module):
         num_outputs: Number of classes.
         input_shape: Steps and variables (T, V) of one stay.
         bins: Most bins of a variable.
-        embedding: Length of a vector.
+        embedding: Length of an embedding.
         hidden: Units of the LSTM.
         dropout: Rate at which elements of the sums and of the last state are dropped in training.
     """
@@ -53,7 +52,6 @@ class EHRNet(nn.Module):
         hidden: int = 64,
         dropout: float = 0.5,
     ) -> None:
-        """Build the layers."""
         super().__init__()
         if len(input_shape) != 2:
             raise ValueError(
@@ -75,7 +73,6 @@ class EHRNet(nn.Module):
                 self.lstm.get_parameter(bias)[hidden : 2 * hidden] = start
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map bins ``(B, T, V)``, whole numbers, to ``(B, num_outputs)``."""
         if x.is_floating_point():
             raise ValueError(f"EHRNet expected whole numbers, the bins of values, got {x.dtype}. Give it a series.")
         measured = x > 0

@@ -1,44 +1,75 @@
-"""Residual networks: ``x -> relu(body(x) + shortcut(x))`` over and over (He et al., 2016)."""
+"""Residual networks ``x -> x + body(x)``: ResNet, ResNeXt, wide ResNet and PyramidNet.
+
+ResNet: He et al. (2016). ResNeXt: Xie et al. (2017). Wide ResNet: Zagoruyko & Komodakis (2016). PyramidNet: Han et al.
+(2017).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 
 from torch import nn, Tensor
+from torch.nn.functional import pad
 
-from leanbayes.models._checks import check_image, check_positive, choose_scale, Scale
-from leanbayes.models._conv import bottleneck, conv_norm, init_convolutions, Residual
-from leanbayes.models._conv import bottleneck as three_convolutions
+from leanbayes.models._blocks import conv, conv_norm, norm_relu, PooledChain, stage
+from leanbayes.models._checks import check_depth, check_factor, check_image, check_positive, choose_scale, Scale, scaled
 
-_EXPANSION = 4
+# Of a block: channels of its input, width of its 3x3 convolutions, channels of its outputs, stride of the first of them
+
+_EXPANSION = 4  # of a ResNet bottleneck: output channels for each inner channel
+_RESNEXT_OUTPUTS = 256  # of the first stage
+_PYRAMID_STEM = 16
+
+
+class Residual(nn.Module):
+    """One step ``relu(body(x) + shortcut(x))``; the shortcut is a 1x1 projection with norm where the shape changes."""
+
+    def __init__(self, body: nn.Module, channels: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.body = body
+        same = stride == 1 and channels == outputs
+        self.shortcut = nn.Identity() if same else conv_norm(channels, outputs, 1, stride)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.relu(self.body(x) + self.shortcut(x))
+        return output
 
 
 class ResidualBlock(Residual):
-    """One residual step, basic (3x3, 3x3) or bottleneck (1x1, 3x3, 1x1 to four times the width).
-
-    The stride is taken by the first 3x3 convolution. The shortcut is the identity, or a
-    normalised 1x1 projection where the shape changes.
-
-    Args:
-        channels: Number of input channels.
-        width: Channels of the 3x3 convolutions.
-        stride: Factor by which the image shrinks.
-        bottleneck: Whether the block is a bottleneck.
-    """
+    """Residual step of ResNet: basic (3x3, 3x3), or bottleneck (1x1, 3x3, 1x1 to four times the width)."""
 
     def __init__(self, channels: int, width: int, *, stride: int, bottleneck: bool) -> None:
-        """Build the layers."""
-        outputs = _EXPANSION * width if bottleneck else width
-        body = (
-            three_convolutions(channels, width, outputs, stride)
-            if bottleneck
-            else nn.Sequential(*conv_norm(channels, width, 3, stride), nn.ReLU(), *conv_norm(width, outputs))
-        )
-        super().__init__(body, channels, outputs, stride)
+        if bottleneck:
+            super().__init__(
+                _bottleneck(channels, width, _EXPANSION * width, stride), channels, _EXPANSION * width, stride
+            )
+        else:
+            body = nn.Sequential(*conv_norm(channels, width, 3, stride), nn.ReLU(), *conv_norm(width, width))
+            super().__init__(body, channels, width, stride)
 
 
-class ResNet(nn.Module):
-    """Stem, four stages of residual blocks, global average and a linear layer.
+class GroupedBottleneck(Residual):
+    """Residual step of ResNeXt: 1x1, 3x3 in groups of the inner channels, and 1x1 convolutions."""
+
+    def __init__(self, channels: int, inner: int, outputs: int, *, groups: int, stride: int) -> None:
+        super().__init__(_bottleneck(channels, inner, outputs, stride, groups), channels, outputs, stride)
+
+
+def _bottleneck(channels: int, inner: int, outputs: int, stride: int, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        *conv_norm(channels, inner, 1),
+        nn.ReLU(),
+        *conv_norm(inner, inner, 3, stride, groups=groups),
+        nn.ReLU(),
+        *conv_norm(inner, outputs, 1),
+    )
+
+
+class ResNet(PooledChain):
+    """Stem, stages of residual blocks, global average and a linear layer, for images of any size.
 
     Args:
         depths: Number of blocks in each stage; every later stage halves the image.
@@ -58,29 +89,19 @@ class ResNet(nn.Module):
         input_shape: tuple[int, ...] = (3, 32, 32),
         stem: Scale | None = None,
     ) -> None:
-        """Build the layers."""
         super().__init__()
-        check_positive("ResNet", num_outputs=num_outputs)
-        channels, _, _ = check_image("ResNet", input_shape)
+        check_positive("ResNet", **{f"depths[{i}]": depth for i, depth in enumerate(depths)})
+        channels, _, _ = check_image("ResNet", num_outputs, input_shape)
         self.stem = _stem(choose_scale("ResNet", stem, input_shape), channels)
         self.stages = nn.Sequential()
         channels = 64
         for index, depth in enumerate(depths):
             width = 64 * 2**index
-            stage = nn.Sequential()
-            for step in range(depth):
-                stride = 2 if index > 0 and step == 0 else 1
-                stage.append(ResidualBlock(channels, width, stride=stride, bottleneck=bottleneck))
-                channels = _EXPANSION * width if bottleneck else width
-            self.stages.append(stage)
-        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(-3))
-        self.head = nn.Linear(channels, num_outputs)
-        init_convolutions(self)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` of any size to ``(B, num_outputs)``."""
-        output: Tensor = self.head(self.pool(self.stages(self.stem(x))))
-        return output
+            outputs = _EXPANSION * width if bottleneck else width
+            block = partial(ResidualBlock, width=width, bottleneck=bottleneck)
+            self.stages.append(stage(block, channels, outputs, depth=depth, stride=2 if index else 1))
+            channels = outputs
+        self.add_head(channels, num_outputs)
 
 
 def _stem(scale: Scale, channels: int) -> nn.Sequential:
@@ -90,54 +111,18 @@ def _stem(scale: Scale, channels: int) -> nn.Sequential:
     return nn.Sequential(*conv_norm(channels, 64, 7, stride=2), nn.ReLU(), shrink)
 
 
-def resnet18(
-    num_outputs: int = 10,
-    input_shape: tuple[int, ...] = (3, 32, 32),
-    stem: Scale | None = None,
-) -> ResNet:
+def resnet18(num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), stem: Scale | None = None) -> ResNet:
     """Make the ResNet of 8 basic blocks; see ``ResNet`` for the arguments."""
     return ResNet((2, 2, 2, 2), num_outputs=num_outputs, input_shape=input_shape, stem=stem)
 
 
-def resnet50(
-    num_outputs: int = 10,
-    input_shape: tuple[int, ...] = (3, 32, 32),
-    stem: Scale | None = None,
-) -> ResNet:
+def resnet50(num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), stem: Scale | None = None) -> ResNet:
     """Make the ResNet of 16 bottleneck blocks; see ``ResNet`` for the arguments."""
     depths = (3, 4, 6, 3)
     return ResNet(depths, bottleneck=True, num_outputs=num_outputs, input_shape=input_shape, stem=stem)
 
 
-# -------------------- resnext
-# ResNeXt for CIFAR: residual bottlenecks whose 3x3 convolution works in separate groups (Xie et al., 2017).
-
-
-_STEM = 64
-_OUTPUTS = 256
-_STAGES = 3
-
-
-class GroupedBottleneck(Residual):
-    """One step ``relu(body(x) + shortcut(x))`` with a body of 1x1, grouped 3x3 and 1x1 convolutions.
-
-    The stride is taken by the 3x3 convolution. The shortcut is the identity, or a normalised 1x1 projection where the
-    shape changes.
-
-    Args:
-        channels: Number of input channels.
-        inner: Channels of the grouped convolution.
-        outputs: Number of output channels.
-        groups: Number of groups, among which the inner channels are shared out.
-        stride: Factor by which the image shrinks.
-    """
-
-    def __init__(self, channels: int, inner: int, outputs: int, *, groups: int, stride: int) -> None:
-        """Build the layers."""
-        super().__init__(bottleneck(channels, inner, outputs, stride, groups=groups), channels, outputs, stride)
-
-
-class ResNeXt(nn.Module):
+class ResNeXt(PooledChain):
     """ResNeXt-depth of grouped bottlenecks for small images: three stages of ``(depth - 2) / 9`` blocks.
 
     Stage ``s = 0, 1, 2`` has ``256 * 2**s`` output channels and ``base_width * 2**s`` inner channels in each group. The
@@ -160,33 +145,121 @@ class ResNeXt(nn.Module):
         num_outputs: int = 10,
         input_shape: tuple[int, ...] = (3, 32, 32),
     ) -> None:
-        """Build the layers."""
         super().__init__()
-        blocks, rest = divmod(depth - 2, 3 * _STAGES)
-        if rest or blocks < 1:
-            suggestion = 3 * _STAGES * max(blocks, 1) + 2
-            raise ValueError(
-                f"ResNeXt expected depth = 9n + 2 with n >= 1 (11, 20, 29, 38, ...), "
-                f"got {depth}. Try depth={suggestion}."
-            )
-        check_positive("ResNeXt", cardinality=cardinality, base_width=base_width, num_outputs=num_outputs)
-        image_channels, _, _ = check_image("ResNeXt", input_shape)
-        channels = _STEM
-        self.stem = nn.Sequential(*conv_norm(image_channels, channels), nn.ReLU())
+        blocks = check_depth("ResNeXt", depth, per_block=9, extra=2)
+        check_positive("ResNeXt", cardinality=cardinality, base_width=base_width)
+        image_channels, _, _ = check_image("ResNeXt", num_outputs, input_shape)
+        self.stem = _stem("cifar", image_channels)
         self.stages = nn.Sequential()
-        for index in range(_STAGES):
-            inner, outputs = cardinality * base_width * 2**index, _OUTPUTS * 2**index
-            stage = nn.Sequential()
-            for step in range(blocks):
-                stride = 2 if index > 0 and step == 0 else 1
-                stage.append(GroupedBottleneck(channels, inner, outputs, groups=cardinality, stride=stride))
-                channels = outputs
-            self.stages.append(stage)
-        self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(-3))
-        self.head = nn.Linear(channels, num_outputs)
-        init_convolutions(self)
+        channels = 64
+        for index in range(3):
+            inner, outputs = cardinality * base_width * 2**index, _RESNEXT_OUTPUTS * 2**index
+            block = partial(GroupedBottleneck, inner=inner, outputs=outputs, groups=cardinality)
+            self.stages.append(stage(block, channels, outputs, depth=blocks, stride=2 if index else 1))
+            channels = outputs
+        self.add_head(channels, num_outputs)
+
+
+class PreactBlock(nn.Module):
+    """One pre-activation step: with ``a = relu(norm(x))``, ``body(a) + x``.
+
+    Where the shape changes, a 1x1 convolution of ``a`` takes the place of ``x``.
+    """
+
+    def __init__(self, channels: int, width: int, *, stride: int) -> None:
+        super().__init__()
+        same = stride == 1 and channels == width
+        self.activate = norm_relu(channels)
+        self.body = nn.Sequential(conv(channels, width, 3, stride), *norm_relu(width), conv(width, width))
+        self.shortcut = None if same else conv(channels, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` of any size to ``(B, num_outputs)``."""
-        output: Tensor = self.head(self.pool(self.stages(self.stem(x))))
+        activated = self.activate(x)
+        skipped = x if self.shortcut is None else self.shortcut(activated)
+        output: Tensor = self.body(activated) + skipped
         return output
+
+
+class WideResNet(PooledChain):
+    """WRN-depth-widen: three stages of ``(depth - 4) / 6`` blocks, 16, 32 and 64 times ``widen``.
+
+    Args:
+        depth: Number of convolutions along the longest path, plus the linear layer; ``6n + 4``.
+        widen: Factor on the width of the three stages; the products are rounded.
+        num_outputs: Number of classes or regression outputs.
+        input_shape: Channels, height and width of an image.
+    """
+
+    parts = ("stem", "stages", "activate", "pool", "head")
+
+    def __init__(
+        self, depth: int = 28, widen: float = 10, num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32)
+    ) -> None:
+        super().__init__()
+        blocks = check_depth("WideResNet", depth, per_block=6, extra=4)
+        check_factor("WideResNet", widen=widen)
+        image_channels, _, _ = check_image("WideResNet", num_outputs, input_shape)
+        channels = 16
+        self.stem = conv(image_channels, channels)
+        self.stages = nn.Sequential()
+        for index, plain_width in enumerate((16, 32, 64)):
+            width = scaled(plain_width, widen)
+            block = partial(PreactBlock, width=width)
+            self.stages.append(stage(block, channels, width, depth=blocks, stride=2 if index else 1))
+            channels = width
+        self.activate = norm_relu(channels)
+        self.add_head(channels, num_outputs)
+
+
+class PyramidBlock(nn.Module):
+    """One step ``body(x) + shortcut(x)``, with a norm before each convolution and after the last, and a single ReLU.
+
+    The shortcut has no parameters. It averages where the image shrinks, and fills new channels with zeros.
+    """
+
+    def __init__(self, channels: int, width: int, *, stride: int) -> None:
+        super().__init__()
+        first = conv_norm(channels, width, 3, stride)
+        self.body = nn.Sequential(nn.BatchNorm2d(channels), *first, nn.ReLU(), *conv_norm(width, width))
+        # Images of an odd size round up, as the convolution does.
+        self.shortcut = nn.Identity() if stride == 1 else nn.AvgPool2d(stride, ceil_mode=True)
+        self.new_channels = width - channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        widened = pad(self.shortcut(x), (0, 0, 0, 0, 0, self.new_channels))
+        output: Tensor = self.body(x) + widened
+        return output
+
+
+class PyramidNet(PooledChain):
+    """PyramidNet-depth(alpha) of basic blocks, whose widths grow in equal steps from 16 to 16 + alpha.
+
+    With ``N = (depth - 2) / 2`` blocks in three equal stages, block ``k = 1..N`` has ``16 + alpha k / N`` channels,
+    rounded. The second and the third stage halve the image.
+
+    Args:
+        depth: Number of convolutions along the longest path, plus the linear layer; ``6n + 2``.
+        alpha: Number of channels that the last block has above the 16 of the first convolution.
+        num_outputs: Number of classes or regression outputs.
+        input_shape: Channels, height and width of an image.
+    """
+
+    parts = ("stem", "stages", "activate", "pool", "head")
+
+    def __init__(
+        self, depth: int = 110, alpha: float = 270, *, num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32)
+    ) -> None:
+        super().__init__()
+        per_stage = check_depth("PyramidNet", depth, per_block=6, extra=2)
+        check_factor("PyramidNet", alpha=alpha)
+        channels, _, _ = check_image("PyramidNet", num_outputs, input_shape)
+        blocks = 3 * per_stage
+        widths = [round(_PYRAMID_STEM + alpha * k / blocks) for k in range(blocks + 1)]
+        self.stem = conv_norm(channels, _PYRAMID_STEM)
+        stages = [nn.Sequential() for _ in range(3)]
+        for index, (inputs, outputs) in enumerate(pairwise(widths)):
+            stride = 2 if index in (per_stage, 2 * per_stage) else 1
+            stages[index // per_stage].append(PyramidBlock(inputs, outputs, stride=stride))
+        self.stages = nn.Sequential(*stages)
+        self.activate = norm_relu(widths[-1])
+        self.add_head(widths[-1], num_outputs)

@@ -1,4 +1,4 @@
-"""A small convolutional network for small images, such as the 8x8 digits of scikit-learn."""
+"""Small networks: a convolutional one for 8x8 digits, LeNets (LeCun et al., 1998), MLPs, one for regression."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 
-from torch import nn, Tensor
+from torch import nn
 
+from leanbayes.models._blocks import Chain, conv_norm, global_average
 from leanbayes.models._checks import check_factor, check_features, check_image, check_positive, scaled
-from leanbayes.models._conv import conv_norm
 
 
-class SmallConvNet(nn.Module):
+class SmallConvNet(Chain):
     """Three 3x3 convolutions with batch norm, a global average and a linear layer.
 
     Args:
@@ -21,10 +21,8 @@ class SmallConvNet(nn.Module):
     """
 
     def __init__(self, num_outputs: int = 10, input_shape: tuple[int, ...] = (1, 8, 8)) -> None:
-        """Build the layers."""
         super().__init__()
-        check_positive("SmallConvNet", num_outputs=num_outputs)
-        channels, _, _ = check_image("SmallConvNet", input_shape, smallest=2)
+        channels, _, _ = check_image("SmallConvNet", num_outputs, input_shape, smallest=2)
         self.features = nn.Sequential(
             *conv_norm(channels, 16),
             nn.ReLU(),
@@ -33,23 +31,13 @@ class SmallConvNet(nn.Module):
             nn.MaxPool2d(2),
             *conv_norm(32, 32),
             nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(-3),
+            *global_average(),
         )
         self.head = nn.Linear(32, num_outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` of any size to ``(B, num_outputs)``."""
-        output: Tensor = self.head(self.features(x))
-        return output
 
-
-# -------------------- lenet
-# LeNets: small convolutional networks for digits (LeCun et al., 1998), in two later sizes.
-
-
-class LeNet5(nn.Module):
-    """The version of Caffe, whose only activation stands between the two linear layers.
+class LeNet5(Chain):
+    """The LeNet of Caffe; its only activation is between the two linear layers.
 
     Args:
         num_outputs: Number of classes or regression outputs.
@@ -57,27 +45,16 @@ class LeNet5(nn.Module):
     """
 
     def __init__(self, num_outputs: int = 10, input_shape: tuple[int, ...] = (1, 28, 28)) -> None:
-        """Build the layers."""
         super().__init__()
-        check_positive("LeNet5", num_outputs=num_outputs)
-        channels, height, width = check_image("LeNet5", input_shape, smallest=16)
+        channels, height, width = check_image("LeNet5", num_outputs, input_shape, smallest=16)
         self.features = nn.Sequential(
-            nn.Conv2d(channels, 20, 5),
-            nn.MaxPool2d(2),
-            nn.Conv2d(20, 50, 5),
-            nn.MaxPool2d(2),
-            nn.Flatten(-3),
+            nn.Conv2d(channels, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2), nn.Flatten(-3)
         )
         self.head = _head(50 * _pooled(height) * _pooled(width), 500, num_outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` to ``(B, num_outputs)``."""
-        output: Tensor = self.head(self.features(x))
-        return output
 
-
-class NormLeNet5(nn.Module):
-    """The LeNet-5 of Caffe with a batch norm and a ReLU behind every layer but the last, and no biases before norms.
+class NormLeNet5(Chain):
+    """The LeNet-5 of Caffe with a batch norm and a ReLU after every layer but the last, and no biases before norms.
 
     Args:
         num_outputs: Number of classes or regression outputs.
@@ -86,16 +63,10 @@ class NormLeNet5(nn.Module):
     """
 
     def __init__(
-        self,
-        num_outputs: int = 10,
-        input_shape: tuple[int, ...] = (1, 28, 28),
-        *,
-        dropout: float = 0.0,
+        self, num_outputs: int = 10, input_shape: tuple[int, ...] = (1, 28, 28), *, dropout: float = 0.0
     ) -> None:
-        """Build the layers."""
         super().__init__()
-        check_positive("NormLeNet5", num_outputs=num_outputs)
-        channels, height, width = check_image("NormLeNet5", input_shape, smallest=16)
+        channels, height, width = check_image("NormLeNet5", num_outputs, input_shape, smallest=16)
         self.features = nn.Sequential()
         for inputs, outputs in ((channels, 20), (20, 50)):
             self.features.extend([nn.Conv2d(inputs, outputs, 5, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()])
@@ -105,13 +76,8 @@ class NormLeNet5(nn.Module):
         hidden = [nn.Linear(50 * _pooled(height) * _pooled(width), 500, bias=False), nn.BatchNorm1d(500), nn.ReLU()]
         self.head = nn.Sequential(*drop, *hidden, *(nn.Dropout(one.p) for one in drop), nn.Linear(500, num_outputs))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` to ``(B, num_outputs)``."""
-        output: Tensor = self.head(self.features(x))
-        return output
 
-
-class LeNet(nn.Module):
+class LeNet(Chain):
     """Three convolutions with 6, 16 and 120 channels, all multiplied by ``width``.
 
     Args:
@@ -120,17 +86,10 @@ class LeNet(nn.Module):
         width: Factor on every hidden width; the products are rounded.
     """
 
-    def __init__(
-        self,
-        num_outputs: int = 10,
-        input_shape: tuple[int, ...] = (1, 28, 28),
-        width: float = 1,
-    ) -> None:
-        """Build the layers."""
+    def __init__(self, num_outputs: int = 10, input_shape: tuple[int, ...] = (1, 28, 28), width: float = 1) -> None:
         super().__init__()
-        check_positive("LeNet", num_outputs=num_outputs)
         check_factor("LeNet", width=width)
-        channels, rows, columns = check_image("LeNet", input_shape, smallest=28)
+        channels, rows, columns = check_image("LeNet", num_outputs, input_shape, smallest=28)
         first, second, third, hidden = (scaled(size, width) for size in (6, 16, 120, 64))
         self.features = nn.Sequential(
             nn.Conv2d(channels, first, 5),
@@ -146,14 +105,9 @@ class LeNet(nn.Module):
         pixels = (_pooled(rows) - 3) * (_pooled(columns) - 3)
         self.head = _head(third * pixels, hidden, num_outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` to ``(B, num_outputs)``."""
-        output: Tensor = self.head(self.features(x))
-        return output
-
 
 def _pooled(size: int) -> int:
-    """Side length that two rounds of 5x5 convolution and 2x2 pooling leave."""
+    """Return the side length after two rounds of 5x5 convolution and 2x2 pooling."""
     return ((size - 4) // 2 - 4) // 2
 
 
@@ -161,15 +115,10 @@ def _head(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
 
 
-# -------------------- mlp
-# A multi-layer perceptron: linear layers with an activation, and maybe a norm, between each two.
-
-
-class MLP(nn.Module):
+class MLP(Chain):
     """Fully connected network.
 
-    An integer ``inputs`` acts on the last axis; a tuple is the shape of one example, whose axes
-    are flattened first. Any leading axes are kept.
+    It maps ``(..., *inputs)`` to ``(..., outputs)``: the axes of ``inputs`` are flattened, leading axes are kept.
 
     Example:
         >>> import torch
@@ -186,6 +135,8 @@ class MLP(nn.Module):
             ``nn.BatchNorm1d`` takes a single leading axis. ``None`` for no norms.
     """
 
+    parts = ("flatten", "layers")
+
     def __init__(
         self,
         inputs: int | tuple[int, ...],
@@ -196,7 +147,6 @@ class MLP(nn.Module):
         bias: bool = True,
         norm: Callable[[int], nn.Module] | None = None,
     ) -> None:
-        """Build the layers."""
         super().__init__()
         shape = check_features("MLP", inputs)
         check_positive("MLP", outputs=outputs, **{f"hidden[{i}]": width for i, width in enumerate(hidden)})
@@ -207,11 +157,6 @@ class MLP(nn.Module):
             if norm is not None:
                 self.layers.append(norm(width))
             self.layers.extend([activation(), nn.Linear(width, after, bias=bias)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(..., *inputs)`` to ``(..., outputs)``."""
-        output: Tensor = self.layers(self.flatten(x))
-        return output
 
 
 def deep_mlp(depth: int = 100, width: int = 100, *, num_outputs: int = 100, input_shape: tuple[int, ...] = (1,)) -> MLP:
@@ -227,15 +172,10 @@ def deep_mlp(depth: int = 100, width: int = 100, *, num_outputs: int = 100, inpu
     return MLP(input_shape, num_outputs, hidden=[width] * (depth - 1), bias=False, norm=nn.BatchNorm1d)
 
 
-# -------------------- regression
-# A small network for tables of numbers, with a batch norm in front of each of its two linear layers.
+class RegressionNet(Chain):
+    """One hidden layer of ReLUs: ``norm, linear, relu, norm, linear``.
 
-
-class RegressionNet(nn.Module):
-    """One hidden layer of ReLUs, with a batch norm after the input and after the hidden units.
-
-    The order is ``norm, linear, relu, norm, linear``; with small scales at the start, the first predictions stay
-    near the bias of the last layer.
+    Because the scales of the norms start small, the first predictions stay near the bias of the last layer.
 
     Args:
         inputs: Number of input features, or the shape of one example, whose axes are flattened first.
@@ -244,33 +184,18 @@ class RegressionNet(nn.Module):
         scale: Initial scale of both norms.
     """
 
+    parts = ("flatten", "layers")
+
     def __init__(
-        self,
-        inputs: int | tuple[int, ...],
-        outputs: int = 1,
-        *,
-        hidden: int = 50,
-        scale: float = 0.2,
+        self, inputs: int | tuple[int, ...], outputs: int = 1, *, hidden: int = 50, scale: float = 0.2
     ) -> None:
-        """Build the layers."""
         super().__init__()
         shape = check_features("RegressionNet", inputs)
         check_positive("RegressionNet", outputs=outputs, hidden=hidden)
         check_factor("RegressionNet", scale=scale)
         features = prod(shape)
         self.flatten = nn.Flatten(-len(shape))
-        self.layers = nn.Sequential(
-            nn.BatchNorm1d(features),
-            nn.Linear(features, hidden),
-            nn.ReLU(),
-            nn.BatchNorm1d(hidden),
-            nn.Linear(hidden, outputs),
-        )
-        for layer in self.layers:
-            if isinstance(layer, nn.BatchNorm1d):
-                nn.init.constant_(layer.weight, scale)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map ``(B, *inputs)`` to ``(B, outputs)``."""
-        output: Tensor = self.layers(self.flatten(x))
-        return output
+        first, second = nn.BatchNorm1d(features), nn.BatchNorm1d(hidden)
+        self.layers = nn.Sequential(first, nn.Linear(features, hidden), nn.ReLU(), second, nn.Linear(hidden, outputs))
+        for norm in (first, second):
+            nn.init.constant_(norm.weight, scale)

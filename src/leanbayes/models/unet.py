@@ -9,8 +9,8 @@ import torch
 from torch import nn, Tensor
 from torch.fx import Proxy
 
+from leanbayes.models._blocks import conv_norm, init_convolutions
 from leanbayes.models._checks import check_image, check_positive
-from leanbayes.models._conv import conv_norm, init_convolutions
 
 WIDTHS = (32, 64, 128, 192)
 """Channels of the levels, from the finest to the coarsest."""
@@ -20,9 +20,8 @@ class UNet(nn.Module):
     """Outputs for every pixel, from features of all resolutions.
 
     A level is two 3x3 convolutions, each with a batch norm and a ReLU. Max pooling halves the image between two levels
-    of the encoder; in the decoder an up-convolution doubles it, whose outputs are joined to those of the encoder's
-    level. The up-convolution is a bilinear enlargement and a 3x3 convolution: a transposed one of stride 2 tends to
-    draw a chequered pattern, and so all weights are of one kind, plain convolutions.
+    of the encoder. In the decoder an up-convolution doubles it, and the encoder's level is concatenated. The
+    up-convolution is a bilinear enlargement and a 3x3 convolution: a transposed one tends to draw chequered patterns.
 
     Example:
         >>> import torch
@@ -36,17 +35,11 @@ class UNet(nn.Module):
     """
 
     def __init__(
-        self,
-        num_outputs: int = 2,
-        input_shape: tuple[int, ...] = (3, 32, 32),
-        *,
-        widths: Sequence[int] = WIDTHS,
+        self, num_outputs: int = 2, input_shape: tuple[int, ...] = (3, 32, 32), *, widths: Sequence[int] = WIDTHS
     ) -> None:
-        """Build the layers."""
         super().__init__()
-        check_positive("UNet", num_outputs=num_outputs, **{"len(widths)": len(widths)})
-        check_positive("UNet", **{f"widths[{i}]": width for i, width in enumerate(widths)})
-        channels, height, width = check_image("UNet", input_shape)
+        check_positive("UNet", **{"len(widths)": len(widths)} | {f"widths[{i}]": w for i, w in enumerate(widths)})
+        channels, height, width = check_image("UNet", num_outputs, input_shape)
         self.multiple: int = 2 ** (len(widths) - 1)
         _check_sides(height, width, self.multiple)
         self.encoder = nn.ModuleList([_level(channels, widths[0])])
@@ -60,8 +53,7 @@ class UNet(nn.Module):
         init_convolutions(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` to ``(B, num_outputs, H, W)``; H and W as for ``input_shape``."""
-        if not isinstance(x, Proxy):  # while torch.fx traces, x has no size to be checked
+        if not isinstance(x, Proxy):  # while torch.fx traces, x has no size
             _check_sides(x.shape[-2], x.shape[-1], self.multiple)
         features = []
         for level in self.encoder:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from torch import nn, Tensor
+from torch import nn
 
-from leanbayes.models._checks import check_factor, check_image, check_positive, choose_scale, Scale, scaled
-from leanbayes.models._conv import conv_norm, init_convolutions
+from leanbayes.models._blocks import Chain, conv_norm, global_average, init_convolutions
+from leanbayes.models._checks import check_factor, check_image, choose_scale, Scale, scaled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Head:
     dropout: float = 0.0
 
     def build(self, channels: int, num_outputs: int) -> nn.Sequential:
-        """Make the layers for so many feature channels and outputs."""
+        """Return the layers for features of `channels` channels."""
         head = nn.Sequential(nn.AdaptiveAvgPool2d(self.pooled), nn.Flatten(-3))
         inputs = channels * self.pooled**2
         for width in (inputs, self.hidden):
@@ -40,7 +40,7 @@ CIFAR_HEAD = Head(pooled=1, hidden=512)
 IMAGENET_HEAD = Head(pooled=7, hidden=4096, dropout=0.5)
 
 
-class VGG(nn.Module):
+class VGG(Chain):
     """VGG with a chosen number of convolutions in each of its stages.
 
     Args:
@@ -63,33 +63,24 @@ class VGG(nn.Module):
         batch_norm: bool = False,
         width: float = 1,
     ) -> None:
-        """Build the layers."""
         super().__init__()
-        check_positive("VGG", num_outputs=num_outputs)
         check_factor("VGG", width=width)
-        channels, _, _ = check_image("VGG", input_shape, smallest=2 ** len(stages))
+        channels, _, _ = check_image("VGG", num_outputs, input_shape, smallest=2 ** len(stages))
         if not isinstance(head, Head):
-            scale = choose_scale("VGG", head, input_shape)
-            head = CIFAR_HEAD if scale == "cifar" else IMAGENET_HEAD
+            head = CIFAR_HEAD if choose_scale("VGG", head, input_shape) == "cifar" else IMAGENET_HEAD
         self.features = nn.Sequential()
         for depth, plain_width in stages:
             outputs = scaled(plain_width, width)
             for _ in range(depth):
-                self.features.append(nn.Conv2d(channels, outputs, 3, padding=1))
-                if batch_norm:
-                    self.features.append(nn.BatchNorm2d(outputs))
-                self.features.append(nn.ReLU())
+                norm = [nn.BatchNorm2d(outputs)] if batch_norm else []
+                self.features.extend([nn.Conv2d(channels, outputs, 3, padding=1), *norm, nn.ReLU()])
                 channels = outputs
             self.features.append(nn.MaxPool2d(2))
         self.head = replace(head, hidden=scaled(head.hidden, width)).build(channels, num_outputs)
         init_convolutions(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` of at least ``2**len(stages)`` pixels to outputs."""
-        output: Tensor = self.head(self.features(x))
-        return output
 
-
+# Number and width of the convolutions of each stage
 _VGG11 = ((1, 64), (1, 128), (2, 256), (2, 512), (2, 512))
 _VGG16 = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
 
@@ -125,29 +116,22 @@ def vgg16(
     return VGG(_VGG16, num_outputs=num_outputs, input_shape=input_shape, head=head, batch_norm=batch_norm)
 
 
-# -------------------- vgg_like
-# The VGG-like network for CIFAR (Zagoruyko, 2015, 92.45 %) that papers on stochastic layers use: norms everywhere.
-
-
-STAGES = ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512))
-"""Number and width of the 3x3 convolutions of a stage, which pooling ends."""
-
 HIDDEN = 512
 FIRST_RATE, LATER_RATE, HEAD_RATE = 0.3, 0.4, 0.5
-"""Rates of dropout: in the first stage, in the others, in front of both linear layers."""
+"""Dropout rates of `VGGLike`: in the first stage, in the others, in front of both linear layers."""
 
 
-class VGGLike(nn.Module):
-    """Thirteen 3x3 convolutions and a hidden linear layer, with a batch norm and a ReLU behind each, and no biases.
+class VGGLike(Chain):
+    """Thirteen 3x3 convolutions and a hidden linear layer, with a batch norm and a ReLU after each, and no biases.
 
-    With dropout it is the network as published: dropout behind every convolution of a stage but the last, and in front
+    Zagoruyko (2015) published it for CIFAR with dropout: after every convolution of a stage but the last, and in front
     of both linear layers.
 
     Args:
         num_outputs: Number of classes or regression outputs.
         input_shape: Channels, height and width of an image, at least 32 x 32 pixels.
         width: Factor on every hidden width; the products are rounded.
-        dropout: Whether dropout layers are there.
+        dropout: Whether the network has dropout layers.
     """
 
     def __init__(
@@ -158,13 +142,11 @@ class VGGLike(nn.Module):
         width: float = 1,
         dropout: bool = False,
     ) -> None:
-        """Build the layers."""
         super().__init__()
-        check_positive("VGGLike", num_outputs=num_outputs)
         check_factor("VGGLike", width=width)
-        channels, _, _ = check_image("VGGLike", input_shape, smallest=2 ** len(STAGES))
+        channels, _, _ = check_image("VGGLike", num_outputs, input_shape, smallest=2 ** len(_VGG16))
         self.features = nn.Sequential()
-        for stage, (depth, plain_width) in enumerate(STAGES):
+        for stage, (depth, plain_width) in enumerate(_VGG16):
             outputs, rate = scaled(plain_width, width), LATER_RATE if stage else FIRST_RATE
             for position in range(depth):
                 self.features.extend([*conv_norm(channels, outputs), nn.ReLU()])
@@ -172,7 +154,7 @@ class VGGLike(nn.Module):
                     self.features.append(nn.Dropout(rate))
                 channels = outputs
             self.features.append(nn.MaxPool2d(2))
-        self.features.extend([nn.AdaptiveAvgPool2d(1), nn.Flatten(-3)])  # one pixel is left of 32
+        self.features.extend(global_average())
         hidden = scaled(HIDDEN, width)
         self.head = nn.Sequential(nn.Linear(channels, hidden, bias=False), nn.BatchNorm1d(hidden), nn.ReLU())
         self.head.append(nn.Linear(hidden, num_outputs))
@@ -181,18 +163,9 @@ class VGGLike(nn.Module):
             self.head.insert(0, nn.Dropout(HEAD_RATE))
         init_convolutions(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images ``(B, C, H, W)`` to ``(B, num_outputs)``."""
-        output: Tensor = self.head(self.features(x))
-        return output
-
 
 def vgg_like(
-    num_outputs: int = 10,
-    input_shape: tuple[int, ...] = (3, 32, 32),
-    *,
-    width: float = 1,
-    dropout: bool = False,
+    num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), *, width: float = 1, dropout: bool = False
 ) -> VGGLike:
     """Make the VGG-like network for CIFAR with norms and no biases; see ``VGGLike`` for the arguments."""
     return VGGLike(num_outputs, input_shape, width=width, dropout=dropout)

@@ -1,16 +1,16 @@
-"""Which weights need sampling: the curvature criterion of variance networks (Neklyudov et al., 2019, eq. 16).
+"""Curvature criterion for the weights that need sampling (Neklyudov et al., 2019, eq. 16).
 
     kappa_ij = sigma_ij^2 |d^2 L / d W_ij^2|  at W = M,      L = - sum_n log p(y_n | x_n, W)
 
-(printed without a sign and for one input; the second derivative is taken in absolute value and summed over the data).
-Where kappa is small, the loss is almost linear in the weight over its own noise, and the weight may be replaced by its
-mean. The second derivatives are exact: no Gauss-Newton or Fisher approximation. For a linear layer b = W a,
+(printed without a sign and for one input; here in absolute value and summed over the data). If kappa is small, the loss
+is almost linear in the weight over its noise, and the weight may be replaced by its mean. The second derivatives are
+exact, without Gauss-Newton or Fisher approximation. For a linear layer b = W a,
 
     d^2 L / d W_ji^2 = sum_n a_ni^2 d^2 L_n / d b_nj^2,
 
-so that only the diagonal of the Hessian by the pre-activations is needed, one backward pass for each output. Weights of
-convolutions meet several positions; theirs takes one backward pass for each weight. Rectifiers have no curvature where
-they are not smooth: use softplus behind the layer (`lb.layers.activate`), as the paper does.
+so only the diagonal of the Hessian by the pre-activations is needed, one backward pass for each output. Weights of
+convolutions act at several positions and take one backward pass each. Rectifiers have no curvature: use softplus after
+the layer (`lb.layers.activate`), as the paper does.
 """
 
 from __future__ import annotations
@@ -28,26 +28,28 @@ from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, slice_
 from leanbayes.runtime.passes import draws
 from leanbayes.runtime.twins import in_eval_mode
 
+Rows = tuple[Inputs, Tensor]
+
 AT_ONCE = 2**24
 """Numbers of the Hessian that are computed at a time."""
 
 
 def kappa(
     model: nn.Module,
-    data: tuple[Inputs, Tensor] | DataLoader[tuple[Inputs, Tensor]],
+    data: Rows | DataLoader[Rows],
     likelihood: Likelihood | None = None,
     *,
     batch_size: int = 256,
     output: Output | None = None,
 ) -> dict[str, Tensor]:
-    """Return kappa of every weight of every Gaussian layer of a model, by path; norms are in eval mode.
+    """Return kappa of every weight of every Gaussian layer, by path; norms are in eval mode.
 
     Args:
         model: a network with variance layers or mean-field layers.
-        data: inputs and targets, over which the curvature is summed: as in the loss, all training data.
-        likelihood: how outputs are read; default the model's own, else `Categorical`.
+        data: inputs and targets, over which the curvature is summed: all training data, as in the loss.
+        likelihood: default the model's own, else `Categorical`.
         batch_size: rows at a time.
-        output: picks the tensor out of what the model returns.
+        output: picks the tensor out of the model's output.
 
     Example:
         >>> k = lb.phase.kappa(bnn, (x, y))["fc1"]
@@ -66,7 +68,7 @@ def kappa(
 def curvature(
     model: nn.Module,
     path: str,
-    data: tuple[Inputs, Tensor] | DataLoader[tuple[Inputs, Tensor]],
+    data: Rows | DataLoader[Rows],
     likelihood: Likelihood,
     batch_size: int = 256,
     output: Output | None = None,
@@ -75,19 +77,17 @@ def curvature(
     layer = model.get_submodule(path)
     assert isinstance(layer, GaussianLayer)
     total = torch.zeros_like(layer.base.weight, dtype=torch.promote_types(layer.base.weight.dtype, torch.float32))
+    of_layer = _of_linear if isinstance(layer.base, nn.Linear) else _of_any
     with in_eval_mode(model):
         for x, y in _batches(data, batch_size, layer.device):
-            if isinstance(layer.base, nn.Linear):
-                total += _of_linear(model, layer, x, y, likelihood, output)
-            else:
-                total += _of_any(model, layer, x, y, likelihood, output)
+            total += of_layer(model, layer, x, y, likelihood, output)
     return total
 
 
 def _of_linear(
     model: nn.Module, layer: GaussianLayer, x: Inputs, y: Tensor, likelihood: Likelihood, output: Output | None
 ) -> Tensor:
-    """Go by the pre-activations: inputs squared times their second derivatives."""
+    """Return squared inputs times the second derivatives by the pre-activations."""
     seen: dict[str, Tensor] = {}
 
     def cut(module: nn.Module, args: tuple[Tensor, ...], result: Tensor) -> Tensor:
@@ -103,33 +103,15 @@ def _of_linear(
         handle.remove()
     a, b = seen["a"].flatten(0, -2), seen["b"]
     if b.dim() != 2:
-        return _of_any(model, layer, x, y, likelihood, output)  # positions of a row meet in the loss
-    (slope,) = torch.autograd.grad(loss, b, create_graph=True)
-    second = _diagonal(slope, b)
+        return _of_any(model, layer, x, y, likelihood, output)  # positions of a row interact in the loss
+    second = _diagonal(loss, b, rows=len(b))
     return second.T @ a.to(second.dtype).square()
-
-
-def _diagonal(slope: Tensor, b: Tensor) -> Tensor:
-    """Return d^2 L / d b_nj^2 for rows n that do not meet: column j of the gradient's gradient by b."""
-    rows, outputs = b.shape
-    if not slope.requires_grad:  # the rest of the network is linear
-        return torch.zeros_like(b)
-    columns = torch.empty_like(b)
-    step = max(1, AT_ONCE // b.numel())
-    for start in range(0, outputs, step):
-        wanted = torch.arange(start, min(outputs, start + step), device=b.device)
-        directions = torch.zeros(len(wanted), rows, outputs, dtype=b.dtype, device=b.device)
-        directions[torch.arange(len(wanted)), :, wanted] = 1
-        (found,) = torch.autograd.grad(slope, b, directions, retain_graph=True, is_grads_batched=True)
-        columns[:, wanted] = found[torch.arange(len(wanted)), :, wanted].T
-    return columns
 
 
 def _of_any(
     model: nn.Module, layer: GaussianLayer, x: Inputs, y: Tensor, likelihood: Likelihood, output: Output | None
 ) -> Tensor:
-    """Differentiate the gradient by every weight in turn."""
-    weight: Tensor = layer.base.weight
+    """Return the second derivatives by every weight in turn."""
     if layer.family.weight is not None:
         raise ValueError(
             f"layer '{layer.path}' computes its weight from the stored one; the curvature is that of stored weights. "
@@ -139,18 +121,26 @@ def _of_any(
         raise ValueError(
             f"layer '{layer.path}' has no means to differentiate at; curvature of a convolution needs them"
         )
-    loss = _loss(model, x, y, likelihood, output)
-    (slope,) = torch.autograd.grad(loss, weight, create_graph=True)
-    flat = slope.flatten()
-    found = torch.zeros_like(flat)
-    step = max(1, AT_ONCE // flat.numel())
-    for start in range(0, flat.numel(), step):
-        wanted = torch.arange(start, min(flat.numel(), start + step), device=flat.device)
-        directions = torch.zeros(len(wanted), flat.numel(), dtype=flat.dtype, device=flat.device)
-        directions[torch.arange(len(wanted)), wanted] = 1
-        (rows,) = torch.autograd.grad(flat, weight, directions, retain_graph=True, is_grads_batched=True)
-        found[wanted] = rows.flatten(1)[torch.arange(len(wanted)), wanted]
-    return found.view_as(weight).detach()
+    return _diagonal(_loss(model, x, y, likelihood, output), layer.base.weight, rows=1).detach()
+
+
+def _diagonal(loss: Tensor, by: Tensor, rows: int) -> Tensor:
+    """Return d^2 L / d by^2, an element each; `by` flattens to (rows, n), and rows do not interact in the loss."""
+    (slope,) = torch.autograd.grad(loss, by, create_graph=True)
+    if not slope.requires_grad:  # the loss is linear
+        return torch.zeros_like(by)
+    slope = slope.reshape(rows, -1)
+    columns = slope.shape[1]
+    found = torch.zeros_like(slope)
+    step = max(1, AT_ONCE // by.numel())
+    for start in range(0, columns, step):
+        wanted = torch.arange(start, min(columns, start + step), device=by.device)
+        each = torch.arange(len(wanted))
+        directions = torch.zeros(len(wanted), rows, columns, dtype=by.dtype, device=by.device)
+        directions[each, :, wanted] = 1
+        (second,) = torch.autograd.grad(slope, by, directions, retain_graph=True, is_grads_batched=True)
+        found[:, wanted] = second.reshape(len(wanted), rows, columns)[each, :, wanted].T
+    return found.view_as(by)
 
 
 def _loss(model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood, output: Output | None) -> Tensor:
@@ -159,9 +149,7 @@ def _loss(model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood, output
         return -likelihood.log_prob(call(model, x, output), y).sum()
 
 
-def _batches(
-    data: tuple[Inputs, Tensor] | DataLoader[tuple[Inputs, Tensor]], size: int, device: torch.device
-) -> Iterator[tuple[Inputs, Tensor]]:
+def _batches(data: Rows | DataLoader[Rows], size: int, device: torch.device) -> Iterator[Rows]:
     if isinstance(data, DataLoader):
         yield from ((to_device(x, device), y.to(device)) for x, y in data)
         return

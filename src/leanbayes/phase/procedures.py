@@ -4,7 +4,7 @@
 * stochastic: one draw;
 * ensemble: the average over draws (eq. 2).
 
-For a low-variance network they agree; behind the phase transition the first is a guess and the last is right.
+For a low-variance network they agree. After the phase transition, only the ensemble predicts better than chance.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Literal
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import mean, own_likelihood
+from leanbayes.core.conversion import own_likelihood
+from leanbayes.core.plain import mean
 from leanbayes.core.prediction import Prediction
-from leanbayes.core.predictor import Noise, predict
+from leanbayes.core.predictor import NoiseOf, predict
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.metrics import accuracy
 from leanbayes.runtime.batches import Inputs
@@ -33,19 +34,11 @@ def infer(
     *,
     samples: int = 16,
     seed: int = 0,
-    noise: Noise = "function",
+    noise: NoiseOf = "function",
 ) -> Prediction:
-    """Predict by one of the three procedures.
+    """Predict by one of the three procedures; arguments as of `lb.predict`.
 
-    Args:
-        model: a converted model.
-        x: inputs.
-        procedure: "deterministic", "stochastic" or "ensemble".
-        likelihood: how outputs are read; default the model's own, else `Categorical`.
-        samples: draws of the ensemble.
-        seed: names the draws.
-        noise: "activation" has fresh noise for every row and activation, as the paper evaluates; "function" samples
-            weights, one network for all rows.
+    noise="activation" has fresh noise for every row and activation, as in the paper.
 
     Example:
         >>> lb.phase.infer(bnn, x, "deterministic").mean
@@ -59,9 +52,9 @@ def infer(
 
 
 def accuracies(
-    model: nn.Module, data: tuple[Inputs, Tensor], *, samples: int = 16, noise: Noise = "function"
+    model: nn.Module, data: tuple[Inputs, Tensor], *, samples: int = 16, noise: NoiseOf = "function"
 ) -> dict[str, float]:
-    """Return the accuracy by each of the three procedures, as Table 1 of the paper has them."""
+    """Return the accuracy of each of the three procedures, as in Table 1 of the paper."""
     x, y = data
     found: dict[str, float] = {}
     for procedure in PROCEDURES:

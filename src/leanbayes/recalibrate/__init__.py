@@ -1,8 +1,7 @@
-"""Recalibration: mend the probabilities of any prediction after training, with a few hundred rows set aside.
+"""Recalibrate the predictions of a trained model with a few hundred held-out rows.
 
-`Temperature` gives back a prediction that is as sure as it is right; `Stacking` weighs the draws by how well they
-predict together; `Conformal` gives sets of classes, or intervals, that hold the target as often as they promise,
-whatever the model. All are fitted on rows that trained nothing: `fit(prediction, y)`, then called on new predictions.
+`Temperature` rescales confidence, `Stacking` weighs the draws, `Conformal` gives sets or intervals with guaranteed
+coverage. Each has `fit(prediction, y)` for rows that were not used in training, and is then called on new predictions.
 """
 
 from leanbayes.recalibrate.conformal import Conformal

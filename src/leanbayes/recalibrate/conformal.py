@@ -1,4 +1,4 @@
-"""Conformal prediction: sets of classes, or intervals, that hold the target as often as they promise."""
+"""Split-conformal prediction: sets of classes, or intervals, with guaranteed coverage."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from typing import Self
 
 from torch import Tensor
 
-from leanbayes.core.prediction import Prediction
+from leanbayes.core.prediction import over_classes, Prediction
 from leanbayes.distributions.likelihoods import Gaussian
 from leanbayes.metrics._validate import finite, flatten, matched, pick
-from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, over_classes, UNFITTED
+from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, UNFITTED
 
-# S draws, B rows, C classes, D targets
+# B rows, C classes, D targets
 
 
 class Conformal:
-    """Split-conformal prediction: sets that hold the target with probability `level`, whatever the model.
+    """Split-conformal prediction: sets that hold the target with probability `level`, for any model.
 
-    With scores s_i of n rows that trained nothing, q is the ceil((n + 1) level)-th smallest; a new row drawn like
-    those has s <= q with a probability between level and level + 1 / (n + 1) (if no scores are tied).
+    q is the ceil((n + 1) level)-th smallest of the scores s of n held-out rows. A new row from the same distribution
+    has s <= q with a probability between level and level + 1 / (n + 1) (if no scores are tied).
 
-    *Classes.* The score is -p(y), which ranks like the usual 1 - p(y) and is not rounded near one: a set holds every
-    class with p >= -q. It gives the smallest sets on average; a set is empty where no class is probable enough, which
-    happens when the model is right more often than `level`. Dense predictions count pixels. Bernoulli predictions have
-    two classes, no and yes.
+    *Classes.* The score is -p(y), which ranks like 1 - p(y) and is not rounded near one: a set holds every class with
+    p >= -q. Sets are the smallest on average. A set may be empty if the model is correct more often than `level`.
+    Dense predictions count pixels. Bernoulli predictions have two classes, no and yes.
 
     *Real targets.* The score is |y - mean| / std, each target with its own q: the interval is mean -+ q std.
 
@@ -36,7 +35,6 @@ class Conformal:
     """
 
     def __init__(self, level: float = 0.9) -> None:
-        """Keep the level."""
         if not 0 < level < 1:
             raise ValueError(f"expected a level between 0 and 1, got {level!r}")
         self.level = level
@@ -44,7 +42,7 @@ class Conformal:
         self._likelihood: type | None = None
 
     def fit(self, prediction: Prediction, y: Tensor) -> Self:
-        """Find the threshold from predictions and targets that trained nothing; returns itself."""
+        """Find the threshold from held-out predictions and targets; return itself."""
         check_prediction(prediction)
         if isinstance(prediction.likelihood, Gaussian):
             mean, std = finite(prediction.mean, "predictions"), finite(prediction.std, "standard deviations")
@@ -64,7 +62,7 @@ class Conformal:
         return self
 
     def __call__(self, prediction: Prediction) -> Tensor | tuple[Tensor, Tensor]:
-        """Return which classes are in each set (B, C, ...), or the ends of the intervals (B, D)."""
+        """Return the membership of classes in each set (B, C, ...), or the ends of the intervals (B, D)."""
         if self._likelihood is None or self.threshold is None:
             raise RuntimeError(UNFITTED.format("Conformal"))
         check_kind(self._likelihood, prediction)

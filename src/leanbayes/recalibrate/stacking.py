@@ -1,4 +1,4 @@
-"""Stacking: weigh the draws of a posterior by how well they predict together (Yao et al., 2018)."""
+"""Stacking: weights of posterior draws that maximise the held-out likelihood (Yao et al., 2018)."""
 
 from __future__ import annotations
 
@@ -9,34 +9,32 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from leanbayes.core.prediction import average, Decomposition, Prediction
+from leanbayes.core.prediction import average, Decomposition, over_classes, Prediction
 from leanbayes.distributions.likelihoods import Gaussian
 from leanbayes.metrics._validate import finite, flatten, log_probabilities, matched, pick
-from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, entropies, over_classes, UNFITTED
+from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, entropies, UNFITTED
 
 # S draws, B rows, N targets, C classes, D targets of a row
 
 TOLERANCE = 1e-10
-"""The mean log-likelihood of the weights is so near to the best, in nats."""
+"""Largest distance of the mean log-likelihood from the best, in nats."""
 
 MOST_STEPS = 100
-"""Newton's method takes ten to twenty; this is for rounding that keeps it from the tolerance."""
+"""Newton's method takes ten to twenty steps; rounding may keep it from the tolerance."""
 
 
 class Stacking:
-    """Weights of the draws that make held-out targets likeliest, in place of one share each.
+    """Weights of the draws that make held-out targets likeliest, in place of equal weights.
 
     w maximises sum_i log sum_s w_s p(y_i | draw s) over w >= 0, sum_s w_s = 1. A new prediction is the mixture under w:
 
         mean = sum_s w_s m_s,     aleatoric = sum_s w_s H_s or sum_s w_s v_s,
         epistemic = H(mean) - aleatoric or sum_s w_s (m_s - mean)^2,     total = aleatoric + epistemic,
 
-    with entropies H of classes, variances v of real targets, and `prediction.weights` w. Draws that say the same share
-    what they are worth, and many weights are zero or nearly so: S numbers are fitted, so take many more rows than
-    draws.
+    with entropies H of classes, variances v of real targets, and `prediction.weights` w. Equal draws share their
+    weight, and many weights are almost zero. S numbers are fitted: use many more rows than draws.
 
-    The weights belong to the draws: call it on predictions of the same model, seed and number of samples. Weights that
-    a prediction already has are replaced.
+    Call it on predictions of the same model, seed and number of samples. Weights of a prediction are replaced.
 
     Attributes:
         weights: w (S,), in float64; None before `fit`.
@@ -47,12 +45,11 @@ class Stacking:
     """
 
     def __init__(self) -> None:
-        """Start without weights."""
         self.weights: Tensor | None = None
         self._likelihood: type | None = None
 
     def fit(self, prediction: Prediction, y: Tensor) -> Self:
-        """Find the weights from predictions and targets that trained nothing; returns itself."""
+        """Find the weights from held-out predictions and targets; return itself."""
         check_prediction(prediction)
         samples = _draws(prediction)
         if isinstance(prediction.likelihood, Gaussian):
@@ -65,7 +62,7 @@ class Stacking:
         return self
 
     def __call__(self, prediction: Prediction) -> Prediction:
-        """Return the prediction of the same draws under the weights that were fitted."""
+        """Return the prediction of the same draws under the fitted weights."""
         if self._likelihood is None or self.weights is None:
             raise RuntimeError(UNFITTED.format("Stacking"))
         check_kind(self._likelihood, prediction)
@@ -82,12 +79,12 @@ class Stacking:
 def best_weights(log_likelihoods: Tensor) -> Tensor:
     """Return the w on the simplex that maximises mean_i log sum_s w_s p_si, from log p (S, N).
 
-    The problem is concave, and sum_s w_s as a penalty has the same solution as the constraint on it. With
+    The problem is concave, and sum_s w_s as a penalty has the same solution as the constraint. With
     g_s = mean_i p_si / sum_t w_t p_ti, the solution has w >= 0, z = 1 - g >= 0 and w z = 0. Newton's method follows
-    the solutions of w z = mu as mu shrinks (a primal-dual interior point method); the mean log-likelihood is within
-    max_s g_s - 1 of the best. Draws that are equal get equal weights.
+    the solutions of w z = mu as mu shrinks (a primal-dual interior point method). The mean log-likelihood is within
+    max_s g_s - 1 of the best. Equal draws get equal weights.
     """
-    p = (log_likelihoods - log_likelihoods.amax(0)).exp()  # only the ratios of a column count
+    p = (log_likelihoods - log_likelihoods.amax(0)).exp()  # only ratios within a column count
     weights = p.new_full((len(p),), 1 / len(p))
     slack = torch.ones_like(weights)
     for _ in range(MOST_STEPS):
@@ -104,7 +101,7 @@ def best_weights(log_likelihoods: Tensor) -> Tensor:
 
 
 def _move(values: Tensor, step: Tensor) -> Tensor:
-    """Take the whole step, or 99 % of the way to the first value that it would make zero."""
+    """Take the whole step, or 99 % of the way to the first zero."""
     furthest = 1 / (-step / values).amax().clamp(min=1e-12)
     return values + (0.99 * furthest).clamp(max=1) * step
 
@@ -116,18 +113,18 @@ def _draws(prediction: Prediction) -> Tensor:
 
 
 def _log_densities(samples: Tensor, prediction: Prediction, y: Tensor) -> Tensor:
-    """Return log p(y | draw s) of real targets, jointly over the targets of a row (S, B)."""
-    assert prediction.noise is not None, "draws of real targets are kept with their variances"
-    means, variances = finite(samples, "predictions"), finite(prediction.noise, "variances")
+    """Return log p(y | draw s) of real targets, summed over the targets of a row (S, B)."""
+    assert prediction.variances is not None, "draws of real targets are kept with their variances"
+    means, variances = finite(samples, "predictions"), finite(prediction.variances, "variances")
     each: Tensor = Normal(means, variances.sqrt()).log_prob(matched(y, prediction.mean))  # type: ignore[no-untyped-call]
     return each.flatten(2).sum(2)
 
 
 def _decompose(samples: Tensor, prediction: Prediction, weights: Tensor) -> Decomposition:
-    """Split the uncertainty of weighted draws; see `uncertainty` for draws that count alike."""
+    """Split the uncertainty of weighted draws; `core.prediction.decompose` has equal weights."""
     mean = average(samples, weights)
-    if prediction.noise is not None:
-        aleatoric = average(prediction.noise, weights)
+    if prediction.variances is not None:
+        aleatoric = average(prediction.variances, weights)
         epistemic = average((samples - mean).square(), weights)
     else:
         aleatoric = average(entropies(samples, prediction), weights)

@@ -1,4 +1,4 @@
-"""Temperature scaling: a prediction that is as sure as it is right."""
+"""Temperature scaling of predictions, fitted on held-out rows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from leanbayes.core.prediction import decompose, Decomposition, Prediction
+from leanbayes.core.prediction import decompose, Decomposition, over_classes, Prediction
 from leanbayes.distributions.likelihoods import Bernoulli, Gaussian
 from leanbayes.metrics._validate import finite, matched
 from leanbayes.metrics.temperature import best_inverse, best_joint_temperature, temper
-from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, entropies, over_classes, UNFITTED
+from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, entropies, UNFITTED
 
 # S draws, B rows, C classes, D targets
 
@@ -20,30 +20,28 @@ Scale = Literal["draws", "mean"]
 
 
 class Temperature:
-    """Temperature scaling: the one number that makes the likelihood of a prediction largest.
+    """Temperature scaling: one number T that maximises the likelihood of a prediction.
 
-    *Classes.* With scale="draws" every draw becomes softmax(log p_s / T), and T minimises the mean of
-    -log mean_s softmax(log p_s / T)_y. The new draws are draws like others: mean, entropies and mutual information
-    follow from them. With scale="mean" the mean becomes softmax(log mean / T), as in `metrics.calibrated_nll`. It can
-    sharpen even where confident draws contradict each other, but no draws average to it: `samples` is None, and the
-    entropy is split into aleatoric and epistemic in its old proportion.
+    *Classes.* With scale="draws" each draw becomes softmax(log p_s / T), and T minimises the mean of
+    -log mean_s softmax(log p_s / T)_y. Mean, entropies and mutual information follow from the new draws. With
+    scale="mean" the mean becomes softmax(log mean / T), as in `metrics.calibrated_nll`. It can sharpen even if
+    confident draws contradict each other. No draws average to it: `samples` is None, and the entropy keeps its
+    proportion of aleatoric and epistemic.
 
-    *Real targets.* T multiplies the standard deviation: the predictive density is stretched around its mean, and every
-    variance grows by T^2. scale="draws" fits the mixture of the draws, scale="mean" the Gaussian of the same mean and
-    variance.
+    *Real targets.* T multiplies the standard deviation, and every variance grows by T^2. scale="draws" fits the mixture
+    of the draws, scale="mean" the Gaussian of the same mean and variance.
 
-    Where the likelihood has no maximum (every answer is right), see `metrics.best_temperature`.
+    If the likelihood has no maximum (every answer is correct), see `metrics.best_temperature`.
 
     Args:
-        scale: what the temperature applies to; None is the draws if the prediction that is fitted has them and they
-            count alike, else the mean.
+        scale: apply the temperature to "draws" or "mean"; None chooses draws if the fitted prediction has them with
+            equal weights, else the mean.
 
     Attributes:
-        temperature: above one for a model that was too sure; None before `fit`.
+        temperature: above one for an overconfident model; None before `fit`.
     """
 
     def __init__(self, scale: Scale | None = None) -> None:
-        """Start without a temperature."""
         if scale not in (None, "draws", "mean"):
             raise ValueError(f"expected scale to be draws, mean or None, got {scale!r}")
         self.scale = scale
@@ -51,7 +49,7 @@ class Temperature:
         self._fitted: tuple[type, Scale] | None = None
 
     def fit(self, prediction: Prediction, y: Tensor) -> Self:
-        """Find the temperature from predictions and targets that trained nothing; returns itself."""
+        """Find the temperature from held-out predictions and targets; return itself."""
         check_prediction(prediction)
         scale: Scale = self.scale or ("draws" if _has_equal_draws(prediction) else "mean")
         if isinstance(prediction.likelihood, Gaussian):
@@ -63,7 +61,7 @@ class Temperature:
         return self
 
     def __call__(self, prediction: Prediction) -> Prediction:
-        """Return the prediction at the temperature that was fitted."""
+        """Return the prediction at the fitted temperature."""
         if self._fitted is None or self.temperature is None:
             raise RuntimeError(UNFITTED.format("Temperature"))
         likelihood, scale = self._fitted
@@ -78,7 +76,7 @@ def _has_equal_draws(prediction: Prediction) -> bool:
 
 
 def _draws(prediction: Prediction, scale: Scale) -> Tensor:
-    """Return what is scaled: the draws (S, B, ...), or the mean as the only one."""
+    """Return the scaled probabilities: the draws (S, B, ...), or the mean (1, B, ...)."""
     if scale == "mean":
         return prediction.mean.unsqueeze(0)
     if prediction.samples is None:
@@ -93,11 +91,8 @@ def _draws(prediction: Prediction, scale: Scale) -> Tensor:
     return prediction.samples
 
 
-# ------------------------------------------------------------------------------- classes
-
-
 def _tempered(prediction: Prediction, temperature: float, scale: Scale) -> Prediction:
-    """Temper every draw, or the mean, and split the uncertainty anew."""
+    """Temper each draw, or the mean, and split the uncertainty again."""
     binary = isinstance(prediction.likelihood, Bernoulli)
     each = [temper(over_classes(draw, prediction), temperature) for draw in _draws(prediction, scale)]
     samples = torch.stack([draw[:, 1] if binary else draw for draw in each])
@@ -110,16 +105,13 @@ def _tempered(prediction: Prediction, temperature: float, scale: Scale) -> Predi
     return replace(prediction, samples=None, weights=None, **changed._asdict())
 
 
-# ------------------------------------------------------------------------------- real targets
-
-
 def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale) -> float:
-    """Return the factor of the standard deviation that makes the density of the targets largest.
+    """Return the factor of the standard deviation that maximises the density of real targets.
 
-    With b = 1 / T, residuals r = y - mean and draws at d_s around the mean, the density of a row is proportional to
+    With b = 1 / T, residuals r = y - mean and draws at offsets d_s from the mean, the density is proportional to
     b^D sum_s exp(-1/2 sum_d (b r - d_s)^2 / v_s) / sqrt(prod_d v_s).
     """
-    noise = prediction.noise if scale == "draws" else None
+    noise = prediction.variances if scale == "draws" else None
     offsets = finite(_draws(prediction, scale) - prediction.mean, "predictions").flatten(2)
     variances = finite(prediction.total[None] if noise is None else noise, "variances").flatten(2)
     residuals = (matched(y, prediction.mean) - prediction.mean.double()).flatten(1)
@@ -134,13 +126,13 @@ def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale) -> float:
 
 
 def _stretched(prediction: Prediction, factor: float) -> Prediction:
-    """Stretch the predictive density around its mean."""
-    samples, noise = prediction.samples, prediction.noise
+    """Stretch the density of real targets around its mean."""
+    samples, noise = prediction.samples, prediction.variances
     return replace(
         prediction,
         total=factor**2 * prediction.total,
         aleatoric=factor**2 * prediction.aleatoric,
         epistemic=factor**2 * prediction.epistemic,
         samples=None if samples is None else prediction.mean + factor * (samples - prediction.mean),
-        noise=None if noise is None else factor**2 * noise,
+        variances=None if noise is None else factor**2 * noise,
     )

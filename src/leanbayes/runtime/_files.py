@@ -12,6 +12,7 @@ It notices every change of one word and almost every exchange of words. It is fo
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -186,6 +187,11 @@ def parse_json(text: str, where: str) -> Any:
         raise ValueError(f"{where} is damaged (its JSON is nested too deeply)") from None
     except ValueError as error:
         raise ValueError(f"{where} is damaged ({error})") from error
+
+
+def finite(number: float) -> float | None:
+    """Return a finite number unchanged, else None: JSON has no nan."""
+    return number if math.isfinite(number) else None
 
 
 def checksum(tensor: Tensor) -> str:

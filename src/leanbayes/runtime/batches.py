@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,12 @@ def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
         came = f"{kind} with the keys {', '.join(map(str, result))}" if isinstance(result, Mapping) else kind
         raise TypeError(f"expected a tensor from the model, got {came}; pass output= to pick one")
     return result
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of a model's first tensor: the CPU if it has none."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return next((tensor.device for tensor in tensors), torch.device("cpu"))
 
 
 def run(model: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -103,6 +103,15 @@ def refuse_shards(parameters: Iterable[Tensor], path: str) -> None:
         )
 
 
+def has_shards(model: nn.Module) -> bool:
+    """Return whether FSDP shards a model or a part of it: its parameters are whole only while that part runs."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return False
+    names = ("FSDPModule", "FullyShardedDataParallel")
+    classes = {kind for module in model.modules() for kind in type(module).__mro__}
+    return any(kind.__name__ in names for kind in classes)
+
+
 def is_shard(tensor: Any) -> bool:
     """Say whether a tensor is a DTensor; where nobody has imported those, which is slow, there are none."""
     homes = map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed._tensor"))  # torch 2.4: the second

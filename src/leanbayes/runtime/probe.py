@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import PackedSequence
 from leanbayes.layers.hooks import HOOKS
 from leanbayes.runtime.batches import Inputs, row_axis, rows_of, tensors_in
 from leanbayes.runtime.distributed import is_shard
-from leanbayes.runtime.passes import Draws, draws, draws_of
+from leanbayes.runtime.passes import draws, members_in, PassState, states_of
 from leanbayes.runtime.rows import Layout, ONE_DRAW, ROWS
 
 FEW = 3
@@ -41,7 +41,7 @@ Calls = dict[str, list[Tensor]]
 class LearnRows:
     """A hook of a converted root: before the first pass over several rows, find out where its layers see them."""
 
-    def __init__(self, state: Draws) -> None:
+    def __init__(self, state: PassState) -> None:
         """Take the state that the layers share."""
         self.state = state
 
@@ -53,10 +53,10 @@ class LearnRows:
 
 def learn_rows_from(model: nn.Module, x: Inputs) -> None:
     """Find out where the layers of a converted model see the rows of x; do nothing if that is known."""
-    if torch.compiler.is_compiling() or all(state.rows_known for state, _ in draws_of(model)):
+    if torch.compiler.is_compiling() or all(state.rows_known for state, _ in states_of(model)):
         return
-    members = model._modules.get("members")
-    if isinstance(members, nn.ModuleList) and isinstance(getattr(model, "draws", None), Draws):
+    members = members_in(model)
+    if members is not None:
         for member in members:  # of an ensemble, each with rows of its own
             learn_rows_from(member, x)
     elif isinstance(x, Mapping):
@@ -76,7 +76,7 @@ def learn_rows(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         return
     if any(map(is_shard, model.parameters())):  # of `fully_shard`: a copy would not have them
         return
-    for state, _ in draws_of(model):
+    for state, _ in states_of(model):
         state.rows_known = True
     layers = _waiting(model)
     if not layers:
@@ -150,7 +150,7 @@ def probe(
     twin = _twin(model)
     attempts = [_Runs(twin, (args, dict(kwargs)), rows, axis, paths, square=square) for square in (True, False)]
     with draws(twin, mean=True):
-        for state, _ in draws_of(twin):
+        for state, _ in states_of(twin):
             state.live = True  # a weight that is read is that of the pass
         found = _first_without_mixed([(runs, n) for runs in attempts for n in dict.fromkeys((min(rows, FEW), rows))])
     return found, {path for path in paths if path in found or getattr(twin.get_submodule(path), "used", False)}

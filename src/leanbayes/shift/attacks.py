@@ -1,12 +1,16 @@
-"""Adversarial inputs: small changes along the gradient of the predictive probability that make a model err.
+"""Adversarial attacks: FGSM, iterative fast sign and PGD, through the draws of a stochastic network.
 
 An attack lowers the probability of the true class, or raises that of a target. With z_s the logits of draw s,
     p(c) = (1/S) sum_s p_s(c),       m_s = z_s(c) - log sum_{k != c} exp z_s(k),       p_s(c) = sigmoid(m_s),
-    grad log p(c) = sum_s p_s (1 - p_s) grad m_s / sum_s p_s;
-"through a draw" has S = 1. Steps have one length, so only the direction of the gradient counts: it is computed as the
-mean of grad m_s with weights p_s (1 - p_s), in logarithms, since 1 - p_s is rounded to zero where a network is sure;
-draw by draw, in memory that does not grow with S. `steps` says how attacks move. The variance paper (section 6.3,
-Figure 2) follows success and entropy step by step, as `Attacked.curve` does.
+    grad log p(c) = sum_s p_s (1 - p_s) grad m_s / sum_s p_s.
+Steps have a fixed length, so only the direction counts: the mean of grad m_s with weights p_s (1 - p_s). Weights are
+computed in logarithms, since 1 - p_s rounds to zero for confident networks, and draw by draw, to save memory.
+
+With direction(g) the change of unit length that raises g . change most,
+    linf:  direction(g) = sign(g),          l2:  direction(g) = g / |g|,
+a step is x <- x + step_size direction(g), followed by a projection into the ball around the clean inputs and into the
+bounds. FGSM is one step (Goodfellow et al., 2015); the iterative fast sign method has several and no ball (the variance
+paper, section 6.3); PGD has several, a ball and a random start (Madry et al., 2018).
 """
 
 from __future__ import annotations
@@ -22,25 +26,18 @@ from torch import nn, Tensor
 
 from leanbayes.core.conversion import own_likelihood, unwrap
 from leanbayes.core.prediction import Prediction
-from leanbayes.core.predictor import distinct_draws, Noise, predict, Source, source_of
+from leanbayes.core.predictor import distinct_draws, FrozenDraws, NoiseOf, predict, Predictor, RowDraws
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._checks import check_choice, check_positive
 from leanbayes.runtime.batches import Output
 from leanbayes.shift.corruptions._random import Streams
 
-# -------------------- steps
-# How an attack moves: steps of one length, the ball it stays in, valid inputs, and the units all three are given in.
-#
-# With direction(g) the change of unit length that raises g . change most,
-#     linf:  direction(g) = sign(g),          l2:  direction(g) = g / |g|,
-# a step is x <- x + step_size direction(g); then x is brought back into the ball around the clean inputs, if there is
-# one, and into the bounds. FGSM is one step (Goodfellow et al., 2015), the iterative fast sign method several without a
-# ball (the variance paper, section 6.3), PGD several with a ball and a random start in it (Madry et al., 2018).
-
+# N rows, C classes
 
 Norm = Literal["linf", "l2"]
 Start = Literal["image", "random"]
 Through = Literal["expectation", "draw"]
+Target = Literal["random", "least_likely"]
 
 ROUNDING = 1e-4
 """Share of the range by which clean inputs may miss the bounds: standardised pixels are rounded."""
@@ -48,22 +45,22 @@ ROUNDING = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """The units u of an attack's numbers: inputs are x = origin + scale u. By default those of the inputs.
+    """The units u of an attack's numbers: inputs are x = origin + scale u. Default: those of the inputs.
 
     Attributes:
         scale: one unit, in inputs; positive, broadcast against one row.
-        origin: where zero lies, in inputs; for bounds.
+        origin: the input at u = 0; for bounds.
     """
 
     scale: Tensor | float = 1.0
     origin: Tensor | float = 0.0
 
     def change(self, amount: float | Tensor, like: Tensor) -> Tensor:
-        """Return a change given in units as a change of inputs."""
+        """Return a change in units as a change of inputs."""
         return torch.as_tensor(self.scale).to(like) * amount
 
     def place(self, value: float, like: Tensor) -> Tensor:
-        """Return a value given in units as an input."""
+        """Return a value in units as an input."""
         return torch.as_tensor(self.origin).to(like) + self.change(value, like)
 
 
@@ -71,38 +68,38 @@ INPUT_UNITS = Units()
 
 
 def pixel_units(mean: Tensor | Sequence[float], std: Tensor | Sequence[float], *, levels: float = 255) -> Units:
-    """Return the units of pixels from 0 to `levels`, for networks that see (pixels / levels - mean) / std.
+    """Return the units of pixels from 0 to `levels`, for networks with inputs (pixels / levels - mean) / std.
 
     Args:
-        mean: of each channel, pixels between 0 and 1; `dataset.mean`.
-        std: of each channel, likewise; `dataset.std`.
+        mean: of each channel, for pixels between 0 and 1; `dataset.mean`.
+        std: of each channel; `dataset.std`.
         levels: 255, or 1 for pixels between 0 and 1.
 
     Example:
         >>> lb.shift.fast_sign(20, 0.5, units=lb.shift.pixel_units(cifar.mean, cifar.std), bounds=(0, 255))
     """
-    centre, spread = (torch.as_tensor(moment).view(-1, 1, 1) for moment in (mean, std))
-    return Units(scale=1 / (levels * spread), origin=-centre / spread)
+    centre, width = (torch.as_tensor(moment).view(-1, 1, 1) for moment in (mean, std))
+    return Units(scale=1 / (levels * width), origin=-centre / width)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """An attack: how far its steps go, and through which draws it looks for the way.
+    """Step lengths of an attack, its region, and the draws that its gradient uses.
 
     Attributes:
         steps: number of steps.
         step_size: length of a step, in `units`.
         epsilon: radius of the ball around the clean inputs, in `units`; None: no ball.
-        norm: in which lengths are measured, "linf" or "l2" (over a row).
-        start: at the clean inputs ("image"), or anywhere in the ball ("random").
+        norm: of all lengths, "linf" or "l2" (over a row).
+        start: the clean inputs ("image"), or a "random" point of the ball.
         bounds: lowest and highest valid input, in `units`; None: any number.
-        units: of the lengths and bounds above; default those of the network's inputs as given.
+        units: of the lengths and bounds above; default those of the network's inputs.
         through: the gradient of log p averaged over `samples` draws ("expectation"), or of one draw a step ("draw").
-        fresh: take other draws in every step; False attacks the same ones again and again.
-        samples: draws of an averaged gradient, and of the predictions by which success is judged.
-        noise: what a draw is, as in `lb.predict`.
-        seed: of the draws, the start and random targets; predictions are judged with the draws of `seed + 1`.
-        batch_size: rows whose gradient is computed at a time.
+        fresh: use new draws in every step; False uses the same ones.
+        samples: draws of an averaged gradient, and of the predictions that measure success.
+        noise: as in `lb.predict`.
+        seed: of the draws, the start and random targets; success is measured with the draws of `seed + 1`.
+        batch_size: rows in one gradient computation.
     """
 
     steps: int
@@ -115,12 +112,11 @@ class Attack:
     through: Through = "expectation"
     fresh: bool = True
     samples: int = 10
-    noise: Noise = "function"
+    noise: NoiseOf = "function"
     seed: int = 0
     batch_size: int = 128
 
     def __post_init__(self) -> None:
-        """Check every field."""
         for name in ("steps", "samples", "batch_size"):
             value = getattr(self, name)
             if not (isinstance(value, int) and value >= 1):
@@ -133,25 +129,25 @@ class Attack:
         self._check_region()
 
     def indices(self, step: int, samples: int) -> range:
-        """Return the numbers of the draws whose gradient step 0, 1, ... follows, out of `samples` different ones."""
+        """Return the draws in the gradient of step 0, 1, ..., out of `samples` different ones."""
         count = 1 if self.through == "draw" else samples
         first = step * count if self.fresh else 0
         return range(first, first + count)
 
     def begin(self, clean: Tensor) -> Tensor:
-        """Return where the attack starts; row i depends on (seed, i) and itself, whatever the other rows are."""
+        """Return the start; row i depends on (seed, i) and itself, not on other rows."""
         if self.start == "image" or self.epsilon is None:
             return clean
         streams = Streams(self.seed, "attack", range(len(clean)), clean.device)
         if self.norm == "linf":
             change = self.epsilon * streams.uniform(*clean.shape[1:], low=-1.0, high=1.0)
-        else:  # uniform in the ball: the share of it within radius r grows as r to the number of dimensions
+        else:  # uniform in the ball: the share within radius r is r to the number of dimensions
             radius = self.epsilon * streams.uniform() ** (1 / clean[0].numel())
             change = per_row(radius, clean) * direction(streams.normal(*clean.shape[1:]), self.norm)
         return self._valid(clean + self.units.change(change.to(clean), clean))
 
     def move(self, x: Tensor, clean: Tensor, gradient: Tensor) -> Tensor:
-        """Return the inputs after one step that raises what `gradient` is the gradient of."""
+        """Return the inputs after one step along `gradient`."""
         unit = self.units.change(1.0, x)
         x = x + unit * self.step_size * direction(unit * gradient, self.norm)
         if self.epsilon is not None:
@@ -159,11 +155,11 @@ class Attack:
         return self._valid(x)
 
     def distance(self, x: Tensor, clean: Tensor) -> Tensor:
-        """Return how far each row has moved (N,), in `norm` and `units`."""
+        """Return the distance of each row from the clean one (N,), in `norm` and `units`."""
         return length((x - clean) / self.units.change(1.0, x), self.norm)
 
     def check_valid(self, clean: Tensor) -> None:
-        """Raise unless clean inputs lie within the bounds."""
+        """Raise unless clean inputs are within the bounds."""
         slack = 0.0 if self.bounds is None else ROUNDING * (self.bounds[1] - self.bounds[0])
         unit = self.units.change(1.0, clean)
         missed = ((self._valid(clean) - clean) / unit).abs().max().item()
@@ -183,7 +179,7 @@ class Attack:
         if self.epsilon is not None:
             check_positive(epsilon=self.epsilon)
         elif self.start == "random":
-            raise ValueError("a random start lies within a ball: expected epsilon to be a positive number, got None")
+            raise ValueError("a random start needs a ball: expected epsilon to be a positive number, got None")
         if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
             raise ValueError(f"expected bounds (lowest, highest) with the first below the second, got {self.bounds}")
 
@@ -196,8 +192,8 @@ def fgsm(epsilon: float, **options: Any) -> Attack:
 def fast_sign(steps: int, step_size: float, **options: Any) -> Attack:
     """Return the iterative fast sign method: steps of a fixed length, no ball; options are those of `Attack`.
 
-    The variance paper takes steps of 0.5, in units that it does not name, and 10 samples. Among pixels from 0 to 255 a
-    step is half a grey level; among standardised ones (CIFAR-10) it is about 32 of them.
+    The variance paper has steps of 0.5 without naming the unit, and 10 samples. For pixels from 0 to 255 a step is
+    half a grey level; for standardised ones (CIFAR-10) it is about 32 levels.
     """
     return Attack(steps=steps, step_size=step_size, **options)
 
@@ -205,19 +201,18 @@ def fast_sign(steps: int, step_size: float, **options: Any) -> Attack:
 def pgd(epsilon: float, steps: int = 10, step_size: float | None = None, **options: Any) -> Attack:
     """Return projected gradient descent: a random start in the ball, and steps that stay in it.
 
-    Steps of 2.5 epsilon / steps, the default, can reach any point of the ball and turn back; options are those of
-    `Attack`.
+    Steps of 2.5 epsilon / steps, the default, can reach any point of the ball. Options are those of `Attack`.
     """
     length = 2.5 * epsilon / steps if step_size is None else step_size
     return Attack(steps=steps, step_size=length, epsilon=epsilon, **{"start": "random", **options})
 
 
 def direction(gradient: Tensor, norm: Norm) -> Tensor:
-    """Return the change of unit length along which each row rises most; zero where the gradient is zero."""
+    """Return the change of unit length along which each row rises most; zero for a zero gradient."""
     if norm == "linf":
         return gradient.sign()
     largest = per_row(length(gradient, "linf"), gradient)
-    scaled = gradient / largest.where(largest > 0, 1.0)  # the squares of small gradients are rounded to zero
+    scaled = gradient / largest.where(largest > 0, 1.0)  # squares of small gradients round to zero
     return scaled / per_row(length(scaled, "l2"), gradient).clamp(min=1.0)
 
 
@@ -235,23 +230,18 @@ def length(change: Tensor, norm: Norm) -> Tensor:
 
 
 def per_row(values: Tensor, like: Tensor) -> Tensor:
-    """Return one number per row (N,) in a shape that goes with the rows."""
+    """Return one number per row (N,) in a shape that broadcasts over the rows."""
     return values.view(-1, *[1] * (like.dim() - 1))
 
 
-# N rows, C classes
-
-Target = Literal["random", "least_likely"]
-
-
 class Iteration(NamedTuple):
-    """What the model says after some steps, judged with draws that the attack has not seen.
+    """The model's predictions after some steps, with draws that the attack has not used.
 
     Attributes:
         step: number of steps taken; 0 is clean.
-        success: share of rows now predicted as the target, or as any class but the true one; of the rows for which
-            that was not so when clean (nan if there is none).
-        accuracy: share of rows predicted right.
+        success: share of rows predicted as the target, or as any class except the true one. Only rows count for which
+            this was not so when clean; nan if there are none.
+        accuracy: share of rows with the correct class.
         entropy: mean entropy of the predictions, in nats.
         epistemic: mean epistemic part of it.
         distance: mean distance from the clean inputs, in the norm and units of the attack.
@@ -267,12 +257,12 @@ class Iteration(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """What an attack made, and what it did.
+    """Adversarial inputs, and the course of the attack.
 
     Attributes:
-        inputs: the adversarial inputs after the last step (N, ...), where the clean ones were.
-        target: the class each row was driven to (N,), None if it was driven away from the true one.
-        prediction: what the model says of `inputs`.
+        inputs: adversarial inputs after the last step (N, ...), on the device of the clean ones.
+        target: the target class of each row (N,); None if any wrong class is a success.
+        prediction: the model's prediction for `inputs`.
         history: one entry before the first step and one after each.
     """
 
@@ -282,7 +272,7 @@ class Attacked:
     history: tuple[Iteration, ...]
 
     def curve(self, name: str) -> list[float]:
-        """Return one figure of `Iteration` step by step, as in Figure 2 of the variance paper."""
+        """Return one field of `Iteration` step by step, as in Figure 2 of the variance paper."""
         return [entry._asdict()[name] for entry in self.history]
 
 
@@ -290,25 +280,25 @@ def attack(
     model: nn.Module,
     x: Tensor,
     y: Tensor,
-    how: Attack,
+    attack: Attack,
     *,
     target: Tensor | Target | None = None,
     likelihood: Likelihood | None = None,
     output: Output | None = None,
 ) -> Attacked:
-    """Attack a model through its draws, and follow its predictions step by step.
+    """Attack a model through its draws, and record its predictions step by step.
 
-    The model is evaluated in eval mode and left as it was, with its modes, gradients and `requires_grad`.
+    The model runs in eval mode; its modes, gradients and `requires_grad` do not change.
 
     Args:
         model: converted, plain (its one draw is itself), or an `lb.Ensemble` of either.
         x: clean inputs of the network (N, ...), floating point.
         y: true classes (N,).
-        how: the attack: `fgsm`, `fast_sign`, `pgd` or an `Attack` of your own.
-        target: classes to drive the rows to (N,), "random" ones other than y, or the "least_likely" other than y;
-            None: away from y.
-        likelihood: how to read outputs; default the model's own, else `Categorical`.
-        output: picks the tensor out of what the model returns.
+        attack: `fgsm`, `fast_sign`, `pgd` or an `Attack` of your own.
+        target: target classes (N,), "random" ones other than y, or the "least_likely" other than y; None: any class
+            other than y.
+        likelihood: default the model's own, else `Categorical`.
+        output: picks the tensor out of the model's output.
 
     Example:
         >>> found = lb.shift.attack(bnn, x, y, lb.shift.fast_sign(20, 0.02), target="random")
@@ -317,62 +307,59 @@ def attack(
     model = unwrap(model)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     _check(x, likelihood)
-    samples = min(how.samples, distinct_draws(model) or how.samples)
+    samples = min(attack.samples, distinct_draws(model) or attack.samples)
 
-    def judged(inputs: Tensor) -> Prediction:
-        seed = how.seed + 1  # draws that the attack does not see
+    def predicted(inputs: Tensor) -> Prediction:
+        seed = attack.seed + 1  # draws that the attack does not use
         return predict(
-            model, inputs, likelihood, samples=samples, seed=seed, keep_samples=False, noise=how.noise, output=output
+            model, inputs, likelihood, samples=samples, seed=seed, keep_samples=False, noise=attack.noise, output=output
         )
 
-    at_first = judged(x.detach())
+    at_first = predicted(x.detach())
     clean = x.detach().to(at_first.mean.device)
-    how.check_valid(clean)
+    attack.check_valid(clean)
     y = _classes(y, at_first, "y")
-    goal = _goal(target, y, at_first, how.seed)
-    scores = _Scores(how, clean, y, goal, at_first)
-    with torch.no_grad():
-        source = source_of(model, how.noise)
-    ascent = _Ascent(source, how, output)
-    moved, prediction, history = how.begin(clean), at_first, [scores(0, clean, at_first)]
-    for step in range(how.steps):
-        draws = how.indices(step, samples)
+    goal = _goal(target, y, at_first, attack.seed)
+    scores = _Scores(attack, clean, y, goal, at_first)
+    ascent = _Ascent(Predictor(model, likelihood, seed=attack.seed, noise=attack.noise, output=output), attack)
+    moved, prediction, history = attack.begin(clean), at_first, [scores(0, clean, at_first)]
+    for step in range(attack.steps):
+        draws = attack.indices(step, samples)
         gradient = -ascent.gradient(moved, y, draws) if goal is None else ascent.gradient(moved, goal, draws)
-        moved = how.move(moved, clean, gradient)
-        prediction = judged(moved)
+        moved = attack.move(moved, clean, gradient)
+        prediction = predicted(moved)
         history.append(scores(step + 1, moved, prediction))
-    driven_to = None if goal is None else goal.to(x.device)
-    return Attacked(moved.to(x.device), driven_to, prediction, tuple(history))
+    return Attacked(moved.to(x.device), None if goal is None else goal.to(x.device), prediction, tuple(history))
 
 
 class _Ascent:
     """Directions in which log mean_s p_s(class) rises most, over named draws."""
 
-    def __init__(self, source: Source, how: Attack, output: Output | None) -> None:
-        self.source, self.how, self.output = source, how, output
+    def __init__(self, predictor: Predictor, attack: Attack) -> None:
+        self.predictor, self.attack = predictor, attack
 
     def gradient(self, x: Tensor, classes: Tensor, indices: range) -> Tensor:
-        """Return the gradient, but for a positive factor per row: draws are folded once, rows go through in batches."""
+        """Return the gradient up to a positive factor per row; each draw is folded once, rows come in batches."""
         total = torch.zeros_like(x)
         log_sum = torch.full((len(x),), -math.inf, dtype=_at_least_float32(x), device=x.device)
         for index in indices:
             with torch.no_grad():
-                self.source.select(self.how.seed, index, None, None)
-            for start in range(0, len(x), self.how.batch_size):
-                rows = slice(start, start + self.how.batch_size)
-                margin, gradient = self._of_draw(x[rows], classes[rows], start)
-                log_factor = F.logsigmoid(margin) + F.logsigmoid(-margin)  # of p (1 - p)
+                draws = self.predictor.select(index).draws
+            for start in range(0, len(x), self.attack.batch_size):
+                rows = slice(start, start + self.attack.batch_size)
+                margin, gradient = self._of_draw(draws, x[rows], classes[rows], start)
+                log_factor = F.logsigmoid(margin) + F.logsigmoid(-margin)  # log p (1 - p)
                 log_sum[rows] = torch.logaddexp(log_sum[rows], log_factor)
                 share = per_row((log_factor - log_sum[rows]).exp(), gradient).to(gradient)
                 total[rows] = total[rows].lerp(gradient, share)
         return total
 
-    def _of_draw(self, x: Tensor, classes: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Return the margin of the class in each row (n,) under the selected draw, and its gradient."""
+    def _of_draw(self, draws: FrozenDraws | RowDraws, x: Tensor, classes: Tensor, start: int) -> tuple[Tensor, Tensor]:
+        """Return the margin m_s of the class in each row (n,), and its gradient."""
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
-            outputs = self.source.run(leaf, (start, start + len(x)), self.output)
-            self.source.forget()  # what was kept belongs to a graph that is used once
+            outputs = draws.run(leaf, (start, start + len(x)), self.predictor.output)
+            draws.forget_outputs()  # cached outputs belong to a graph that is used once
             logits, at = outputs.to(_at_least_float32(outputs)), classes[:, None]
             margin = logits.gather(1, at)[:, 0] - logits.scatter(1, at, -math.inf).logsumexp(1)
             (gradient,) = torch.autograd.grad(margin.sum(), leaf)
@@ -381,9 +368,7 @@ class _Ascent:
 
 @dataclass(frozen=True, eq=False)
 class _Scores:
-    """Figures of one step against the clean inputs."""
-
-    how: Attack
+    attack: Attack
     clean: Tensor
     y: Tensor
     goal: Tensor | None
@@ -397,17 +382,16 @@ class _Scores:
             accuracy=(p.mean.argmax(1) == self.y).float().mean().item(),
             entropy=p.total.mean().item(),
             epistemic=p.epistemic.mean().item(),
-            distance=self.how.distance(x, self.clean).mean().item(),
+            distance=self.attack.distance(x, self.clean).mean().item(),
         )
 
     def _won(self, p: Prediction) -> Tensor:
-        """Say which rows are where the attack wants them."""
         found = p.mean.argmax(1)
         return found != self.y if self.goal is None else found == self.goal
 
 
 def _goal(target: Tensor | Target | None, y: Tensor, clean: Prediction, seed: int) -> Tensor | None:
-    """Return the class each row is driven to, None if away from y."""
+    """Return the target class of each row; None if any class other than y is a success."""
     count = clean.mean.shape[1]
     if target is None:
         return None

@@ -1,4 +1,4 @@
-"""Sweep: the same images clean, and under every corruption at every severity, as a network wants them."""
+"""Sweep over corruptions and severities: the same images as network inputs, clean and corrupted."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from leanbayes.shift.corruptions.severities import Scale, SEVERITIES
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """Which corruptions, at which severities, on which images.
+    """Corruptions, severities and images of a sweep.
 
-    Iterating gives (corruption, severity, inputs of the network), first ("clean", 0, ...), and holds one of them in
-    memory at a time.
+    Iterating yields (corruption, severity, inputs of the network), first ("clean", 0, ...), one at a time.
 
     Attributes:
         images: raw images (N, C, H, W), uint8, or float between 0 and 1.
         y: classes (N,).
-        inputs: turns raw images into what the network takes; usually `dataset.inputs`.
+        inputs: turns raw images into inputs of the network; usually `dataset.inputs`.
         corruptions: names, from `all_names()`.
         severities: from 1 to 5.
         seed: of the corruptions.
-        scale: whose constants, as in `corrupt`.
+        scale: of the constants, as in `corrupt`.
     """
 
     images: Tensor
@@ -38,7 +37,6 @@ class Shift:
     scale: Scale | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would fail in the middle of a sweep."""
         if len(self.images) != len(self.y):
             raise ValueError(f"expected one class per image, got {len(self.images)} images and {len(self.y)} classes.")
         unknown = [name for name in self.corruptions if name not in all_names()]
@@ -52,7 +50,6 @@ class Shift:
         return 1 + len(self.corruptions) * len(self.severities)
 
     def __iter__(self) -> Iterator[tuple[str, int, Tensor]]:
-        """Yield (corruption, severity, inputs)."""
         yield "clean", 0, self.inputs(self.images)
         for name in self.corruptions:
             for severity in self.severities:
@@ -61,8 +58,7 @@ class Shift:
     def corrupted(self, name: str, severity: int) -> Tensor:
         """Return the raw images under one corruption, in their own size.
 
-        Images below 28 pixels are enlarged and corrupted there; the change, not the enlarged image, is averaged back:
-        the blur of the way there and back is no corruption.
+        Images below 28 pixels are enlarged and corrupted. Only the change is averaged back: resizing itself would blur.
         """
         if min(self.images.shape[2:]) >= SMALLEST:
             return corrupt(self.images, name, severity, seed=self.seed, scale=self.scale)

@@ -1,9 +1,9 @@
-"""Batches on the training device: from tensors in memory, from a Dataset, or from somebody's DataLoader.
+"""Batches on the training device, from tensors in memory, a Dataset or a DataLoader.
 
-The rows of an epoch are a permutation that depends on the seed and the epoch alone. A batch is global: process r of W
-takes its rows r, r + W, r + 2 W, ... (docs/design/0006). Every row is in one batch of an epoch, except that the last,
-incomplete batch is cut to a multiple of W rows, and left out if fewer than two remain for a process, which batch norms
-could not train on: at most 2 W - 1 rows, other ones in every epoch.
+The order of rows in an epoch depends on the seed and the epoch alone. A batch is global: process r of W takes its rows
+r, r + W, r + 2 W, ... (docs/design/0006). Every row is in one batch of an epoch. The last, incomplete batch is the
+exception: it is cut to a multiple of W rows, and left out if a process would have fewer than two, since batch norms
+need two. That leaves out at most 2 W - 1 rows, different ones in every epoch.
 """
 
 from __future__ import annotations
@@ -20,53 +20,41 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from leanbayes.runtime.batches import Inputs, leading_rows, map_rows, slice_rows, to_device
+from leanbayes.runtime.batches import Inputs, leading_rows, map_rows, slice_rows, tensors_in, to_device
 from leanbayes.training.recipe import Recipe
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Batch = tuple[Inputs, Tensor]
 
 SHARE_OF_FREE_MEMORY = 0.25
-"""Tensors up to this share of a GPU's free memory are put there whole; larger ones send batches."""
+"""Tensors up to this share of a GPU's free memory are moved there whole; of larger ones, single batches."""
 
 BYTES_AT_ONCE = {"cuda": 2**25}
-"""Bytes of batches that are gathered and augmented together on a GPU, which is slow to start small work."""
+"""Bytes of batches gathered and augmented together on a GPU, which is slow to start small work."""
 
 ROWS_AT_ONCE = 1024
-"""Rows of a block outside of training, where no gradient needs memory."""
+"""Rows of a block without gradients."""
 
 FEWEST_ROWS = 2
-"""Rows that a process must have of a batch: one row has no batch statistics."""
+"""Fewest rows of a batch in a process: one row has no batch statistics."""
 
 
 class Batches(Protocol):
-    """Where batches come from.
-
-    Attributes:
-        rows: number of rows of the whole set, in all processes.
-        steps: batches of an epoch.
-    """
+    """A source of batches: `rows` of the whole set, in all processes, and `steps`, the batches of an epoch."""
 
     rows: int
     steps: int
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield this process's part of the batches of an epoch, augmented; the same ones whenever it is asked."""
+        """Yield this process's rows of the batches of an epoch, augmented; the same at every call."""
 
     def in_order(self) -> Iterator[Batch]:
-        """Yield every row of this process once, as it is; all processes together have each row once."""
+        """Yield every row of this process once, unchanged; all processes together have each row once."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a batch goes, and what is done to it there.
-
-    Attributes:
-        device: of the training.
-        rank: of this process.
-        world: number of processes.
-        recipe: whose batch size, seed, augmentation and memory order are used.
-    """
+    """The device and process of a batch, and the recipe for its size, order, augmentation and memory order."""
 
     device: torch.device
     rank: int
@@ -83,7 +71,7 @@ class Placement:
         return x, y
 
     def generator(self, epoch: int) -> torch.Generator:
-        """Return what augments an epoch: other images in each process, whatever noise the network draws."""
+        """Return the generator that augments an epoch: its own in each process, independent of the network's noise."""
         return seeded(self.device, self.recipe.seed, "augment", epoch, self.rank)
 
     def order(self, rows: int, epoch: int) -> Tensor:
@@ -92,7 +80,7 @@ class Placement:
         return torch.randperm(rows, generator=seeded(cpu, self.recipe.seed, "order", epoch), device=cpu)
 
     def spans(self, rows: int) -> list[tuple[int, int]]:
-        """Return where the global batches of an epoch begin and end in its permutation."""
+        """Return the begin and end of each global batch in the permutation of an epoch."""
         size, last = self.recipe.batch_size, rows % self.recipe.batch_size
         spans = [(start, start + size) for start in range(0, rows - last, size)]
         if last // self.world >= FEWEST_ROWS:
@@ -101,23 +89,22 @@ class Placement:
 
 
 class TensorBatches:
-    """Rows of tensors that lie on the device, or stay where they are if they are too large for it."""
+    """Rows of tensors that are on the device, or stay where they are if they are too large."""
 
     def __init__(self, x: Inputs, y: Tensor, placement: Placement) -> None:
-        """Move the tensors once."""
         self.rows = _common_rows(x, y)
         self.placement = placement
         self.spans = placement.spans(self.rows)
         self.steps = len(self.spans)
-        size = _bytes(x) + y.nbytes
-        fits = size <= SHARE_OF_FREE_MEMORY * _free_memory(placement.device)
+        size = sum(tensor.nbytes for tensor in tensors_in((x, y)))
+        device = placement.device
+        fits = device.type != "cuda" or size <= SHARE_OF_FREE_MEMORY * torch.cuda.mem_get_info(device)[0]
         batch = size * placement.recipe.batch_size // max(1, self.rows)
-        self.at_once = max(1, BYTES_AT_ONCE.get(placement.device.type, 0) // max(1, batch))
-        self.x: Inputs = to_device(x, placement.device) if fits else x
-        self.y = y.to(placement.device) if fits else y
+        self.at_once = max(1, BYTES_AT_ONCE.get(device.type, 0) // max(1, batch))
+        self.x: Inputs = to_device(x, device) if fits else x
+        self.y = y.to(device) if fits else y
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch, gathered where the tensors lie, several at once."""
         here, generator = self.placement, self.placement.generator(number)
         order = here.order(self.rows, number).to(self.y.device)
         for first in range(0, self.steps, self.at_once):
@@ -132,7 +119,6 @@ class TensorBatches:
                 start = stop
 
     def in_order(self) -> Iterator[Batch]:
-        """Yield large blocks of this process's rows."""
         rank, world = self.placement.rank, self.placement.world
         for start in range(rank, self.rows, ROWS_AT_ONCE * world):
             rows = slice(start, start + ROWS_AT_ONCE * world, world)
@@ -140,76 +126,67 @@ class TensorBatches:
 
 
 class DatasetBatches:
-    """Items of a map-style Dataset, of which each process reads its own.
+    """Items of a map-style Dataset; each process reads its own.
 
-    A Dataset with a method `set_epoch` is told the epoch first, as torch's samplers are: one that draws at random
-    (`lb.data.OneAnnotator`) then draws the same when training is resumed.
+    The method `set_epoch` of a Dataset, if any, is called first, as for torch's samplers. Then a Dataset that draws at
+    random (`lb.data.OneAnnotator`) draws the same in a resumed training.
     """
 
     def __init__(self, dataset: Dataset[Any], placement: Placement) -> None:
-        """Count the rows."""
         self.dataset, self.placement = dataset, placement
         self.rows = _length(dataset)
         self.spans = placement.spans(self.rows)
         self.steps = len(self.spans)
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch."""
         here = self.placement
-        tell = getattr(self.dataset, "set_epoch", None)
-        if tell is not None:
-            tell(number)
+        if (set_epoch := getattr(self.dataset, "set_epoch", None)) is not None:
+            set_epoch(number)
         order = here.order(self.rows, number).tolist()
         chosen = [order[start + here.rank : stop : here.world] for start, stop in self.spans]
         return self._load(chosen, here.generator(number))
 
     def in_order(self) -> Iterator[Batch]:
-        """Yield blocks of this process's rows."""
         mine = range(self.placement.rank, self.rows, self.placement.world)
         size = self.placement.recipe.batch_size
         return self._load([list(mine[start : start + size]) for start in range(0, len(mine), size)], None)
 
     def _load(self, chosen: list[list[int]], generator: torch.Generator | None) -> Iterator[Batch]:
-        # A generator of its own: a loader without one takes a seed from torch's, out of which the noise comes.
-        loader = DataLoader(self.dataset, batch_sampler=chosen, generator=torch.Generator())
-        for item in loader:
+        # A generator of its own: otherwise a loader takes its seed from torch's, and changes the noise.
+        for item in DataLoader(self.dataset, batch_sampler=chosen, generator=torch.Generator()):
             yield self.placement.put(*_pair(item), generator)
 
 
 class LoaderBatches:
-    """The batches of somebody's DataLoader, in its own order; each process reads all and takes its rows of each.
+    """The batches of a DataLoader in its own order; each process reads all of them and takes its rows of each.
 
-    A loader with a generator has it seeded anew in every epoch, so that a resumed training sees the same batches.
+    A loader's generator is seeded in every epoch, so that a resumed training sees the same batches.
     """
 
     def __init__(self, loader: DataLoader[Any], placement: Placement) -> None:
-        """Count the rows and the batches."""
         self.loader, self.placement = loader, placement
         self.steps = _length(loader)
         drawn = loader.sampler if isinstance(loader.sampler, Sized) else loader.dataset
         self.rows = min(_length(loader.dataset), len(cast(Sized, drawn)))
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """Yield the batches of an epoch, each cut to a multiple of the processes."""
-        generator, own = self.placement.generator(number), self.loader.generator
-        if isinstance(own, torch.Generator):
-            own.set_state(seeded(torch.device("cpu"), self.placement.recipe.seed, "loader", number).get_state())
-        world = self.placement.world
-        for item in self.loader:
-            x, y = _pair(item)
-            if len(y) >= world:
-                yield self._mine(x, y, len(y) - len(y) % world, generator)
+        if isinstance(self.loader.generator, torch.Generator):
+            seed = seeded(torch.device("cpu"), self.placement.recipe.seed, "loader", number)
+            self.loader.generator.set_state(seed.get_state())
+        return self._load(self.placement.generator(number))
 
     def in_order(self) -> Iterator[Batch]:
-        """Yield this process's rows of every batch."""
+        return self._load(None)
+
+    def _load(self, generator: torch.Generator | None) -> Iterator[Batch]:
+        """Yield this process's rows of each batch; in training, as many as the other processes have."""
+        rank, world = self.placement.rank, self.placement.world
         for item in self.loader:
             x, y = _pair(item)
-            if len(y) > self.placement.rank:
-                yield self._mine(x, y, len(y), None)
-
-    def _mine(self, x: Inputs, y: Tensor, stop: int, generator: torch.Generator | None) -> Batch:
-        rows = slice(self.placement.rank, stop, self.placement.world)
-        return self.placement.put(map_rows(x, len(y), itemgetter(rows)), y[rows], generator)
+            stop = len(y) if generator is None else len(y) - len(y) % world
+            if stop > rank:
+                rows = slice(rank, stop, world)
+                yield self.placement.put(map_rows(x, len(y), itemgetter(rows)), y[rows], generator)
 
 
 def training_batches(data: Data, placement: Placement) -> Batches:
@@ -224,24 +201,24 @@ def training_batches(data: Data, placement: Placement) -> Batches:
 
 
 def batches_of(data: Data, placement: Placement) -> Batches:
-    """Return the batches of whatever was given as data."""
+    """Return the batches of any kind of data."""
     if isinstance(data, DataLoader):
         return LoaderBatches(data, placement)
     if isinstance(data, Dataset):
         return DatasetBatches(data, placement)
     if isinstance(data, (tuple, list)) and len(data) == 2:
-        return TensorBatches(*_tensors(*data), placement)
+        return TensorBatches(*data, placement)
     raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {_described(data)}")
 
 
 def groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """Yield so many batches at a time, and in the end what is left."""
+    """Yield lists of `size` batches; the last one may be shorter."""
     while group := list(islice(batches, size)):
         yield group
 
 
 def seeded(device: torch.device, *name: object) -> torch.Generator:
-    """Return a generator that is seeded by a name; a hash keeps neighbouring names independent."""
+    """Return a generator seeded by a name; a hash makes similar names independent."""
     digest = hashlib.blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
 
@@ -262,7 +239,7 @@ def _pair(item: Any) -> Batch:
 
 
 def _described(data: object) -> str:
-    """Say what came; of several items, what to do with them."""
+    """Describe data of a wrong kind; for several items, add a remedy."""
     kind = type(data).__name__
     if not isinstance(data, (tuple, list)):
         return kind
@@ -270,18 +247,14 @@ def _described(data: object) -> str:
     return f"{items}; nest several inputs, as in ((a, b), y)" if len(data) > 2 else items
 
 
-def _tensors(x: Any, y: Any) -> Batch:
-    if not isinstance(y, Tensor) or leading_rows(x) is None:
+def _common_rows(x: Any, y: Any) -> int:
+    rows = leading_rows(x)
+    if not isinstance(y, Tensor) or rows is None:
         raise TypeError(
             f"expected a pair (inputs, targets) of tensors, got {type(x).__name__} and {type(y).__name__}; "
             "torch.as_tensor makes tensors of arrays"
         )
-    return x, y
-
-
-def _common_rows(x: Inputs, y: Tensor) -> int:
-    rows = leading_rows(x)
-    if rows is None or rows != len(y):
+    if rows != len(y):
         raise ValueError(
             f"expected as many inputs as targets, got {rows} and {len(y)}, counted on the first axis; give rows there"
         )
@@ -295,19 +268,3 @@ def _length(data: object) -> int:
         raise TypeError(
             f"expected data whose number of rows is known, {type(data).__name__} has no len(); the KL is spread over it"
         ) from error
-
-
-def _bytes(x: Any) -> int:
-    total = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal total
-        total += tensor.nbytes
-        return tensor
-
-    map_rows(x, leading_rows(x) or 0, count)
-    return total
-
-
-def _free_memory(device: torch.device) -> float:
-    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float("inf")

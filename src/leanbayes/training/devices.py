@@ -1,16 +1,19 @@
-"""Lightning Fabric, and all we want of it: which device, how many processes, how they start and talk."""
+"""Lightning Fabric: the device, the processes, how they start and communicate."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import launched, rank_and_world
+from leanbayes.runtime.twins import modes_restored
 from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.recipe import Recipe
 
@@ -18,12 +21,13 @@ PACKAGES = ("lightning_fabric", "lightning.fabric")
 
 
 def launch(recipe: Recipe) -> Any:
-    """Return a Fabric whose processes run.
+    """Return a Fabric with running processes.
 
-    Under `torchrun` and Slurm the processes are there already, and their number is the launcher's. Otherwise, with
-    several devices, the script that called `fit` is started again for each further device, as Fabric does it.
+    Under `torchrun` and Slurm the processes exist already; the launcher sets their number. Otherwise, with several
+    devices, Fabric starts the script that called `fit` again for each further device.
     """
-    devices, nodes = _counts(recipe)
+    launcher = launched()
+    devices, nodes = (recipe.devices, recipe.nodes) if launcher is None else (launcher.devices, launcher.nodes)
     fabric = _fabric_class()(
         accelerator=recipe.accelerator,
         devices=devices,
@@ -40,20 +44,36 @@ def launch(recipe: Recipe) -> Any:
     return fabric
 
 
+@contextmanager
+def moved(model: nn.Module, device: torch.device, *, channels_last: bool) -> Iterator[None]:
+    """Move a model to a device inside the context; afterwards back, in the modes it had."""
+    home = device_of(model)
+    with modes_restored(model):
+        model.to(device)
+        if channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        try:
+            yield
+        finally:
+            model.to(home)
+            if channels_last:
+                model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
 def share_buffers(fabric: Any, module: nn.Module) -> None:
-    """Give every process the buffers of the first: batch norms collect statistics of their own rows."""
+    """Give every process the buffers of the first: batch norms take statistics of their own rows."""
     if fabric.world_size > 1:
         for buffer in module.buffers():
             distributed.broadcast(buffer, 0)
 
 
 def not_shared(module: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which processes keep their gradients to themselves; the next one outside shares them all."""
+    """Return a context in which gradients are not averaged; the next backward outside averages the sums."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
 def on_first(fabric: Any, action: Callable[[], None]) -> None:
-    """Let the first process do something for all; if it fails, all raise the same error instead of waiting for it."""
+    """Call `action` in the first process; if it fails, all processes raise its error."""
     problem: str | None = None
     if fabric.is_global_zero:
         try:
@@ -66,7 +86,7 @@ def on_first(fabric: Any, action: Callable[[], None]) -> None:
 
 
 def first_answer(fabric: Any, answer: str | None) -> str | None:
-    """Return the answer of the first process that has one."""
+    """Return the first answer, by rank, that is not None."""
     if fabric.world_size == 1:
         return answer
     answers: list[str | None] = [None] * fabric.world_size
@@ -75,20 +95,14 @@ def first_answer(fabric: Any, answer: str | None) -> str | None:
 
 
 def _check_joined(fabric: Any, count: int) -> None:
-    """Refuse processes that have joined without Fabric: it would train them apart, or start others of its own."""
+    """Reject processes that joined without Fabric: it would train them separately, or start more."""
     joined = rank_and_world()[1]
     if joined > 1 and (joined != count or not fabric.strategy.cluster_environment.creates_processes_externally):
         raise ValueError(
             f"expected processes that torchrun, Slurm or fit itself started, got {joined} that have joined by "
-            "themselves; use torchrun, or say in the environment who they are, as it does (RANK, LOCAL_RANK, "
-            "WORLD_SIZE, LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID)"
+            "themselves; use torchrun, or set the variables that it sets (RANK, LOCAL_RANK, WORLD_SIZE, "
+            "LOCAL_WORLD_SIZE, TORCHELASTIC_RUN_ID)"
         )
-
-
-def _counts(recipe: Recipe) -> tuple[int, int]:
-    """Return devices a machine, and machines."""
-    launch = launched()
-    return (recipe.devices, recipe.nodes) if launch is None else (launch.devices, launch.nodes)
 
 
 def _fabric_class() -> Any:

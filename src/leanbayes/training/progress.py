@@ -1,187 +1,47 @@
-"""What the user sees during training: a bar with the time left on a terminal, a few lines elsewhere, on stderr."""
+"""Progress of a training: the `History` of its epochs, and on stderr a bar on a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+from typing_extensions import override
 
 from leanbayes.runtime.display import cell, counted, html_table, text_table
 
-LINES = 10
-"""Lines that a training writes where there is no terminal."""
-
-REFRESHES = 10
-"""How often a second a bar moves."""
-
-
-class Display(Protocol):
-    """Something that shows how far training is. Progress is in epochs, of all members of an ensemble together."""
-
-    def begin(self, done: float) -> None:
-        """Training begins, or goes on, after `done` epochs."""
-
-    def step(self, done: float, values: dict[str, Any]) -> None:
-        """Some steps were made."""
-
-    def epoch(self, done: float, values: dict[str, Any]) -> None:
-        """An epoch has ended."""
-
-
-class Nothing:
-    """Shows nothing."""
-
-    def begin(self, done: float) -> None:
-        """Show nothing."""
-
-    def step(self, done: float, values: dict[str, Any]) -> None:
-        """Show nothing."""
-
-    def epoch(self, done: float, values: dict[str, Any]) -> None:
-        """Show nothing."""
-
-
-class Lines:
-    """Writes a line after every tenth of the training."""
-
-    def __init__(self, epochs: int) -> None:
-        """Start the clock."""
-        self.epochs = epochs
-        self.begin(0)
-
-    def begin(self, done: float) -> None:
-        """Start the clock again."""
-        self.done, self.clock = done, time.monotonic()
-
-    def step(self, done: float, values: dict[str, Any]) -> None:
-        """Wait for the end of the epoch."""
-
-    def epoch(self, done: float, values: dict[str, Any]) -> None:
-        """Write a line if it is due."""
-        every = max(1, round(self.epochs / LINES))
-        if round(done) % every and round(done) != self.epochs:
-            return
-        each = (time.monotonic() - self.clock) / max(1e-9, done - self.done)
-        left = duration(each * (self.epochs - done))
-        sys.stderr.write(f"epoch {round(done)} of {self.epochs}: {describe(values)}, {left} left\n")
-        sys.stderr.flush()
-
-
-class Bar:
-    """A bar of rich's, with the values of the last look beside it."""
-
-    def __init__(self, bar: Any, epochs: int) -> None:
-        """Take an open bar."""
-        self.bar, self.epochs = bar, epochs
-        self.next = 0.0
-        self.task = bar.add_task("", total=epochs, epoch=f"0 of {epochs}")
-
-    def begin(self, done: float) -> None:
-        """Set the bar, and estimate the time left from here on."""
-        self.bar.reset(self.task, completed=done, total=self.epochs)
-
-    def step(self, done: float, values: dict[str, Any]) -> None:
-        """Move the bar, unless it has just moved."""
-        now = time.monotonic()
-        if now < self.next:
-            return
-        self.next = now + 1 / REFRESHES
-        epoch = f"{min(self.epochs, int(done) + 1)} of {self.epochs}"
-        self.bar.update(self.task, completed=done, description=describe(values), epoch=epoch)
-
-    def epoch(self, done: float, values: dict[str, Any]) -> None:
-        """Move the bar to the end of the epoch."""
-        self.bar.update(self.task, completed=done, description=describe(values))
-
-
-@contextmanager
-def display(epochs: int, *, shown: bool) -> Iterator[Display]:
-    """Open what suits the place: a bar, lines, or nothing."""
-    if not shown:
-        yield Nothing()
-        return
-    bar = _rich_bar() if sys.stderr.isatty() else None
-    if bar is None:
-        yield Lines(epochs)
-        return
-    with bar:
-        yield Bar(bar, epochs)
-
-
-def describe(values: dict[str, Any]) -> str:
-    """Say in a few words how an epoch goes."""
-    shown = [f"{name} {values[name]:.4g}" for name in ("loss", "kl", "lr") if name in values]
-    shown += [
-        f"{name.replace('_', ' ')} {value:.4g}"
-        for name, value in values.items()
-        if name.startswith("valid_") and value is not None
-    ]
-    if "rows_per_second" in values:
-        shown.append(f"{values['rows_per_second']:.0f} rows/s")
-    return ", ".join(shown)
-
-
-def duration(seconds: float) -> str:
-    """Write a time as people say it: 42 s, 3 min 20 s, 2 h 5 min."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _rich_bar() -> Any:
-    """Return rich's bar, or None where rich is not installed."""
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-    except ModuleNotFoundError:
-        return None
-    return Progress(
-        TextColumn("epoch {task.fields[epoch]}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.description}"),
-        TimeRemainingColumn(),
-        TextColumn("left"),
-        console=Console(stderr=True),
-    )
-
-
-# -------------------- history
-# `History`: what happened in each epoch, as JSON can hold it.
-
-
-ENDS = 3
-"""Epochs that are shown at the beginning and at the end."""
-MACHINE = ("seconds", "peak_memory_mb")
-"""Columns that say what it took, not how it went."""
+LINES = 10  # of a training where there is no terminal
+REFRESHES = 10  # of a bar per second
+ENDS = 3  # epochs that a table shows at its beginning and at its end
+COSTS = ("seconds", "peak_memory_mb")  # columns that a table leaves out
 
 
 class History(list[dict[str, Any]]):
-    """One row an epoch.
+    """One row per epoch.
 
     A row has epoch (from 1), loss, nll and kl (means over the rows seen), beta and lr (of the last step), seconds (of
-    the training steps), peak_memory_mb, and with validation data valid_nll and valid_accuracy or valid_rmse; rows of an
-    ensemble have member, too.
+    the training steps) and peak_memory_mb. With validation data it also has valid_nll, and valid_accuracy or
+    valid_rmse. Rows of an ensemble have member, too.
     """
 
     @property
     def seconds(self) -> float:
-        """Time spent on training steps, in all runs that a resumed training consists of."""
+        """Time spent on training steps, in all runs of a resumed training."""
         return float(sum(row["seconds"] for row in self))
 
+    @property
+    def peak_memory_mb(self) -> float:
+        """Largest memory: allocated on a GPU; on a CPU, resident of the whole process."""
+        return float(max((row["peak_memory_mb"] for row in self), default=0.0))
+
     def __repr__(self) -> str:
-        """Return a short table: the first and the last epochs."""
         heads, rows = self._table()
         return f"{self._title()}\n{text_table(heads, rows)}" if rows else self._title()
 
     def _repr_html_(self) -> str:
-        """Return the same table for notebooks."""
         return html_table(self._title(), *self._table())
 
     def _title(self) -> str:
@@ -189,17 +49,110 @@ class History(list[dict[str, Any]]):
         return f"History({counted(len(self), 'epoch')}{f', {seconds:.1f} s' if self else ''})"
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        """Return the heads and the rows to show, with dots where some are left out."""
-        heads = [head for head in dict.fromkeys(head for row in self for head in row) if head not in MACHINE]
+        """Return heads and rows, with dots for those left out."""
+        heads = [head for head in dict.fromkeys(head for row in self for head in row) if head not in COSTS]
         rows = [[cell(row.get(head)) for head in heads] for row in self]
         if len(rows) > 2 * ENDS + 1:
             rows = [*rows[:ENDS], ["..." for _ in heads], *rows[-ENDS:]]
         return heads, rows
 
-    @property
-    def peak_memory_mb(self) -> float:
-        """Largest memory: allocated on a GPU; on a CPU, resident of the whole process."""
-        return float(max((row["peak_memory_mb"] for row in self), default=0.0))
+
+class Display:
+    """Shows nothing. Progress is in epochs, over all members of an ensemble."""
+
+    def begin(self, done: float) -> None:
+        """Start or resume after `done` epochs."""
+
+    def step(self, done: float, values: dict[str, Any]) -> None:
+        """Show a step."""
+
+    def epoch(self, done: float, values: dict[str, Any]) -> None:
+        """Show the end of an epoch."""
+
+
+class Lines(Display):
+    """Writes a line after every tenth of the work."""
+
+    def __init__(self, epochs: int, unit: str = "epoch") -> None:
+        self.epochs, self.unit = epochs, unit
+        self.begin(0)
+
+    @override
+    def begin(self, done: float) -> None:
+        self.done, self.last, self.clock = done, done, time.monotonic()
+
+    @override
+    def epoch(self, done: float, values: dict[str, Any]) -> None:
+        every = max(1, round(self.epochs / LINES))
+        if int(done / every) == int(self.last / every) and round(done) != self.epochs:
+            return
+        self.last = done
+        each = (time.monotonic() - self.clock) / max(1e-9, done - self.done)
+        left = duration(each * (self.epochs - done))
+        described = f": {describe(values)}" if values else ""
+        sys.stderr.write(f"{self.unit} {round(done):,} of {self.epochs:,}{described}, {left} left\n")
+        sys.stderr.flush()
+
+
+class Bar(Display):
+    """A progress bar of rich, with the latest values next to it."""
+
+    def __init__(self, bar: Any, epochs: int) -> None:
+        self.bar, self.epochs = bar, epochs
+        self.next = 0.0
+        self.task = bar.add_task("", total=epochs, epoch=f"0 of {epochs}")
+
+    @override
+    def begin(self, done: float) -> None:
+        self.bar.reset(self.task, completed=done, total=self.epochs)  # the time left is estimated from here
+
+    @override
+    def step(self, done: float, values: dict[str, Any]) -> None:
+        now = time.monotonic()
+        if now < self.next:
+            return
+        self.next = now + 1 / REFRESHES
+        epoch = f"{min(self.epochs, int(done) + 1)} of {self.epochs}"
+        self.bar.update(self.task, completed=done, description=describe(values), epoch=epoch)
+
+    @override
+    def epoch(self, done: float, values: dict[str, Any]) -> None:
+        epoch = f"{round(done)} of {self.epochs}"
+        self.bar.update(self.task, completed=done, description=describe(values), epoch=epoch)
+
+
+@contextmanager
+def display(epochs: int, *, shown: bool, unit: str = "epoch") -> Iterator[Display]:
+    """Open a bar on a terminal, lines elsewhere, or nothing; `unit` is the name of a step of the work."""
+    if not shown:
+        yield Display()
+        return
+    bar = _rich_bar(unit) if sys.stderr.isatty() else None
+    if bar is None:
+        yield Lines(epochs, unit)
+        return
+    with bar:
+        yield Bar(bar, epochs)
+
+
+def describe(values: dict[str, Any]) -> str:
+    """Return title, loss, KL, rate, validation scores and speed in a few words."""
+    shown = [values["title"]] if "title" in values else []
+    shown += [f"{name} {values[name]:.4g}" for name in ("loss", "kl", "lr") if name in values]
+    valid = {name: value for name, value in values.items() if name.startswith("valid_") and value is not None}
+    shown += [f"{name.replace('_', ' ')} {value:.4g}" for name, value in valid.items()]
+    if "rows_per_second" in values:
+        shown.append(f"{values['rows_per_second']:.0f} rows/s")
+    return ", ".join(shown)
+
+
+def duration(seconds: float) -> str:
+    """Write a time in usual units: 42 s, 3 min 20 s, 2 h 5 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def peak_memory_mb(device: torch.device) -> float:
@@ -214,6 +167,18 @@ def peak_memory_mb(device: torch.device) -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def finite(number: float) -> float | None:
-    """Return a number as JSON can hold it, which has no nan."""
-    return number if math.isfinite(number) else None
+def _rich_bar(unit: str) -> Any:
+    """Return a bar of rich, or None where rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    except ModuleNotFoundError:
+        return None
+    return Progress(
+        TextColumn(f"{unit} {{task.fields[epoch]}}"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=Console(stderr=True),
+    )

@@ -1,4 +1,8 @@
-"""`Recipe`: how to train, every field a flag of the command line."""
+"""`Recipe`: how to train, each field a flag of the command line; and its schedules.
+
+Schedules are pure functions of the progress t, in epochs: `rate(recipe, t)` = warm-up(t) * schedule(t) is a factor of
+the learning rate, `beta(recipe, t)` the weight of the KL.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +23,13 @@ Augment = Literal["none", "flip", "crop", "crop_flip"]
 Precision = Literal["32-true", "bf16-mixed"]
 
 HIGHEST_ADAM_RATE = 0.1
-"""Adam moves every weight by about its rate at every step: from here on it only destroys."""
+"""Adam moves every weight by about its rate at every step: higher rates only destroy."""
 
-LATER = {"accumulate": 1, "freeze": False}
-"""Fields that are younger than kept results, with their defaults, which go unsaid: the results keep their identity."""
+OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False}
+"""Fields that `Recipe.fields` leaves out at these defaults: stored results are older and keep their job ids."""
+
+LINEAR_START, LINEAR_END, LINEAR_FLOOR = 0.5, 0.9, 0.01
+"""The linear schedule of the implicit-nodes paper: from half of the epochs down to 1 % at nine tenths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,37 +39,37 @@ class Recipe:
     Attributes:
         epochs: passes over the training set.
         batch_size: rows of a batch, of all processes together.
-        accumulate: batches of a step: their gradients are averaged row by row, as if they were one batch, before the
-            optimiser moves; the KL counts once. Components are balanced, and batch norms look, in each of them.
+        accumulate: batches per optimiser step. Their gradients are averaged by rows, as if they were one batch; the KL
+            counts once. Components are balanced, and batch norms take statistics, within each batch.
         optimizer: "sgd" with Nesterov momentum, or "adam".
         lr: learning rate of the weights; for Adam, 1e-3 is usual.
         posterior_lr: learning rate of the posterior; None is `lr`.
         momentum: of SGD.
         weight_decay: of the weights; posteriors do not decay.
         schedule: "cosine" to zero; "step" by `decay` at each of `milestones`; "linear", constant for half of the
-            epochs, then down to 1 % at nine tenths of them; "straight" down to zero; "constant".
-        posterior_schedule: "same" as the weights', or "constant" (as the implicit-nodes paper has it).
+            epochs, then down to 1 % at nine tenths of them; "straight", a line to zero; "constant".
+        posterior_schedule: "same" as the weights', or "constant" (as in the implicit-nodes paper).
         milestones: epochs of the steps; () is 30, 60 and 80 % of the epochs.
         decay: factor of each step.
         warmup_epochs: over which the rate rises from zero.
         beta: weight of the KL; 1 is the evidence lower bound.
         anneal_epochs: over which the KL's weight rises from zero, counted from the conversion.
-        tile: give every row to every component (K times the work) instead of dealing the rows out.
+        tile: give every row to every component (K times the work) instead of one component per row.
         tile_last_epochs: do so in the last epochs only.
         samples: draws for each row.
         aggregate: "average" the log-likelihoods of a row's draws and components, or take the log of their "mixture",
             which needs several of them: `tile` or `samples`.
-        alternate_epochs: train the weights and the posterior in turn, so many epochs each, while the other rests (its
-            rate is zero; the mean of patched copies counts as weights); 0 trains both at once.
+        alternate_epochs: train the weights and the posterior in turn, for this number of epochs each. The other has
+            rate zero; the mean of patched copies counts as weights. 0 trains both at once.
         convert_at_epoch: train the plain network of the shared weights until then.
-        freeze: train the posterior alone. Shared weights rest, and modules with buffers, such as batch norms, stay in
-            eval mode: what was converted does not change, and `lb.save(only="posterior")` is all there is to keep.
+        freeze: train the posterior alone. Shared weights are fixed; modules with buffers, such as batch norms, stay in
+            eval mode. Then `lb.save(only="posterior")` keeps all that was learned.
         clip_norm: largest norm of the gradient.
-        augment: what is done to the images of a batch, on the device.
+        augment: augmentation of the images of a batch, on the device.
         precision: "bf16-mixed" runs the network under autocast; losses and KL stay in float32.
         accelerator: "auto", "cpu", "cuda", "mps", ..., as Lightning Fabric names them.
-        devices: processes on each machine; `torchrun` overrules it.
-        nodes: machines; `torchrun` overrules it.
+        devices: processes on each machine; `torchrun` overrides it.
+        nodes: machines; `torchrun` overrides it.
         seed: of the order of rows, of the augmentation and of torch's generators.
         compile: compile the whole loss, network and KL, with `torch.compile`.
         channels_last: keep images and convolutions in channels-last memory order.
@@ -104,30 +111,28 @@ class Recipe:
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        """Check every field; a wrong one says what was expected."""
-        object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON knows lists only
-        for name in ("epochs", "batch_size", "accumulate", "samples", "devices", "nodes"):
-            self._check_whole(name, 1)
-        for name in ("tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed"):
-            self._check_whole(name, 0)
+        object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON has lists only
+        self._check_whole(1, "epochs", "batch_size", "accumulate", "samples", "devices", "nodes")
+        self._check_whole(0, "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed")
         self._check_numbers()
         self._check_choices()
         self._check_epochs()
 
     @property
     def steps_down(self) -> tuple[int, ...]:
-        """Epochs at which the step schedule goes down."""
+        """Epochs at which the step schedule multiplies the rate by `decay`."""
         return self.milestones or tuple(round(share * self.epochs) for share in (0.3, 0.6, 0.8))
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields by name, as JSON can hold them."""
+        """Return the fields by name, ready for JSON."""
         named = asdict(self) | {"milestones": list(self.milestones)}
-        return {name: value for name, value in named.items() if LATER.get(name, ...) != value}
+        return {name: value for name, value in named.items() if OMITTED_AT_DEFAULT.get(name, ...) != value}
 
-    def _check_whole(self, name: str, least: int) -> None:
-        value = getattr(self, name)
-        if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
-            raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
+    def _check_whole(self, least: int, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if not (isinstance(value, int) and not isinstance(value, bool) and value >= least):
+                raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
 
     def _check_numbers(self) -> None:
         check_positive(lr=self.lr)
@@ -157,27 +162,15 @@ class Recipe:
         for name in ("convert_at_epoch", "warmup_epochs"):
             if getattr(self, name) >= self.epochs:
                 raise ValueError(f"expected {name} to be below the {self.epochs} epochs, got {getattr(self, name)!r}")
-        if self.tile_last_epochs > self.epochs:
-            raise ValueError(
-                f"expected tile_last_epochs to be at most the {self.epochs} epochs, got {self.tile_last_epochs!r}"
-            )
+        if (last := self.tile_last_epochs) > self.epochs:
+            raise ValueError(f"expected tile_last_epochs to be at most the {self.epochs} epochs, got {last!r}")
         if self.freeze and (self.convert_at_epoch or self.alternate_epochs):
-            raise ValueError("expected convert_at_epoch and alternate_epochs to be 0 where freeze rests the weights")
+            raise ValueError("expected convert_at_epoch and alternate_epochs to be 0 where freeze fixes the weights")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"expected milestones to be rising epochs, got {self.milestones!r}")
 
 
 DEFAULT = Recipe()
-
-
-# -------------------- schedule
-# What changes during training, as pure functions of the progress: epochs done, counted in fractions.
-#
-# Learning rate: `rate(recipe, t) = warm-up(t) * schedule(t)`, a factor of the recipe's rates. KL: `beta(recipe, t)`.
-
-
-LINEAR_START, LINEAR_END, LINEAR_REST = 0.5, 0.9, 0.01
-"""The linear schedule of the implicit-nodes paper: from half of the epochs down to 1 % at nine tenths."""
 
 
 def rate(recipe: Recipe, progress: float) -> float:
@@ -199,8 +192,8 @@ def posterior_rate(recipe: Recipe, progress: float) -> float:
     return 1.0 if recipe.posterior_schedule == "constant" else rate(recipe, progress)
 
 
-def resting(recipe: Recipe, progress: float) -> Literal["weights", "posterior"] | None:
-    """Say which parameters are held fixed: in turn, first the posterior, from the conversion on; None where neither."""
+def fixed_part(recipe: Recipe, progress: float) -> Literal["weights", "posterior"] | None:
+    """Return the part that is not trained now, in turn from the conversion on, first the posterior; None if neither."""
     if not recipe.alternate_epochs or progress < recipe.convert_at_epoch:
         return None
     turn = int((progress - recipe.convert_at_epoch) // recipe.alternate_epochs)
@@ -208,14 +201,14 @@ def resting(recipe: Recipe, progress: float) -> Literal["weights", "posterior"] 
 
 
 def beta(recipe: Recipe, progress: float) -> float:
-    """Return the weight of the KL after `progress` epochs: none before the conversion, then rising linearly."""
+    """Return the weight of the KL after `progress` epochs: zero before the conversion, then rising linearly."""
     if progress < recipe.convert_at_epoch:
         return 0.0
     return recipe.beta * linear_beta(progress - recipe.convert_at_epoch, recipe.anneal_epochs)
 
 
 def tile(recipe: Recipe, epoch: int) -> bool:
-    """Say whether every component sees every row of this epoch."""
+    """Return whether every component sees every row of this epoch."""
     return recipe.tile or epoch >= recipe.epochs - recipe.tile_last_epochs
 
 
@@ -232,4 +225,4 @@ def steps(progress: float, milestones: Sequence[int], decay: float) -> float:
 def linear(share: float) -> float:
     """Return one for half of the time, then a straight line to 1 % at nine tenths, then 1 %."""
     down = (share - LINEAR_START) / (LINEAR_END - LINEAR_START)
-    return 1 - (1 - LINEAR_REST) * min(1.0, max(0.0, down))
+    return 1 - (1 - LINEAR_FLOOR) * min(1.0, max(0.0, down))

@@ -1,8 +1,8 @@
-"""The state of a training on disk: one safetensors file, replaced after every epoch, from which it goes on exactly.
+"""The state of a training on disk, from which it resumes exactly: one safetensors file, replaced after every epoch.
 
-`<folder>/checkpoint/last.safetensors` holds the model, the optimiser's tensors and the states of torch's generators.
+`<folder>/checkpoint/last.safetensors` has the model, the optimiser's tensors and the states of torch's generators.
 Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, processes, layers, tied names, and
-`tensors`, the number of tensors of each kind. Nothing is pickled. All of it is checked before anything of it is used.
+`tensors`, the number of tensors of each kind. Nothing is pickled. The whole file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,8 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.core.conversion import stochastic_layers
-from leanbayes.runtime._files import (
-    check_fields,
-    parse_json,
-    read_tensors,
-    remove_leftovers,
-    tied,
-    untied,
-    write_tensors,
-)
+from leanbayes.runtime import _files
+from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import rank_and_world
 from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.progress import History
@@ -36,9 +29,9 @@ from leanbayes.training.recipe import Recipe
 FORMAT = 1
 HEADER = "leanbayes.training"
 MODEL, OPTIMIZER, RANDOM = "model/", "optimizer/", "random/"
-NETWORK = "network."  # where a phase keeps the user's model
+NETWORK = "network."  # attribute of NetworkWithLikelihood
 ANYWHERE = {"accelerator"}
-"""Fields of a recipe that may change: a training may go on elsewhere, with other random numbers there."""
+"""Fields of a recipe that may change: a training may resume on another device, with its random numbers."""
 
 FIELDS = {
     "format": int,
@@ -51,30 +44,29 @@ FIELDS = {
     "tied": dict[str, str],
     "tensors": dict[str, int],
 }
-YOUNG = ("tensors", "processes")
+NEWER = ("tensors", "processes")
 """Fields that states of earlier versions do not have."""
 ROW = {"epoch": int, "seconds": float, "peak_memory_mb": float}
-ANEW = "to begin anew: resume=False, on the command line --fresh"
+AGAIN = "to begin again: resume=False, on the command line --fresh"
 
 
 class Checkpoint:
     """The last whole state of one training."""
 
     def __init__(self, folder: str | os.PathLike[str], recipe: Recipe, rows: int) -> None:
-        """Name the file, and what a state must have been made with to be continued."""
         self.path = Path(folder) / "checkpoint" / "last.safetensors"
         self.recipe = json.loads(json.dumps(recipe.fields()))
         self.rows = rows
         self.processes = rank_and_world()[1]
 
     def prepare(self, *, keep: bool) -> None:
-        """Make sure that the folder can be written; remove leftovers, and the last state unless it is to be kept."""
+        """Check that the folder is writable; remove leftovers and, unless `keep`, the last state."""
         folder = self.path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=folder):
                 pass
-            remove_leftovers(self.path)
+            _files.remove_leftovers(self.path)
             if not keep:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
@@ -84,10 +76,10 @@ class Checkpoint:
             ) from error
 
     def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> None:
-        """Write the state after an epoch; until it is whole, the last one stays."""
-        tensors, others = untied({MODEL + name: tensor for name, tensor in module.state_dict().items()})
-        tensors |= untied(_optimizer_state(module, optimizer))[0]
-        tensors |= {RANDOM + name: state for name, state in random_state(_device(module)).items()}
+        """Write the state after an epoch; the last one stays until the new one is whole."""
+        tensors, others = _files.untied({MODEL + name: tensor for name, tensor in module.state_dict().items()})
+        tensors |= _files.untied(_optimizer_state(module, optimizer))[0]
+        tensors |= {RANDOM + name: state for name, state in random_state(device_of(module)).items()}
         header = {
             "format": FORMAT,
             "epoch": len(history),
@@ -100,7 +92,7 @@ class Checkpoint:
             "tensors": _numbers_of(tensors),
         }
         try:
-            write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
+            _files.write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
         except OSError as error:
             kept = f"that of epoch {len(history) - 1} is kept" if self.path.is_file() else "there is none before it"
             raise TrainingError(
@@ -109,16 +101,16 @@ class Checkpoint:
             ) from error
 
     def load(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> History:
-        """Put the last state back and return its history, an empty one if there is no state.
+        """Restore the last state and return its history; without a state, an empty history.
 
         Raises:
-            ValueError: in one sentence, if the file is damaged or belongs to another training.
+            ValueError: if the file is damaged or belongs to another training.
         """
         if not self.path.is_file():
             return History()
         header, tensors = self._read()
         self._compare(header, module)
-        tensors = tied(tensors, header["tied"])
+        tensors = _files.tied(tensors, header["tied"])
         model, kept, random = (_part(tensors, kind) for kind in (MODEL, OPTIMIZER, RANDOM))
         self._compare_shapes(model, module.state_dict())
         with self._explained():
@@ -126,72 +118,64 @@ class Checkpoint:
             _check_random_state(random)
         module.load_state_dict(model)
         _load_optimizer(module, optimizer, kept)
-        restore_random_state(random, _device(module))
+        restore_random_state(random, device_of(module))
         return History(header["history"])
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with self._explained():
-            metadata, tensors = read_tensors(self.path)
-            header = parse_json(metadata.get(HEADER, ""), f"the header {HEADER}")
+            metadata, tensors = _files.read_tensors(self.path)
+            header = _files.parse_json(metadata.get(HEADER, ""), f"the header {HEADER}")
         version = header.get("format") if isinstance(header, dict) else None
         if isinstance(version, int) and version > FORMAT:
             raise ValueError(f"'{self.path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
         with self._explained():
-            check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in YOUNG))
+            _files.check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in NEWER))
             _check_history(header, self.recipe["epochs"])
-            there = _numbers_of(tensors)
-            if header.get("tensors", there) != there:
-                raise ValueError(f"expected the tensors {header['tensors']}, as it says, got {there}")
+            if header.get("tensors", there := _numbers_of(tensors)) != there:
+                raise ValueError(f"expected the tensors {header['tensors']}, as stated, got {there}")
         return header, tensors
 
     def _per_parameter(self) -> tuple[str, ...]:
-        """Return what the optimiser keeps for each parameter that had a gradient."""
+        """Return the names of the optimiser's tensors for each parameter that had a gradient."""
         if self.recipe["optimizer"] == "adam":
             return ("step", "exp_avg", "exp_avg_sq")
         return ("momentum_buffer",) if self.recipe["momentum"] else ()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say which file is damaged and what to do with it."""
+        """Add the name of the damaged file and a remedy to an error."""
         try:
             yield
         except ValueError as error:
             raise ValueError(
-                f"the checkpoint '{self.path}' is damaged; remove this file, or, {ANEW} ({error})"
+                f"the checkpoint '{self.path}' is damaged; remove this file, or, {AGAIN} ({error})"
             ) from error
 
     def _compare(self, header: dict[str, Any], module: nn.Module) -> None:
-        """Refuse a state of another recipe, training set, conversion or number of processes."""
-        here: dict[str, dict[str, Any]] = {
-            "recipe": self.recipe,
-            "training set": {"rows": self.rows},
-            "conversion": _layers(module),
-            "number of processes": {"processes": self.processes},
+        """Reject a state of another recipe, training set, conversion or number of processes."""
+        processes = header.get("processes", self.processes)
+        pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+            "recipe": (header["recipe"], self.recipe),
+            "training set": ({"rows": header["rows"]}, {"rows": self.rows}),
+            "conversion": (header["layers"], _layers(module)),
+            "number of processes": ({"processes": processes}, {"processes": self.processes}),
         }
-        there = {
-            "recipe": header["recipe"],
-            "training set": {"rows": header["rows"]},
-            "conversion": header["layers"],
-            "number of processes": {"processes": header.get("processes", self.processes)},  # older states lack it
-        }
-        for kind, mine in here.items():
-            for name in (name for name in mine | there[kind] if name not in ANYWHERE):
-                old, new = there[kind].get(name, "nothing"), mine.get(name, "nothing")
+        for kind, (there, here) in pairs.items():
+            for name in (name for name in here | there if name not in ANYWHERE):
+                old, new = there.get(name, "nothing"), here.get(name, "nothing")
                 if old != new:
                     raise ValueError(
                         f"the checkpoint '{self.path}' belongs to another {kind}: {name} was {old} and is {new}; "
-                        f"pass the same {kind}; {ANEW}"
+                        f"pass the same {kind}; {AGAIN}"
                     )
 
     def _compare_shapes(self, there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         for name in there | here:
-            old, new = (_shape(state.get(name)) for state in (there, here))
-            if old == new and name in here and there[name].dtype != here[name].dtype:
-                old, new = str(there[name].dtype), str(here[name].dtype)
+            old, new = (_described(state.get(name)) for state in (there, here))
             if old != new:
                 raise ValueError(
                     f"the checkpoint '{self.path}' belongs to another network: '{name.removeprefix(NETWORK)}' is {old} "
-                    f"there and {new} here; pass the same network; {ANEW}"
+                    f"there and {new} here; pass the same network; {AGAIN}"
                 )
 
 
@@ -211,7 +195,7 @@ def restore_random_state(states: dict[str, Tensor], device: torch.device) -> Non
 
 
 def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the tensors that the optimiser keeps for each parameter: `optimizer/<what>/<parameter>`."""
+    """Return the tensors of the optimiser for each parameter: `optimizer/<kind>/<parameter>`."""
     return {
         f"{OPTIMIZER}{what}/{name}": value
         for name, parameter in module.named_parameters()
@@ -226,14 +210,14 @@ def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors
     for key, value in tensors.items():
         what, _, name = key.partition("/")
         parameter = parameters[name]
-        # In the memory order of its parameter, which fused kernels expect; counts of steps are scalars of their own.
+        # In the memory order of its parameter, as fused kernels expect; counts of steps are scalars.
         like = parameter if value.shape == parameter.shape else value
         own = torch.empty_like(like, dtype=value.dtype, device=parameter.device).copy_(value)
         optimizer.state[parameter][what] = own
 
 
 def _check_history(header: dict[str, Any], most: int) -> None:
-    """Raise unless the history has one row for each epoch that is done, in order."""
+    """Raise unless the history has one row for each finished epoch, in order."""
     epoch, rows = header["epoch"], header["history"]
     if not 1 <= epoch <= most:
         raise ValueError(f"expected epoch to be from 1 to {most}, got {epoch}")
@@ -241,11 +225,11 @@ def _check_history(header: dict[str, Any], most: int) -> None:
         shown = ", ".join(str(row.get("epoch")) for row in rows[:10]) or "none"
         raise ValueError(f"expected history to have the epochs 1 to {epoch}, once each, got {shown}")
     for number, row in enumerate(rows):
-        check_fields(row, ROW, required=tuple(ROW), within=f"history.{number}")
+        _files.check_fields(row, ROW, required=tuple(ROW), within=f"history.{number}")
 
 
 def _check_optimizer(tensors: dict[str, Tensor], parameters: dict[str, nn.Parameter], kinds: tuple[str, ...]) -> None:
-    """Raise unless every tensor fits its parameter, and all kinds of them are there for a parameter or none."""
+    """Raise unless every tensor fits its parameter, and a parameter has all kinds of tensors or none."""
     names = {key.partition("/")[2] for key in tensors}
     if kinds and not names:
         raise ValueError("the tensors of the optimiser are missing")
@@ -276,8 +260,8 @@ def _numbers_of(tensors: dict[str, Tensor]) -> dict[str, int]:
     return {kind.rstrip("/"): sum(name.startswith(kind) for name in tensors) for kind in (MODEL, OPTIMIZER, RANDOM)}
 
 
-def _shape(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{tuple(tensor.shape)}"
+def _described(tensor: Tensor | None) -> str:
+    return "missing" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
 def _layers(module: nn.Module) -> dict[str, str]:
@@ -286,7 +270,3 @@ def _layers(module: nn.Module) -> dict[str, str]:
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device

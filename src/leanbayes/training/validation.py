@@ -1,4 +1,4 @@
-"""How good the model is on held-out data after an epoch: a few draws, no more."""
+"""Scores on held-out data after an epoch, from the mean of a few draws."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.distributions.likelihoods import Likelihood, match_shape
+from leanbayes.runtime._files import finite
 from leanbayes.runtime.batches import Output
 from leanbayes.training.data import Batches
-from leanbayes.training.objective import Phase
-from leanbayes.training.progress import finite
+from leanbayes.training.objective import NetworkWithLikelihood
 
 DRAWS = 4
-"""Draws of a prediction: enough to follow a training, a quarter of what `predict` takes."""
+"""Draws of a prediction: enough to follow a training, a quarter of the default of `predict`."""
 
 
 def validate(
-    phase: Phase, batches: Batches, likelihood: Likelihood, output: Output | None, fabric: Any
+    model: NetworkWithLikelihood, batches: Batches, likelihood: Likelihood, output: Output | None, fabric: Any
 ) -> dict[str, float | None]:
-    """Return valid_nll, and valid_accuracy or valid_rmse, of the mean of a few draws.
+    """Return valid_nll, and valid_accuracy or valid_rmse.
 
-    Every process predicts its own rows; the sums over all of them count each row once.
+    Every process predicts its own rows; the sums over all processes count each row once.
     """
     regression = likelihood.measure == "variance"
-    sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # -log p, error or hits, targets
+    sums = torch.zeros(3, dtype=torch.float64, device=fabric.device)  # -log p, squared errors or hits, targets
     for x, y in batches.in_order():
-        with phase.autocast():
-            prediction = predict(phase.network, x, likelihood, samples=DRAWS, output=output)
+        with model.autocast():
+            prediction = predict(model.network, x, likelihood, samples=DRAWS, output=output)
         sums += torch.stack(_sums(prediction, y, regression)).to(sums)
     nll, second, count = fabric.all_reduce(sums, reduce_op="sum").tolist()
     if regression:
@@ -39,7 +39,7 @@ def validate(
 
 
 def _sums(prediction: Prediction, y: Tensor, regression: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum of -log p, of the squared errors a target (or of the hits), and the number of targets."""
+    """Return the sum of -log p, the sum of squared errors (or of hits), and the number of targets."""
     nll = -prediction.log_prob(y).sum()
     mean = prediction.mean
     if regression:

@@ -17,7 +17,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import leanbayes as lb
 from leanbayes.compare.experiment import Experiment
-from leanbayes.core.conversion import strip
+from leanbayes.core.plain import strip
 from leanbayes.methods._base import Method
 from leanbayes.runtime.passes import components_of
 from leanbayes_papers.harness import Column, plot_curves, printed, Record, Run, Study, Suite, Table, TrainingSpec

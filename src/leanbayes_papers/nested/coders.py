@@ -14,9 +14,8 @@ from torch import Tensor
 import leanbayes as lb
 from leanbayes.data import DataSet, Split
 from leanbayes.generative import Autoencoder, explained, JointVAE, SlicedWassersteinAutoencoder, VAE, VNDAutoencoder
-from leanbayes.generative.networks import ConvDecoder, ConvEncoder
-from leanbayes.metrics.features import classifier_features
-from leanbayes.metrics.generation import compare_images
+from leanbayes.generative.autoencoder import ConvDecoder, ConvEncoder
+from leanbayes.metrics import classifier_features, compare_images
 from leanbayes_papers.harness import Record, Run, TrainingSpec
 from leanbayes_papers.harness.spec import evenly
 

@@ -1,4 +1,8 @@
-"""`ambiguous_images`: made-up images whose annotators disagree by a known law: the right answer is computable."""
+"""`ambiguous_images`: synthetic images with a known distribution of the annotators' masks.
+
+The masks of image n are its modes; an annotator outlines mode m with probability p_m. The distance of two masks is
+d(a, b) = 1 - |a and b| / |a or b|, zero for two empty ones.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,9 @@ from torch import Tensor
 
 from leanbayes.data.annotated.images import AnnotatedImages
 
-# N images, S size, M modes
+# N images, M modes, H height, W width, S samples
 
-SMALLEST = 16  # pixels of a side: the shape is then at least four wide
+SMALLEST = 16  # pixels of a side: shapes are then at least four pixels wide
 BACKGROUND = 0.3
 FAINT, BRIGHT = 0.45, 0.8  # grey levels of the shape
 NOISE = 0.05  # a third of the smallest contrast
@@ -20,11 +24,11 @@ NOISE = 0.05  # a third of the smallest contrast
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AmbiguousImages(AnnotatedImages):
-    """Annotated images, and the law of their annotations.
+    """Annotated images, and the distribution of their annotations.
 
     Attributes:
-        modes: the masks that annotators choose among, (N, M, S, S) uint8: the whole shape, its left half, nothing.
-        probabilities: of each mode, (N, M) float32; `leanbayes.data.annotated.ambiguous` says what follows from them.
+        modes: the masks that annotators choose from, (N, M, H, W) uint8: the whole shape, its left half, nothing.
+        probabilities: of each mode, (N, M) float32.
     """
 
     modes: Tensor = field(repr=False)
@@ -32,7 +36,7 @@ class AmbiguousImages(AnnotatedImages):
 
 
 class Scene(NamedTuple):
-    """What images show; each attribute is (N, 1, 1)."""
+    """Shapes in the images; each attribute is (N, 1, 1)."""
 
     round: Tensor
     radius: Tensor
@@ -44,24 +48,23 @@ class Scene(NamedTuple):
 def ambiguous_images(
     *, train: int = 2000, val: int = 500, test: int = 500, size: int = 32, annotators: int = 4, seed: int = 0
 ) -> AmbiguousImages:
-    """Make grey images with one shape each, and annotators who do not agree on what belongs to it.
+    """Make grey images with one shape each, and annotators who disagree about its outline.
 
-    An image shows a disc or a square on a darker ground, somewhere, with a radius from an eighth to a quarter of the
-    image and a grey level from faint to bright, all uniform, and Gaussian noise. Every annotator, on their own,
-    outlines the whole shape, its left half, or nothing, with probabilities that can be read off the image::
+    An image has a disc or a square on a darker background, with Gaussian noise. Its place, its radius (an eighth to a
+    quarter of the image) and its grey level (faint to bright) are uniform. Each annotator independently outlines the
+    whole shape, its left half, or nothing, with the probabilities::
 
         (0.1 + 0.5 t, 0.3, 0.6 - 0.5 t),   t = (mean grey of the shape's pixels - faint) / (bright - faint) in [0, 1]
 
-    Each pixel of a bright shape is marked by most and of a faint one by few, so a network that predicts one mask, or
-    pixels on their own, is wrong about most images; the shape itself is plain to see.
+    A network that predicts one mask, or independent pixels, is wrong about most images.
 
     Args:
         train: Number of training images.
         val: Number of validation images.
         test: Number of test images.
         size: Height and width of an image in pixels.
-        annotators: Masks of each image.
-        seed: Other images and annotators; the same seed gives the same ones.
+        annotators: Number of masks of each image.
+        seed: Seed of images and annotators.
     """
     splits = {"train": train, "val": val, "test": test}
     if min(splits.values()) < 1 or annotators < 1:
@@ -72,7 +75,7 @@ def ambiguous_images(
     scene = _draw_scene(sum(splits.values()), size, generator)
     modes = _modes(scene, size)
     images = _draw_images(scene, modes[:, 0], generator)
-    probabilities = _law(images, modes[:, 0])
+    probabilities = _mode_probabilities(images, modes[:, 0])
     chosen = torch.multinomial(probabilities, annotators, replacement=True, generator=generator)
     return AmbiguousImages(
         name="ambiguous",
@@ -87,7 +90,7 @@ def ambiguous_images(
 
 
 def _draw_scene(count: int, size: int, generator: torch.Generator) -> Scene:
-    """Draw shapes that lie wholly inside their image."""
+    """Draw shapes that are wholly inside their image."""
     kind, radius, row, column, level = torch.rand(5, count, 1, 1, generator=generator, device=generator.device)
     radius = size / 8 * (1 + radius)
     room = size - 1 - 2 * radius
@@ -95,7 +98,7 @@ def _draw_scene(count: int, size: int, generator: torch.Generator) -> Scene:
 
 
 def _modes(scene: Scene, size: int) -> Tensor:
-    """Return the masks of the three opinions, (N, 3, S, S) uint8."""
+    """Return the three modes of each image, (N, 3, H, W) uint8."""
     pixels = torch.arange(size, device=scene.row.device)
     rows, columns = pixels[:, None] - scene.row, pixels - scene.column
     disc = rows.square() + columns.square() <= scene.radius.square()
@@ -105,45 +108,35 @@ def _modes(scene: Scene, size: int) -> Tensor:
 
 
 def _draw_images(scene: Scene, shape: Tensor, generator: torch.Generator) -> Tensor:
-    """Paint the shapes and add noise, (N, 1, S, S) uint8."""
+    """Paint the shapes and add noise, (N, 1, H, W) uint8."""
     clean = torch.where(shape.bool(), scene.level, BACKGROUND)
     noisy = clean + NOISE * torch.randn(shape.shape, generator=generator, device=generator.device)
     return noisy.clamp(0, 1).mul(255).round().byte()[:, None]
 
 
-def _law(images: Tensor, shape: Tensor) -> Tensor:
-    """Return the probabilities of the modes, (N, 3), from the pixels as they are: what a network could compute."""
+def _mode_probabilities(images: Tensor, shape: Tensor) -> Tensor:
+    """Return the probabilities of the modes, (N, 3), from the noisy pixels, as a network could compute them."""
     grey = (images[:, 0] / 255 * shape).sum((1, 2)) / shape.sum((1, 2))
     brightness = ((grey - FAINT) / (BRIGHT - FAINT)).clamp(0, 1)
     return torch.stack([0.1 + 0.5 * brightness, torch.full_like(grey, 0.3), 0.6 - 0.5 * brightness], 1)
 
 
-# -------------------- mask_law
-# Known laws over masks: what a perfect network would predict of images whose annotators choose among few masks.
-#
-# The masks of image n are its modes; an annotator outlines mode m with probability p_m. The distance of two masks is
-# d(a, b) = 1 - |a and b| / |a or b|, zero for two empty ones.
-
-
-# S samples, N images, M modes, H height, W width
-
-
 def true_pixel_probabilities(modes: Tensor, probabilities: Tensor) -> Tensor:
-    """Return how likely each pixel is to be marked, ``sum_m p_m mode_m``: (N, H, W).
+    """Return the probability that each pixel is marked, ``sum_m p_m mode_m``: (N, H, W).
 
     Args:
         modes: Masks of zeros and ones, (N, M, H, W).
         probabilities: Of each mode, (N, M).
     """
-    _check_law(modes, probabilities)
+    _check_modes(modes, probabilities)
     return torch.einsum("nm,nmhw->nhw", probabilities, modes.to(probabilities.dtype))
 
 
 def mode_frequencies(samples: Tensor, modes: Tensor) -> Tensor:
     """Return the share of samples that are nearest to each mode, (N, M); to compare with the probabilities.
 
-    Nearest is the mode with the largest intersection over union, averaged over marked and unmarked pixels: by the
-    marked ones alone, no sample with a single stray pixel could be near an empty mode.
+    The nearest mode has the largest intersection over union, averaged over marked and unmarked pixels. With marked
+    pixels only, a sample with one stray pixel could not be near an empty mode.
 
     Args:
         samples: Masks of zeros and ones, (S, N, H, W).
@@ -172,20 +165,20 @@ def optimal_energy_distance(
     """Return the expected squared generalised energy distance of a perfect network to a few annotators, (N,).
 
     With D the distances of the modes, p their probabilities, q the shares of the annotators and s those of the
-    samples, the distance is ``2 s'Dq - s'Ds - q'Dq``. As ``E q'Dq = (1 - 1 / annotators) p'Dp``, samples from the law
-    itself have the expectation ``p'Dp (1 / annotators + 1 / samples)``. No other law has less: `d` is of negative type.
+    samples, the distance is ``2 s'Dq - s'Ds - q'Dq``. Because ``E q'Dq = (1 - 1 / annotators) p'Dp``, samples from p
+    have the expectation ``p'Dp (1 / annotators + 1 / samples)``. It is the minimum, because `d` is of negative type.
 
     Args:
         modes: Masks of zeros and ones, (N, M, H, W).
         probabilities: Of each mode, (N, M).
-        annotators: How many masks of each image a network is compared with.
-        samples: How many masks the network draws; None is the limit of many.
+        annotators: Number of masks of each image.
+        samples: Number of masks that the network draws; None is the limit of many.
     """
-    _check_law(modes, probabilities)
+    _check_modes(modes, probabilities)
     if annotators < 1 or (samples is not None and samples < 1):
         raise ValueError(f"expected at least one annotator and one sample, got {annotators} and {samples}")
-    spread = torch.einsum("nm,nmk,nk->n", probabilities, mode_distances(modes).to(probabilities.dtype), probabilities)
-    return spread * (1 / annotators + (1 / samples if samples is not None else 0.0))
+    expected = torch.einsum("nm,nmk,nk->n", probabilities, mode_distances(modes).to(probabilities.dtype), probabilities)
+    return expected * (1 / annotators + (1 / samples if samples is not None else 0.0))
 
 
 def overlap(a: Tensor, b: Tensor) -> Tensor:
@@ -196,7 +189,7 @@ def overlap(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(union > 0, common / union.clamp_min(1.0), 1.0)
 
 
-def _check_law(modes: Tensor, probabilities: Tensor) -> None:
+def _check_modes(modes: Tensor, probabilities: Tensor) -> None:
     if modes.dim() != 4 or probabilities.shape != modes.shape[:2]:
         raise ValueError(
             f"expected modes (N, M, H, W) with probabilities (N, M), got shapes {tuple(modes.shape)} and "

@@ -1,7 +1,7 @@
-"""BSDS500: photographs with the boundaries that four to nine people drew in each (Arbelaez et al. 2011).
+"""BSDS500: photographs with boundaries by four to nine people each (Arbelaez et al. 2011).
 
-The cache holds them five times smaller, 64 x 96 pixels: images are averaged over 5 x 5 pixels, and a pixel is a
-boundary where any of its 5 x 5 is one; portraits are turned to the left. For non-commercial research and education.
+The cache has 64 x 96 pixels, five times fewer on a side: images are averaged over 5 x 5 pixels, and a pixel is a
+boundary if any of its 5 x 5 is one. Portraits are rotated to the left. For non-commercial research and education.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from leanbayes.data.annotated.images import AnnotatedImages
 from leanbayes.data.cache import data_root, read_cached, sha256_of_files, write_npz
-from leanbayes.data.checks import Array
+from leanbayes.data.dataset import Array
 from leanbayes.runtime._files import local
 
 FILE = "bsds500_boundaries_64x96.npz"
@@ -50,15 +50,12 @@ def load_bsds500(root: Path) -> AnnotatedImages:
 
 
 def prepare_bsds500(folder: str | Path, root: str | Path | None = None) -> Path:
-    """Make the file of the cache from the published images and annotations.
+    """Convert the published images and annotations to the file of the cache, and return its path.
 
     Args:
-        folder: ``BSDS500`` of the published repository, or its ``data``: has ``images/<split>/*.jpg`` and
+        folder: ``BSDS500`` of the published repository, or its ``data``, with ``images/<split>/*.jpg`` and
             ``groundTruth/<split>/*.mat`` for train, val and test.
         root: The cache, as in ``load``.
-
-    Returns:
-        The file that was written.
     """
     source = local(folder).expanduser()
     source = next((place for place in (source, source / "data") if (place / "groundTruth").is_dir()), source)
@@ -86,7 +83,7 @@ class _Row(NamedTuple):
 
 
 def _published(source: Path, split: str) -> Iterator[tuple[Path, Path]]:
-    """Yield the images of a split with the files of their annotations, in the order of their names."""
+    """Yield the images of a split with the files of their annotations, sorted by name."""
     images = sorted((source / "images" / split).glob("*.jpg"))
     if not images:
         raise FileNotFoundError(
@@ -101,7 +98,7 @@ def _published(source: Path, split: str) -> Iterator[tuple[Path, Path]]:
 
 
 def _read(image: Path, annotations: Path) -> _Row:
-    """Read an image and its boundaries, make both small, and turn portraits to the left."""
+    """Read an image and its boundaries, shrink both, and rotate portraits to the left."""
     from PIL import Image
     from scipy.io import loadmat  # type: ignore[import-untyped]
 
@@ -110,8 +107,8 @@ def _read(image: Path, annotations: Path) -> _Row:
             pixels = np.asarray(opened.convert("RGB")).transpose(2, 0, 1)
         people = loadmat(annotations)["groundTruth"][0]
         masks = np.stack([person["Boundaries"][0, 0] for person in people])
-    except Exception as error:  # the readers have many kinds of errors of their own
-        raise ValueError(f"{image} or {annotations} cannot be read ({error}). Get both anew from {WHERE}.") from error
+    except Exception as error:  # each reader has its own errors
+        raise ValueError(f"{image} or {annotations} cannot be read ({error}). Get both again from {WHERE}.") from error
     small = np.round(_blocks(pixels).mean((-3, -1))).astype(np.uint8)
     marked = np.asarray(_blocks(masks).any((-3, -1)), np.uint8)
     if small.shape[1] > small.shape[2]:
@@ -119,7 +116,7 @@ def _read(image: Path, annotations: Path) -> _Row:
     if small.shape != SHAPE or marked.shape[1:] != SHAPE[1:]:
         raise ValueError(
             f"{image} has {pixels.shape[1]} x {pixels.shape[2]} pixels and masks of {masks.shape[1]} x "
-            f"{masks.shape[2]}; expected 321 x 481 or 481 x 321 as published. Get both anew from {WHERE}."
+            f"{masks.shape[2]}; expected 321 x 481 or 481 x 321 as published. Get both again from {WHERE}."
         )
     return _Row(small, marked)
 
@@ -133,7 +130,7 @@ def _blocks(planes: Array) -> Array:
 
 
 def _check(path: Path, x: Array, packed: Array, counts: Array, split: Array) -> None:
-    """Refuse a file of the right name with other contents."""
+    """Raise ``ValueError`` for a file with other contents."""
     rows, (_, height, width) = x.shape[:1], SHAPE
     wanted = ((*rows, *SHAPE), (*rows, *packed.shape[1:2], height, width // 8), rows, rows)
     shapes = tuple(array.shape for array in (x, packed, counts, split))

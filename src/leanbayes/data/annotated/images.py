@@ -1,4 +1,4 @@
-"""`AnnotatedImages`: images of which each has masks by several people, who need not agree."""
+"""`AnnotatedImages`: images, each with masks by several people. `OneAnnotator`: pairs for training."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-# N images, C channels, H height, W width, A annotators at most
+from leanbayes.data.dataset import moments, normalised
+
+# N images, C channels, H height, W width, A largest number of annotators
 
 Item = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AnnotatedImages(Dataset[Item]):
-    """Images, and for each the masks of those who annotated it.
+    """Images and the masks of their annotators.
 
-    The rows of a split lie together, in the order of `splits`; ``split("train")`` is a view of its rows. Networks see
-    ``inputs(x) = (x - mean) / std`` with the moments of each channel of the training images (pixels in [0, 1]), also
-    in the other splits; a constant channel is only centred. As a torch `Dataset` it yields (input, annotations,
-    annotators) of each image; `OneAnnotator` yields the pairs that a network is trained on.
+    The rows of a split are contiguous, in the order of `splits`; ``split("train")`` is a view of its rows. The inputs
+    of a network are ``inputs(x) = (x - mean) / std`` with the moments of each channel of the training images (pixels
+    in [0, 1]), in every split. A constant channel is only centred. As a torch `Dataset` it yields (input, annotations,
+    annotators) of each image.
 
     Attributes:
-        name: what the set is called.
+        name: name of the set.
         images: raw, (N, C, H, W), uint8 or float32 in [0, 1].
         annotations: class of each pixel, (N, A, H, W) uint8 or bool; the masks of image i are
             ``annotations[i, :annotators[i]]``, the rest is zero.
-        annotators: how many people annotated each image, (N,) int64.
+        annotators: number of annotators of each image, (N,) int64.
         classes: names of the classes.
         splits: number of images of each split, in the order of the rows.
-        sha256: digest of the files that were read; empty where there were none.
-        whole: the set of which this is a split.
+        sha256: digest of the files; empty if there are none.
+        whole: the whole set, if this is a split.
     """
 
     name: str
@@ -49,23 +51,20 @@ class AnnotatedImages(Dataset[Item]):
     whole: Self | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse tensors that do not belong together."""
         if self.whole is None:
             _check_images(self)
             _check_annotations(self)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.images)
 
     def __getitem__(self, index: int) -> Item:
-        """Return the network input (C, H, W), the padded annotations (A, H, W) and the number of annotators of one."""
         return self.inputs(self.images[index][None])[0], self.annotations[index], self.annotators[index]
 
     def split(self, name: str) -> Self:
-        """Return the rows of a split, as a view; they remember the training images for their normalisation."""
+        """Return the rows of a split, as a view; they keep the moments of the training images."""
         rows = self._rows(name)
-        # Every tensor of the record, also one that a subclass adds, has a row for each image.
+        # Every tensor field, also of a subclass, has a row for each image.
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         parts: dict[str, Any] = {key: value[rows] for key, value in values.items() if isinstance(value, Tensor)}
         return replace(self, splits={name: self.splits[name]}, whole=self.whole or self, **parts)
@@ -77,26 +76,24 @@ class AnnotatedImages(Dataset[Item]):
 
     @property
     def std(self) -> Tensor:
-        """Return the standard deviation of every channel of the training images, one where it is constant."""
+        """Return the standard deviation of every channel of the training images, 1 if it is constant."""
         return (self.whole or self)._moments[1]
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Turn raw images (B, C, H, W) into normalised float32 network inputs, on the device of `x`."""
+        """Return normalised float32 network inputs of raw images (B, C, H, W), on the device of `x`."""
         if x.dim() != 4 or x.shape[1] != self.images.shape[1]:
             raise ValueError(
                 f"{self.name} expected images (rows, {self.images.shape[1]}, height, width), got shape "
                 f"{tuple(x.shape)}. Give as many channels."
             )
-        scale = 255.0 if x.dtype == torch.uint8 else 1.0
-        mean, std = (moment.to(x.device).view(-1, 1, 1) for moment in (self.mean, self.std))
-        return x.to(torch.float32, copy=True).div_(scale).sub_(mean).div_(std)
+        return normalised(x, self.mean, self.std)
 
     def prepared(self) -> Tensor:
         """Return the network inputs of all images, (N, C, H, W) float32."""
         return self.inputs(self.images)
 
     def draw_targets(self, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one annotator for each image, all alike likely, and return their masks, (N, H, W) int64."""
+        """Draw one annotator for each image, uniformly, and return their masks, (N, H, W) int64."""
         chosen = draw_annotators(self.annotators, generator)
         return self.annotations[torch.arange(len(self)), chosen].long()
 
@@ -109,28 +106,14 @@ class AnnotatedImages(Dataset[Item]):
 
     @cached_property
     def _moments(self) -> tuple[Tensor, Tensor]:
-        """Return mean and std of the training images, of all where no split is called so."""
-        return _moments(self.images[self._rows("train")] if "train" in self.splits else self.images)
+        """Return mean and std of the training images, of all images if no split is called "train"."""
+        return moments(self.images[self._rows("train")] if "train" in self.splits else self.images)
 
 
 def draw_annotators(annotators: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw a number from 0 to n - 1 for each count n, (N,) int64."""
     uniform = torch.rand(len(annotators), dtype=torch.float64, generator=generator, device=annotators.device)
-    return (uniform * annotators).long().minimum(annotators - 1)  # rounding may reach n itself
-
-
-def _moments(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of every channel, in float64 and an image at a time.
-
-    By the law of total variance, as all images have as many pixels: the mean of the variances of the images plus the
-    variance of their means.
-    """
-    each = [torch.var_mean(image.double().flatten(1), 1, correction=0) for image in images]
-    variances, means = (torch.stack(moments) for moments in zip(*each, strict=True))
-    mean, std = means.mean(0), (variances.mean(0) + means.var(0, correction=0)).sqrt()
-    scale = 255.0 if images.dtype == torch.uint8 else 1.0
-    # What is constant up to the rounding of float32 must not be blown up to unit variance.
-    return (mean / scale).float(), torch.where(std <= 1e-7 * mean.abs(), 1.0, std / scale).float()
+    return (uniform * annotators).long().minimum(annotators - 1)  # rounding may reach n
 
 
 def _check_images(data: AnnotatedImages) -> None:
@@ -179,19 +162,15 @@ def _check_annotations(data: AnnotatedImages) -> None:
     if not (counts.min() >= 1 and counts.max() <= masks.shape[1]):
         raise ValueError(
             f"{data.name}: {counts.min()} to {counts.max()} annotators an image; expected 1 to {masks.shape[1]}, as "
-            "many as there are masks. Correct the counts, or drop images that nobody annotated."
+            "many as there are masks. Correct the counts, or drop images without annotators."
         )
 
 
-# -------------------- one_annotator
-# `OneAnnotator`: what a probabilistic segmentation network is trained on, one random opinion an image and epoch.
-
-
 class OneAnnotator(Dataset[tuple[Tensor, Tensor]]):
-    """Pairs of a network input and the mask of one annotator, who is drawn anew in every epoch.
+    """Pairs of a network input and the mask of one annotator, who is drawn again in every epoch.
 
-    Whose mask it is depends on seed, epoch and image alone: not on the order of the batches, nor on how often an image
-    is read. Every process must be told the epoch; a loader with persistent workers does not tell its own.
+    The choice depends on seed, epoch and image only, not on the order of the batches. Every process must call
+    `set_epoch`; a loader does not forward it to persistent workers.
 
     Example:
         >>> pairs = OneAnnotator(images.split("train"), seed=0)
@@ -199,7 +178,6 @@ class OneAnnotator(Dataset[tuple[Tensor, Tensor]]):
     """
 
     def __init__(self, images: AnnotatedImages, *, seed: int = 0) -> None:
-        """Begin with the first epoch, number 0."""
         self.images, self.seed = images, seed
         self.set_epoch(0)
 
@@ -210,10 +188,8 @@ class OneAnnotator(Dataset[tuple[Tensor, Tensor]]):
         self.chosen = draw_annotators(self.images.annotators, generator)
 
     def __len__(self) -> int:
-        """Return the number of images."""
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        """Return the network input (C, H, W) and the classes of its pixels, (H, W) int64."""
         x, annotations, _ = self.images[index]
         return x, annotations[self.chosen[index]].long()

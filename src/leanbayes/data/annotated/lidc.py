@@ -1,15 +1,14 @@
 """LIDC-IDRI: crops of lung scans with the masks of four radiologists, in the layout of their public release.
 
 Kohl et al. (2019) publish a tar archive of 180 x 180 PNG files for each of train, val and test:
-``images/<patient>/z-<position>_c<crop>.png`` and ``gt/<patient>/z-<position>_c<crop>_l<grader>.png``, four graders
-for each crop, of whom up to three marked nothing. Licence: CC BY 3.0.
+``images/<patient>/z-<position>_c<crop>.png`` and ``gt/<patient>/z-<position>_c<crop>_l<grader>.png``, with four graders
+for each crop. Up to three of them marked nothing. Licence: CC BY 3.0.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,8 @@ import torch
 
 from leanbayes.data.annotated.images import AnnotatedImages
 from leanbayes.data.cache import sha256_of_files
-from leanbayes.data.checks import Array
+from leanbayes.data.dataset import Array
+from leanbayes.data.files.folder import read_all
 from leanbayes.runtime._files import local
 
 WHERE = "https://console.cloud.google.com/storage/browser/hpunet-data/lidc_crops"
@@ -36,15 +36,15 @@ class Crop(NamedTuple):
 
 
 def load_lidc(folder: str | Path) -> AnnotatedImages:
-    """Read the crops of a folder into memory (2 GB for the whole release), in the order of their names.
+    """Read the crops of a folder into memory (2 GB for the whole release), sorted by name.
 
     Args:
-        folder: Has ``<split>/images`` and ``<split>/gt`` for one or more of train, val and test; the folders that the
-            archives unpack to, ``lidc_crops_<split>/<split>``, are found as well.
+        folder: Has ``<split>/images`` and ``<split>/gt`` for one or more of train, val and test; the folders of the
+            unpacked archives, ``lidc_crops_<split>/<split>``, are found as well.
 
     Raises:
-        FileNotFoundError: There are no crops in the folder.
-        ValueError: It holds the pickle of another release; or files are missing, broken or of different sizes.
+        FileNotFoundError: The folder has no crops.
+        ValueError: The folder has the pickle of another release; or files are missing, broken or of different sizes.
     """
     root = local(folder).expanduser()
     crops = {name: _crops(place) for name in _SPLITS if (place := _place(root, name)) is not None}
@@ -52,8 +52,8 @@ def load_lidc(folder: str | Path) -> AnnotatedImages:
         raise _nothing_here(root)
     every = [crop for part in crops.values() for crop in part]
     size = _grey(every[0].image).shape
-    images = _read_all([crop.image for crop in every], _grey, size)
-    masks = _read_all([mask for crop in every for mask in crop.masks], _marked, size)
+    images = read_all([crop.image for crop in every], partial(_grey, size=size), size, np.uint8)
+    masks = read_all([mask for crop in every for mask in crop.masks], partial(_marked, size=size), size, np.uint8)
     return AnnotatedImages(
         name="lidc",
         images=torch.from_numpy(images[:, None]),
@@ -66,14 +66,14 @@ def load_lidc(folder: str | Path) -> AnnotatedImages:
 
 
 def _place(root: Path, split: str) -> Path | None:
-    """Return the folder of a split, None if there is none."""
+    """Return the folder of a split, or None."""
     unpacked = root / f"lidc_crops_{split}"
     places = (root / split, unpacked / split, unpacked, root / split / split)
     return next((place for place in places if (place / "images").is_dir() and (place / "gt").is_dir()), None)
 
 
 def _nothing_here(root: Path) -> Exception:
-    """Return the error that says what to put where; of a pickle, why it is not read."""
+    """Return the error about a folder without crops, or with a pickle, which is never read."""
     inside = sorted(root.iterdir()) if root.is_dir() else []
     pickles = [path for path in (root, *inside) if path.suffix.lower() in _PICKLES]
     if pickles:
@@ -97,53 +97,40 @@ def _crops(place: Path) -> list[Crop]:
         if parts is None or crop not in masks:
             raise ValueError(
                 f"{path} belongs to no image; expected <image>_l<grader>.png with the image under "
-                f"{place / 'images'}. Unpack the archive anew."
+                f"{place / 'images'}. Unpack the archive again."
             )
         masks[crop][int(parts["grader"])] = path
     for crop, found in masks.items():
         if len(found) != GRADERS:
             raise ValueError(
                 f"{images[crop]} has {len(found)} masks under {place / 'gt'}; expected {GRADERS}, one for each grader. "
-                "Unpack the archive anew."
+                "Unpack the archive again."
             )
     if not images:
         raise ValueError(
-            f"{place / 'images'} has no PNG files; expected <patient>/<image>.png. Unpack the archive anew."
+            f"{place / 'images'} has no PNG files; expected <patient>/<image>.png. Unpack the archive again."
         )
     return [Crop(images[crop], tuple(masks[crop][grader] for grader in sorted(masks[crop]))) for crop in sorted(images)]
 
 
-def _read_all(paths: list[Path], read: Callable[[Path], Array], size: tuple[int, ...]) -> Array:
-    """Decode files on several threads, straight into their place."""
-    pixels = np.empty((len(paths), *size), np.uint8)
-
-    def place(index: int) -> None:
-        decoded = read(paths[index])
-        if decoded.shape != size:
-            raise ValueError(
-                f"{paths[index]} has {decoded.shape[0]} x {decoded.shape[1]} pixels; expected {size[0]} x {size[1]} "
-                "as the first image has. Bring all to one size."
-            )
-        pixels[index] = decoded
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(place, range(len(paths))))
-    return pixels
-
-
-def _grey(path: Path) -> Array:
-    """Decode an image to grey levels, (H, W) uint8."""
+def _grey(path: Path, size: tuple[int, ...] | None = None) -> Array:
+    """Decode an image to grey levels, (H, W) uint8; raise ``ValueError`` if it has another size."""
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            if image.mode.startswith(("I", "F")):  # Pillow would cut off what is brighter than 255
+            if image.mode.startswith(("I", "F")):  # Pillow would clip values above 255
                 raise ValueError(f"{path} has more than 8 bits a pixel (mode {image.mode}). Scale it to 0 to 255.")
-            return np.asarray(image.convert("L"))
+            pixels = np.asarray(image.convert("L"))
     except (OSError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read as an image ({error}). Unpack the archive anew.") from error
+        raise ValueError(f"{path} cannot be read as an image ({error}). Unpack the archive again.") from error
+    if size is not None and pixels.shape != size:
+        raise ValueError(
+            f"{path} has {pixels.shape[0]} x {pixels.shape[1]} pixels; expected {size[0]} x {size[1]} as the first "
+            "image has. Bring all to one size."
+        )
+    return pixels
 
 
-def _marked(path: Path) -> Array:
-    """Decode a mask to zeros and ones, (H, W); whatever is not black is marked."""
-    return (_grey(path) > 0).astype(np.uint8)
+def _marked(path: Path, size: tuple[int, ...]) -> Array:
+    return (_grey(path, size) > 0).astype(np.uint8)

@@ -1,1 +1,1 @@
-"""Read the data files of a user: .csv, .npz, folders of images."""
+"""Read the user's own data: `.npz` files, `.csv` files and folders of images."""

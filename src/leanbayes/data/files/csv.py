@@ -1,4 +1,4 @@
-"""A table in a `.csv` file: numbers in the columns, one of which is the target."""
+"""Read a `.csv` file: columns of numbers, and one column of targets."""
 
 from __future__ import annotations
 
@@ -6,30 +6,26 @@ import csv
 import re
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from leanbayes.data.checks import Array, check_precision, check_task, REGRESSION, warn_of_whole_targets
-from leanbayes.data.dataset import Task
-from leanbayes.data.files.npz import Raw
+from leanbayes.data.checks import check_precision, check_task, EXACT, MOST_CLASSES, REGRESSION, warn_of_whole_targets
+from leanbayes.data.dataset import Array, Raw, Task
 
-# -------------------- csv_table
-# The cells of a `.csv` file as text, the names of its columns, and what no such file may have.
-
-
-_EXACT = 2**53  # whole numbers beyond are rounded in float64
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _LONGEST = 1000  # characters of a cell: a number or a label
-_END = "the end of the file"  # read as a row of its own, unless a quotation mark is open
+_END = "the end of the file"  # the last row, unless a quotation mark is open
+_TEST_EVERY = 10
+_FEWEST_ROWS = 3  # a header and an example for each split
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """The cells of a file as text (n, columns), the names of the columns, and the line of each row.
 
-    `titled` says whether the file names its columns; else they are called by their positions.
+    Without a header (`titled` is False), the names are positions.
     """
 
     path: Path
@@ -39,7 +35,7 @@ class Table:
     titled: bool
 
     def complain(self, row: int, column: int, expected: str) -> ValueError:
-        """Return an error about one cell."""
+        """Return the error about one cell."""
         cell = str(self.cells[row, column])
         return ValueError(
             f"{self.path}, line {self.lines[row]}, column {self.header[column]!r}: expected {expected}, got "
@@ -47,7 +43,7 @@ class Table:
         )
 
     def numbers(self, column: int) -> Array:
-        """Return a column as floats, or say which cell is no finite number."""
+        """Return a column as floats; raise ``ValueError`` for a cell that is not a finite number."""
         cells = self.cells[:, column]
         if are_numbers(cells) and np.isfinite(values := cells.astype(np.float64)).all():
             return values
@@ -55,15 +51,15 @@ class Table:
         raise self.complain(next(wrong), column, "a number")
 
     def whole_numbers(self, column: int, values: Array) -> Array:
-        """Return the numbers of a column, exactly where they are whole and too large for floats."""
+        """Return the numbers of a column; whole numbers that are too large for floats stay exact."""
         cells = self.cells[:, column]
-        if np.abs(values).max() < _EXACT or not all(_WHOLE.fullmatch(cell) for cell in cells):
+        if np.abs(values).max() < EXACT or not all(_WHOLE.fullmatch(cell) for cell in cells):
             return values
         return np.array([int(cell) for cell in cells], dtype=object)
 
 
 def are_numbers(cells: Array) -> bool:
-    """Tell whether every cell can be read as a number."""
+    """Return whether every cell can be read as a number."""
     try:
         cells.astype(np.float64)
     except ValueError:
@@ -72,9 +68,9 @@ def are_numbers(cells: Array) -> bool:
 
 
 def read_table(path: Path, fewest: int) -> Table:
-    """Read a file of at least `fewest` lines, a header among them or not; `is_header` says which first row is one.
+    """Read a file of at least `fewest` lines, with or without a header (see `is_header`).
 
-    Under a header, empty columns at the right without a name are dropped: they come of separators at the ends of lines.
+    Empty columns without a name at the right are dropped: they come from separators at the ends of lines.
     """
     rows = _read_rows(path)
     if len(rows) < fewest:
@@ -101,14 +97,16 @@ def read_table(path: Path, fewest: int) -> Table:
 
 
 def is_header(first: Array, below: Array) -> bool:
-    """Tell whether the first row (columns,) names the columns of the rows below (n, columns).
+    """Return whether the first row (columns,) names the columns of the rows below (n, columns).
 
-    It does with text over a number. Numbers may be names, too, if no text beside them comes again below: 0, 1, 2, ...
-    as pandas writes them, and any whole numbers over decimals, beside a word among labels that all come again. Where
-    there are but one or two numbers, which a row of data may well begin with, 0 and 1 must stand over decimals.
+    Text above a number is a name. Numbers are names, too, if no text of the first row is repeated below it, and
+
+    - they are 0, 1, 2, ..., as pandas writes them; one or two of them must be above decimals, because a row of data
+      may begin with them;
+    - or they are whole numbers above decimals, next to text above labels that all occur more than once.
     """
     numeric = np.array([are_numbers(first[i : i + 1]) for i in range(len(first))])
-    if any(are_numbers(below[:1, i]) for i in np.flatnonzero(~numeric)):  # over nothing, too
+    if any(are_numbers(below[:1, i]) for i in np.flatnonzero(~numeric)):  # or above nothing
         return True
     names, over = first[numeric], below[:, numeric]
     if not over.size or (below[:, ~numeric] == first[~numeric]).any():
@@ -117,15 +115,15 @@ def is_header(first: Array, below: Array) -> bool:
     decimals = np.char.isdigit(names).all() and not np.char.isdigit(over).any()
     if counted and (len(names) > 2 or decimals):
         return True
-    return bool(decimals and (~numeric).any() and all(_come_again(below[:, i]) for i in np.flatnonzero(~numeric)))
+    return bool(decimals and (~numeric).any() and all(_repeated(below[:, i]) for i in np.flatnonzero(~numeric)))
 
 
-def _come_again(labels: Array) -> bool:
+def _repeated(labels: Array) -> bool:
     return bool((np.unique(labels, return_counts=True)[1] > 1).all())
 
 
 def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Return the rows that are not blank, each with the number of its first line."""
+    """Return the rows that are not blank, each with its line number."""
     rows, line = [], 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
@@ -140,44 +138,30 @@ def _read_rows(path: Path) -> list[tuple[int, list[str]]]:
             f"{path} is not text in UTF-8 ({error.reason} at byte {error.start}). Save it as UTF-8."
         ) from error
     except csv.Error as error:
-        raise _unreadable(path, line, reader.line_num) from error
+        raise _unreadable(path, line, f"more than {csv.field_size_limit():,} characters") from error
     line, row = rows.pop()
     if row != [_END]:
-        raise _open_quote(path, line)
+        raise _unreadable(path, line, "a quotation mark that stays open")
     for line, row in rows:
-        if max(map(len, row), default=0) > _LONGEST:
-            raise _too_long(path, line, max(map(len, row)))
+        if (longest := max(map(len, row), default=0)) > _LONGEST:
+            raise _unreadable(path, line, f"{longest:,} characters")
     return [(line, row) for line, row in rows if any(row)]
 
 
 def _separator(line: str) -> str:
-    """Return the separator that a line has most of, not counting what is quoted."""
+    """Return the most frequent separator of a line outside quotes."""
     return max(",;\t", key=re.sub('"[^"]*"', "", line).count)
 
 
-def _unreadable(path: Path, first: int, last: int) -> ValueError:
-    """Say why a row over these lines, of which a cell is longer than Python reads, is so long."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        row = "".join(islice(file, first - 1, last))
-    return _open_quote(path, first) if row.count('"') % 2 else _too_long(path, first, csv.field_size_limit())
-
-
-def _too_long(path: Path, line: int, length: int) -> ValueError:
+def _unreadable(path: Path, line: int, got: str) -> ValueError:
     return ValueError(
-        f"{path}, line {line}: expected numbers or labels of at most {_LONGEST:,} characters, got a cell of at least "
-        f"{length:,}. Shorten it, or drop the column."
-    )
-
-
-def _open_quote(path: Path, line: int) -> ValueError:
-    return ValueError(
-        f"{path}, line {line}: expected every quotation mark to be closed, got one that stays open. Look for a single "
-        '" in this line; close or remove it.'
+        f"{path}, line {line}: expected cells of at most {_LONGEST:,} characters with closed quotation marks, got "
+        f'{got}. Look for a single " in this line and close or remove it; or shorten the cell.'
     )
 
 
 def _check_commas(path: Path, cells: Array, lines: list[int]) -> None:
-    """Refuse 1,5 and 1,500, which mean numbers and cannot be told from each other."""
+    """Reject numbers with commas: in 1,500 the comma can be a decimal point or a separator of thousands."""
     for row, column in np.argwhere(np.char.find(cells, ",") >= 0):
         if are_numbers(np.char.replace(cells[row : row + 1, column], ",", "")):
             raise ValueError(
@@ -187,7 +171,7 @@ def _check_commas(path: Path, cells: Array, lines: list[int]) -> None:
 
 
 def _check_names(path: Path, header: list[str]) -> None:
-    """Columns are found by their names, so each must have its own."""
+    """Raise ``ValueError`` for repeated names, because columns are found by name."""
     repeated = [name for name, times in Counter(header).items() if times > 1]
     if repeated:
         raise ValueError(
@@ -196,20 +180,14 @@ def _check_names(path: Path, header: list[str]) -> None:
         )
 
 
-_MOST_CLASSES = 20  # whole numbers with more distinct values are taken for quantities
-_TEST_EVERY = 10
-_FEWEST_ROWS = 3  # a header and an example for each split
-
-
 def read_csv(
     path: Path, *, target: str | int | None = None, split: int = 0, task: str | None = None
 ) -> tuple[Raw, Task]:
-    """Read features and target, and set every tenth row aside for testing.
+    """Read features and target; every tenth row is for testing.
 
-    A first row with text over numbers is a header, and so are the numbers of pandas, see `is_header`. Separators are
-    commas, semicolons or tabs, whichever the first line has most of outside quotes. Targets are labels if they are
-    text, or whole numbers with at most 20 distinct values; `task` overrules. Rows are shuffled with `split` as the seed
-    before every tenth (of each class) goes to the test split.
+    For headers, see `is_header`. The separator is the most frequent of comma, semicolon and tab in the first line,
+    outside quotes. Targets are labels if they are text, or whole numbers with at most 20 distinct values; `task`
+    overrides this. Rows are shuffled with `split` as the seed; every tenth row (of each class) is for testing.
 
     Returns:
         The arrays, and the task.
@@ -218,7 +196,7 @@ def read_csv(
     column = _position(table, target)
     features = [i for i in range(len(table.header)) if i != column]
     if not features:
-        raise ValueError(f"{path} has one column; expected features beside the target. Add columns.")
+        raise ValueError(f"{path} has one column; expected features in addition to the target. Add columns.")
     x = np.stack([_quantities(table, i) for i in features], 1)
     y = table.cells[:, column]
     if (y == "").any():
@@ -237,11 +215,11 @@ def read_csv(
 
 
 def read_features(path: Path, like: Path | None = None, target: str | int | None = None) -> Array:
-    """Read rows (n, d) whose target is not asked for.
+    """Read the features of rows without their target, (n, d).
 
-    With `like`, the file that the training data came from, and `target`, its column that is predicted, features are
-    found by their names, whatever their order and what lies beside them; where one of the files has no header, by their
-    positions, with the target or without. Otherwise every column is a feature.
+    With `like`, the file of the training data, and `target`, its target column, features are found by their names, in
+    any order and among other columns. If one of the files has no header, they are found by position, with or without
+    the target column. Without `like`, every column is a feature.
     """
     table = read_table(path, 1)
     names = table.header
@@ -262,7 +240,7 @@ def read_features(path: Path, like: Path | None = None, target: str | int | None
 
 
 def _by_position(table: Table, names: list[str], whole: int, target: int) -> Table:
-    """Name columns as in the training file, which had `whole` of them, the target at its place."""
+    """Name columns as in the training file, which had `whole` columns and the target at position `target`."""
     there = len(table.header)
     if there == len(names):
         return replace(table, header=names)
@@ -275,7 +253,6 @@ def _by_position(table: Table, names: list[str], whole: int, target: int) -> Tab
 
 
 def _position(table: Table, target: str | int | None) -> int:
-    """Return the position of the target column."""
     if target is None:
         return len(table.header) - 1
     if isinstance(target, str) and target in table.header:
@@ -290,7 +267,7 @@ def _position(table: Table, target: str | int | None) -> int:
 
 
 def _quantities(table: Table, column: int) -> Array:
-    """Return a column as numbers that can be told apart in float32."""
+    """Return a column as numbers that remain distinct in float32."""
     values = table.numbers(column)
     check_precision(table.whole_numbers(column, values), f"{table.path}, column {table.header[column]!r}")
     return values
@@ -300,11 +277,11 @@ def _are_labels(cells: Array) -> bool:
     if not are_numbers(cells):
         return True
     whole = all(cell.isdigit() for cell in cells)
-    return whole and len(np.unique(cells)) <= _MOST_CLASSES
+    return whole and len(np.unique(cells)) <= MOST_CLASSES
 
 
 def _held_out(labels: Array, seed: int) -> Array:
-    """Mark the test rows: of each class the second, twelfth, ... in random order, so that a lone example trains."""
+    """Mark the test rows: of each class the second, twelfth, ... in random order, so that a single example trains."""
     order = np.random.default_rng(seed).permutation(len(labels))
     test = np.zeros(len(labels), bool)
     for label in np.unique(labels):

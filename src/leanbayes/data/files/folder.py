@@ -1,42 +1,43 @@
-"""A folder of images in ImageNet's layout: train/<class>/*.png and test/<class>/*.png (or val/<class>/)."""
+"""Read a folder of images in ImageNet's layout: train/<class>/*.png and test/<class>/*.png (or val/<class>/).
+
+Pixels of 8 bits stay uint8. If one image of a set has 16 bits, all are float32 from 0 to 1: 16-bit values are divided
+by 65535, 8-bit values by 255. Palettes and CMYK become RGB. An opaque alpha channel is dropped.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from leanbayes.data.checks import Array
-from leanbayes.data.files.npz import check_memory, Raw
+from leanbayes.data.dataset import Array, Raw
+from leanbayes.data.files.npz import check_memory
 
-# -------------------- image_file
-# Decode image files: any mode of Pillow to grey or colour, 16-bit grey with all its values, or refused by name.
-#
-# Pixels of 8 bits stay uint8. If one image of a set has 16 bits, all are float32 from 0 to 1: v / 65535 of 16-bit
-# values, v / 255 of 8-bit values. Colours of palettes and CMYK become RGB. An opaque alpha channel is left out.
-
-
-_DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # "I" has 32 bits; of a 16-bit .pgm file Pillow uses 16 of them
+_DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # "I" has 32 bits; for a 16-bit .pgm file Pillow uses 16 of them
 _GREY = ("1", "L", "LA", *_DEEP)
 _COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")
 _BRIGHTEST = 65535
+_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_TEST_NAMES = ("test", "val", "validation")
+_LARGEST = 224  # pixels of a side
 
 
 class Header(NamedTuple):
-    """What an image file says of itself.
+    """Properties of an image file.
 
     Attributes:
         size: height and width.
         colour: whether it has colours.
         deep: whether grey levels have 16 bits.
-        cut: whether it has 16 bits in each of several channels, of which Pillow reads 8.
-        frames: whether it has several frames, of which the first is read.
+        cut: whether several channels have 16 bits each; Pillow reads 8 of them.
+        frames: whether it has several frames; only the first is read.
     """
 
     size: tuple[int, int]
@@ -47,7 +48,7 @@ class Header(NamedTuple):
 
 
 class Form(NamedTuple):
-    """What the images of a set are brought to: height and width, colours, and 16 bits; see `Header`."""
+    """Common form of the images of a set: height and width, colours, and 16 bits; see `Header`."""
 
     size: tuple[int, int]
     colour: bool
@@ -68,7 +69,7 @@ def read_header(path: Path) -> Header:
     """Read mode and size of an image, without its pixels.
 
     Raises:
-        ValueError: The file is no image, is too large, or has a mode that would not be read right.
+        ValueError: The file is no image, is too large, or has an unsupported mode.
     """
     from PIL import Image
 
@@ -106,7 +107,7 @@ def decode(path: Path, form: Form) -> Array:
 
 
 def _grey_levels(image: Any, path: Path) -> Any:
-    """Return 16-bit grey levels as an image of floats, which Pillow can scale."""
+    """Return 16-bit grey levels as an image of floats, because Pillow can scale these."""
     from PIL import Image
 
     values = np.asarray(image)
@@ -119,7 +120,7 @@ def _grey_levels(image: Any, path: Path) -> Any:
 
 
 def _check_opaque(image: Any, path: Path) -> None:
-    """Refuse transparent pixels: which colour is seen there is a matter of the background."""
+    """Reject transparent pixels, because their colour depends on the background."""
     see_through = image.info.get("transparency")
     if image.mode in _DEEP:
         transparent = see_through is not None and bool((np.asarray(image) == see_through).any())
@@ -136,7 +137,7 @@ def _check_opaque(image: Any, path: Path) -> None:
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Say which file is broken, and how."""
+    """Turn errors of image decoders into ``ValueError`` with the name of the file."""
     from PIL import Image
 
     try:
@@ -145,23 +146,17 @@ def _readable(path: Path) -> Iterator[None]:
         raise
     except Image.DecompressionBombError as error:
         raise ValueError(f"{path} is too large an image ({error}). Scale it down, or remove it.") from error
-    except Exception as error:  # each decoder has errors of its own
+    except Exception as error:  # each decoder has its own errors
         raise ValueError(f"{path} cannot be read as an image ({error}). Replace or remove it.") from error
-
-
-_ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
-_TEST_NAMES = ("test", "val", "validation")
-_LARGEST = 224  # pixels of a side
 
 
 def read_folder(folder: Path) -> Raw:
     """Read all images of a folder into memory.
 
-    Images of different sizes are brought to the median height and width, at most 224 pixels each: scaled so that the
-    image just covers that size, then cut around the centre. One colour image makes all of them colour images, one
-    16-bit image makes the pixels of all of them floats from 0 to 1, see `image_file`.
+    Images of different sizes are scaled to cover the median height and width, at most 224 pixels each, then cut around
+    the centre. If one image has colours, all become colour images.
     """
-    files = {split: list(_of_split(path)) for split, path in _splits(folder).items()}
+    files = image_files(folder)
     classes = sorted({path.parent.name for path in files["train"]})
     for path in files["test"]:
         if path.parent.name not in classes:
@@ -175,21 +170,16 @@ def read_folder(folder: Path) -> Raw:
     number = {name: label for label, name in enumerate(classes)}
     labels = {split: np.array([number[path.parent.name] for path in paths]) for split, paths in files.items()}
     return Raw(
-        x_train=_read_all(files["train"], form),
+        x_train=read_all(files["train"], partial(decode, form=form), form.shape, form.dtype),
         y_train=labels["train"],
-        x_test=_read_all(files["test"], form),
+        x_test=read_all(files["test"], partial(decode, form=form), form.shape, form.dtype),
         y_test=labels["test"],
         classes=tuple(classes),
     )
 
 
-def image_files(folder: Path) -> list[Path]:
-    """Return the images of both splits, in the order in which they are read."""
-    return [path for split in _splits(folder).values() for path in _of_split(split)]
-
-
-def _splits(folder: Path) -> dict[str, Path]:
-    """Return the folders of the two splits, or say what is missing."""
+def image_files(folder: Path) -> dict[str, list[Path]]:
+    """Return the images of the splits "train" and "test", sorted by class and name; reject a folder without them."""
     test = next((folder / name for name in _TEST_NAMES if (folder / name).is_dir()), None)
     if test is None or not (folder / "train").is_dir():
         inside = sorted(path.name for path in folder.iterdir())[:10]
@@ -197,43 +187,28 @@ def _splits(folder: Path) -> dict[str, Path]:
             f"{folder} is no folder of images: expected train/<class>/ and test/<class>/ (or val/<class>/), got "
             f"{', '.join(inside) or 'an empty folder'}. Sort the images so."
         )
-    splits = {"train": folder / "train", "test": test}
-    for path in splits.values():
-        _check_not_empty(path)
-        if next(_of_split(path), None) is None:
-            raise FileNotFoundError(
-                f"{path} has no images in class folders; expected <class>/<image> with one of the endings "
-                f"{', '.join(_ENDINGS)}. Put one folder a class there."
-            )
-    return splits
+    return {"train": _of_split(folder / "train"), "test": _of_split(test)}
 
 
-def _check_not_empty(split: Path) -> None:
-    """Refuse a class without images, unless none has any."""
-    empty = [directory for directory in _class_folders(split) if not _images(directory)]
-    if empty and len(empty) < len(_class_folders(split)):
+def _of_split(split: Path) -> list[Path]:
+    folders = sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = {folder: sorted(p for p in folder.iterdir() if p.suffix.lower() in _ENDINGS) for folder in folders}
+    empty = [folder for folder, images in classes.items() if not images]
+    if len(empty) == len(classes):
+        raise FileNotFoundError(
+            f"{split} has no images in class folders; expected <class>/<image> with one of the endings "
+            f"{', '.join(_ENDINGS)}. Put one folder a class there."
+        )
+    if empty:
         raise ValueError(
             f"{empty[0]} is a class without images; expected files there with one of the endings "
             f"{', '.join(_ENDINGS)}. Add images, or remove the folder."
         )
-
-
-def _of_split(split: Path) -> Iterator[Path]:
-    for directory in _class_folders(split):
-        yield from _images(directory)
-
-
-def _class_folders(split: Path) -> list[Path]:
-    """Return the folders of the classes; hidden ones belong to other programs."""
-    return sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
-
-
-def _images(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.iterdir() if path.suffix.lower() in _ENDINGS)
+    return [image for images in classes.values() for image in images]
 
 
 def _common_form(paths: list[Path]) -> Form:
-    """Return what all images are brought to; warn if that changes any."""
+    """Return the common form of all images; warn if it changes any."""
     with ThreadPoolExecutor() as pool:
         headers = list(pool.map(read_header, paths))
     heights, widths = zip(*(header.size for header in headers), strict=True)
@@ -249,7 +224,7 @@ def _common_form(paths: list[Path]) -> Form:
 
 
 def _changes(headers: list[Header], form: Form) -> Iterator[str]:
-    """Yield a sentence for each way in which images are changed."""
+    """Yield a sentence for each change of images."""
     height, width = form.size
     total = len(headers)
     if scaled := sum(header.size != form.size for header in headers):
@@ -265,20 +240,20 @@ def _changes(headers: list[Header], form: Form) -> Iterator[str]:
         )
     if cut := sum(header.cut for header in headers):
         yield (
-            f"{cut} of {total} images have 16 bits in each of several channels, of which 8 are read; to keep all, save "
+            f"{cut} of {total} images have 16 bits in each of several channels, and only 8 are read; to keep all, save "
             "floats from 0 to 1 to an .npz file"
         )
     if frames := sum(header.frames for header in headers):
-        yield f"{frames} of {total} images have several frames or pages, of which the first is read"
+        yield f"{frames} of {total} images have several frames or pages, and only the first is read"
 
 
-def _read_all(paths: list[Path], form: Form) -> Array:
-    """Decode images on several threads, straight into their place."""
-    images = np.empty((len(paths), *form.shape), form.dtype)
+def read_all(paths: list[Path], read: Callable[[Path], Array], shape: tuple[int, ...], dtype: Any) -> Array:
+    """Decode images in threads, directly into one array (N, *shape)."""
+    images = np.empty((len(paths), *shape), dtype)
 
-    def read(index: int) -> None:
-        images[index] = decode(paths[index], form)
+    def fill(index: int) -> None:
+        images[index] = read(paths[index])
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(read, range(len(paths))))
+        list(pool.map(fill, range(len(paths))))
     return images

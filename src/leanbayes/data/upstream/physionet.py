@@ -1,7 +1,7 @@
-"""PhysioNet 2012: the first 48 hours of 12,000 intensive-care stays, and who died in hospital (Silva et al. 2012).
+"""PhysioNet 2012: first 48 hours of 12,000 intensive-care stays, and deaths in hospital (Silva et al. 2012).
 
-Networks see tokens, as health records have them: which variable was measured in an hour, and in which of ten quantile
-bins its hourly mean lies. Set a is for training and defines the bins; sets b and c are for testing.
+The hourly mean of a variable becomes a token: its quantile bin, 1 to 10, or 0 if it was not measured. Set a is for
+training and defines the bins; sets b and c are for testing.
 """
 
 from __future__ import annotations
@@ -12,59 +12,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from leanbayes.data.cache import read_array, read_cached, sha256_of_files
-from leanbayes.data.checks import Array
-from leanbayes.data.dataset import DataSet, Split
-from leanbayes.data.upstream.converters import Files
-from leanbayes.data.upstream.formats import read_tar
+from leanbayes.data.cache import read_cached, sha256_of_files
+from leanbayes.data.dataset import Array, DataSet, Split
+from leanbayes.data.files.npz import read_array
+from leanbayes.data.upstream import Files, read_tar
 
-# -------------------- series
-# Series of numbers with gaps as series of tokens: quantile bins that the training rows define.
-
-
-# N rows, T steps, V variables
+# N stays, V variables
 
 BINS = 10
-"""Most bins of a variable."""
+"""Largest number of bins of a variable."""
 
 NOT_MEASURED = 0
-
-
-def quantile_edges(x: Array, bins: int = BINS) -> list[Array]:
-    """Return what separates the bins of every variable: its quantiles at 1/bins, ..., (bins - 1)/bins, each once.
-
-    Every edge is a value that was measured. A variable of few values (a yes or no, a score) has fewer bins.
-
-    Args:
-        x: Training values (N, ..., V); NaN is not measured.
-        bins: Most bins of a variable.
-    """
-    shares = np.arange(1, bins) / bins
-    columns = x.reshape(-1, x.shape[-1]).T
-    measured = [column[~np.isnan(column)] for column in columns]
-    none = np.empty(0, x.dtype)
-    return [np.unique(np.quantile(v, shares, method="inverted_cdf")) if len(v) else none for v in measured]
-
-
-def binned(x: Array, edges: Sequence[Array]) -> Array:
-    """Return the bin of every value, uint8 of the shape of `x`: 0 where it is NaN, else 1 + (number of edges below it).
-
-    The first and the last bin are open, so that outliers vanish in them.
-
-    Args:
-        x: Values (N, ..., V); NaN is not measured.
-        edges: Of every variable, rising, as `quantile_edges` returns them.
-    """
-    found = np.empty(x.shape, np.uint8)
-    for variable, between in enumerate(edges):
-        values = x[..., variable]
-        # An edge itself belongs to the bin below: a value that is one edge for many quantiles has a bin of its own.
-        place = 1 + np.searchsorted(between, values, side="left")
-        found[..., variable] = np.where(np.isnan(values), NOT_MEASURED, place)
-    return found
-
-
-# N stays
 
 FILE = "physionet2012_hourly.npz"
 HOURS = 48
@@ -74,25 +32,56 @@ SERIES = (
     "PaCO2", "PaO2", "Platelets", "RespRate", "SaO2", "SysABP", "Temp", "TroponinI", "TroponinT", "Urine", "WBC",
     "Weight", "pH",
 )  # fmt: skip
-"""What is measured again and again, in the order of the columns."""
+"""Repeatedly measured variables, in the order of the columns."""
 
 STATIC = ("Age", "Gender", "Height", "ICUType", "Weight")
-"""What is known at admission; these columns come behind those of the series."""
+"""Variables known at admission; their columns follow those of the series."""
 
 SHAPE = (HOURS, len(SERIES) + len(STATIC))
-"""Of one stay: a row for every hour, a column for every variable."""
+"""Shape of one stay: hours, variables."""
 
 CLASSES = ("survived", "died")
 SETS = ("set-a", "set-b", "set-c")
-_DEATH = "In-hospital_death"
+OUTCOMES = ("RecordID", "SAPS-I", "SOFA", "Length_of_stay", "Survival", "In-hospital_death")
+_DEATH = OUTCOMES[-1]
+_START = "00:00"
+
+
+def quantile_edges(x: Array, bins: int = BINS) -> list[Array]:
+    """Return the bin edges of every variable: its distinct quantiles at 1/bins, ..., (bins - 1)/bins.
+
+    Every edge is a measured value. A variable with few values (yes or no, a score) has fewer bins.
+
+    Args:
+        x: Training values (N, ..., V); NaN is not measured.
+        bins: Largest number of bins of a variable.
+    """
+    shares = np.arange(1, bins) / bins
+    columns = x.reshape(-1, x.shape[-1]).T
+    measured = [column[~np.isnan(column)] for column in columns]
+    none = np.empty(0, x.dtype)
+    return [np.unique(np.quantile(v, shares, method="inverted_cdf")) if len(v) else none for v in measured]
+
+
+def binned(x: Array, edges: Sequence[Array]) -> Array:
+    """Return the bin of every value, uint8 of the shape of `x`: 0 for NaN, else 1 + (number of edges below it).
+
+    The first and the last bin are open, so they absorb outliers. `edges` is the result of `quantile_edges`.
+    """
+    found = np.empty(x.shape, np.uint8)
+    for variable, between in enumerate(edges):
+        values = x[..., variable]
+        # An edge belongs to the bin below it: a value that several quantiles share has its own bin.
+        place = 1 + np.searchsorted(between, values, side="left")
+        found[..., variable] = np.where(np.isnan(values), NOT_MEASURED, place)
+    return found
 
 
 def load_physionet2012(root: Path) -> DataSet:
-    """Read the stays from the cache and turn their values into tokens.
+    """Read the stays from the cache as tokens, int64 (48, 42) each.
 
-    Rows are int64 (48, 42): the bin of each variable in each hour, 1 to 10, and 0 where it was not measured. What is
-    known at admission is repeated in every hour: a network that read it once, before the hours, did worse on held-out
-    stays of set a. The ten stays without any series are kept.
+    Variables known at admission are repeated in every hour: a network that read them once did worse on held-out stays
+    of set a. The ten stays without any series are kept.
 
     Returns:
         Set a to train on, set b to test on; ``further`` has "set-c".
@@ -119,7 +108,7 @@ def load_physionet2012(root: Path) -> DataSet:
 
 
 def _read(path: Path) -> tuple[Array, Array, Array, Array]:
-    """Return series (N, 48, 37), what is static (N, 5), deaths (N,) and numbers of the sets (N,), checked."""
+    """Return series (N, 48, 37), static variables (N, 5), deaths (N,) and set numbers (N,), checked."""
     series, static, outcomes = (read_cached(path, name) for name in ("x", "static", "outcomes"))
     number, *named = (read_array(path, name) for name in ("set_id", "ts_names", "static_names", "outcome_names"))
     count, (measured, known, results) = len(series), (tuple(map(str, names)) for names in named)
@@ -141,16 +130,8 @@ def _read(path: Path) -> tuple[Array, Array, Array, Array]:
     return series, static, death, number
 
 
-# -------------------- records
-# The stays of PhysioNet 2012 as they are published, a text for each, and the hourly means that the cache holds.
-
-
-OUTCOMES = ("RecordID", "SAPS-I", "SOFA", "Length_of_stay", "Survival", "In-hospital_death")
-_START = "00:00"
-
-
 def physionet2012(folder: Path) -> Files:
-    """Convert the records and outcomes of the three sets of stays, from the archives or from the folders they hold."""
+    """Convert the records and outcomes of the three sets, from the archives or from the unpacked folders."""
     parts = [_set(folder, name) for name in SETS]
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     arrays["set_id"] = np.repeat(np.arange(len(parts), dtype=np.uint8), [len(part["x"]) for part in parts])
@@ -161,10 +142,10 @@ def physionet2012(folder: Path) -> Files:
 def read_stay(text: str) -> tuple[Array, Array]:
     """Read one stay: lines "hh:mm,variable,value" under a header.
 
-    A negative value stands for one that is missing. What is measured at the end, 48:00, belongs to the last hour.
+    Negative values are missing values. Measurements at 48:00 belong to the last hour.
 
     Returns:
-        Means of every hour (48, 37), NaN where nothing was measured, and what is known at admission (5,), float32.
+        Hourly means (48, 37), NaN if not measured, and the variables at admission (5,), float32.
     """
     series, static = {name: k for k, name in enumerate(SERIES)}, {name: k for k, name in enumerate(STATIC)}
     total, count = np.zeros((2, HOURS, len(series)))
@@ -181,7 +162,7 @@ def read_stay(text: str) -> tuple[Array, Array]:
 
 
 def _measured(lines: Iterable[str]) -> Iterable[tuple[str, str, float]]:
-    """Yield time, variable and value of every line with a value that is not missing."""
+    """Yield time, variable and value of the lines, without missing values."""
     for line in lines:
         time, variable, value = line.split(",")
         if variable and float(value) >= 0:
@@ -189,7 +170,7 @@ def _measured(lines: Iterable[str]) -> Iterable[tuple[str, str, float]]:
 
 
 def _set(folder: Path, name: str) -> dict[str, Array]:
-    """Read the records of a set in the order of their numbers, and the outcomes of the same stays."""
+    """Read the records of a set in the order of their numbers, and their outcomes."""
     unpacked = folder / name
     if unpacked.is_dir():
         texts = {int(path.stem): path.read_text() for path in unpacked.glob("*.txt")}
@@ -200,13 +181,13 @@ def _set(folder: Path, name: str) -> dict[str, Array]:
     if tuple(header.split(",")) != OUTCOMES:
         raise ValueError(
             f"{folder / f'Outcomes-{name[-1]}.txt'} has the columns {header}, expected {','.join(OUTCOMES)}. Get the "
-            "file anew."
+            "file again."
         )
     rows = {int(line.partition(",")[0]): [int(value) for value in line.split(",")] for line in lines}
     if set(rows) != set(texts):
         raise ValueError(
             f"{name} has {len(texts)} records and {len(rows)} outcomes, which are not those of the same stays. Get "
-            "the files anew."
+            "the files again."
         )
     stays = [read_stay(texts[record]) for record in sorted(texts)]
     return {

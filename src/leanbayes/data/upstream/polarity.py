@@ -1,7 +1,7 @@
-"""Movie-review sentences, negative or positive (Pang & Lee 2005), as numbers of words.
+"""Movie-review sentences, negative or positive (Pang & Lee 2005), as tokens.
 
-The published sentences are lower-case, with spaces around words and punctuation marks: words are what lies between
-spaces. The vocabulary has the most frequent words of the training sentences alone.
+The published sentences are lower-case, with spaces around words and punctuation marks, so words are split at spaces.
+The vocabulary has the most frequent words of the training sentences only.
 """
 
 from __future__ import annotations
@@ -14,34 +14,43 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanbayes.data.cache import read_array, sha256_of_files
-from leanbayes.data.checks import Array
-from leanbayes.data.dataset import DataSet, Split
+from leanbayes.data.cache import sha256_of_files
+from leanbayes.data.dataset import Array, DataSet, Split
+from leanbayes.data.files.npz import read_array
+from leanbayes.data.upstream import Files
 
 # N sentences, T tokens
 
 FILE = "rt_polarity_text.npz"
+POLARITIES = ("rt-polarity.neg", "rt-polarity.pos")
 CLASSES = ("negative", "positive")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]")
-"""The first words of every vocabulary: nothing behind the end, a word that is not in it, the begin of a sentence."""
+"""First words of every vocabulary: padding at the end, unknown word, begin of a sentence."""
 
 PADDING, UNKNOWN, BEGIN = range(3)
 VOCABULARY = 8000
-"""Words of the vocabulary, special ones included; the rarest of them occur twice in training."""
+"""Size with the special words; the rarest words occur twice in training."""
 
 LENGTH = 64
-"""Tokens of a row; the longest sentence has 59 words, and the begin comes before them."""
+"""Tokens of a row; the longest sentence has 59 words after its begin."""
 
 TEST_SHARE = 10
-"""One sentence in so many is for testing, and as many for validation."""
+"""Every tenth sentence is for testing, another tenth for validation."""
+
+
+def rt_polarity(folder: Path) -> Files:
+    """Convert the negative and the positive sentences, one a line, without the spaces around them."""
+    texts = [(folder / name).read_bytes().decode("utf-8").strip("\n").split("\n") for name in POLARITIES]
+    joined = "\n".join(line.strip() for lines in texts for line in lines)
+    y = np.repeat(np.arange(len(texts), dtype=np.uint8), [len(lines) for lines in texts])
+    return {FILE: {"text_utf8": np.frombuffer(joined.encode("utf-8"), np.uint8), "y": y}}
 
 
 def load_rt_polarity(root: Path) -> DataSet:
     """Read the sentences from the cache; 80 % to train on, 10 % to test on, 10 % as ``further["validation"]``.
 
-    Rows are int64 (64,): "[CLS]", the words, then 0 to the end, so that ``x != 0`` is the attention mask.
-    ``vocabulary`` has the word of every number. The parts are the same every time, each with as many sentences of
-    either class.
+    Rows are int64 (64,): "[CLS]", the words, then 0 to the end, so that ``x != 0`` is the attention mask. The splits
+    are fixed, and the classes are equally frequent in each.
     """
     path = root / FILE
     text = read_array(path, "text_utf8").tobytes().decode("utf-8").split("\n")
@@ -68,14 +77,14 @@ def load_rt_polarity(root: Path) -> DataSet:
 
 
 def vocabulary(sentences: Iterable[str], size: int = VOCABULARY) -> tuple[str, ...]:
-    """Return the special words and the most frequent others, of equally frequent ones the alphabetically first."""
+    """Return the special words and the most frequent others; ties in alphabetical order."""
     counts = Counter(word for sentence in sentences for word in sentence.lower().split())
     by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
     return (*SPECIAL, *by_frequency[: size - len(SPECIAL)])
 
 
 def encode(sentences: Sequence[str], words: Sequence[str], length: int = LENGTH) -> Tensor:
-    """Return the numbers of the words (N, T), int64: the begin first, cut or filled up with padding at the end."""
+    """Return the tokens (N, T), int64: the begin, the words, padding; long sentences are cut."""
     number = {word: k for k, word in enumerate(words)}
     rows = torch.full((len(sentences), length), PADDING)
     for row, sentence in zip(rows, sentences, strict=True):
@@ -85,7 +94,7 @@ def encode(sentences: Sequence[str], words: Sequence[str], length: int = LENGTH)
 
 
 def _parts(y: Array) -> tuple[Array, Array, Array]:
-    """Return the rows of test, validation and training: shuffled, the same shares of each class cut off the front."""
+    """Return the rows of test, validation and training: a shuffled and stratified split."""
     shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0), device="cpu").numpy()
     by_class = (shuffled[y[shuffled] == label] for label in range(len(CLASSES)))
     cut = [np.split(rows, [len(rows) // TEST_SHARE, 2 * (len(rows) // TEST_SHARE)]) for rows in by_class]

@@ -30,9 +30,10 @@ import torch
 from torch import nn, Tensor
 from typing_extensions import override
 
+from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.log_uniform import NO_LOSS, peaked_log_uniform_kl
 from leanbayes.layers.channels import activates, Channels, follow
-from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, TRANSPOSED
+from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS, LinearFamily, TRANSPOSED
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods._base import Method, plain_copy, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_keep, check_positive
@@ -49,7 +50,8 @@ from leanbayes.methods.nested.eligibility import (
     unordered,
 )
 from leanbayes.methods.nested.units import Chains, Order, OrderingUnit, Tail
-from leanbayes.runtime.passes import Draws
+from leanbayes.runtime.noise import Noise, NoiseSpec
+from leanbayes.runtime.passes import PassState, Variables, Width
 
 FIRST_LOG_ALPHA = -8.0
 """Where log alpha starts in the first layer: noise on what reads the input itself would hide it."""
@@ -73,8 +75,7 @@ class NestedLayer(GaussianLayer):
         self.posterior.order = None
         if method.weight_noise:
             start = method.init_log_alpha if log_alpha is None else log_alpha
-            dtype = torch.promote_types(base.weight.dtype, torch.float32)
-            self.posterior.log_alpha = nn.Parameter(torch.full_like(base.weight, start, dtype=dtype))
+            self.posterior.log_alpha = nn.Parameter(torch.full_like(base.weight, start, dtype=self.wide))
         else:
             self.nodes, self.log_choices = 0, 0.0
 
@@ -91,10 +92,10 @@ class NestedLayer(GaussianLayer):
         self.posterior.order, self.masked, self.leads, self.ordered = None, False, False, False
 
     @override
-    def attach(self, draws: Draws, path: str) -> None:
-        super().attach(draws, path)
+    def attach(self, state: PassState, path: str) -> None:
+        super().attach(state, path)
         if self.posterior.order is not None and self.leads:
-            self.posterior.order.attach(draws, path)
+            self.posterior.order.attach(state, path)
 
     @property
     @override
@@ -118,10 +119,6 @@ class NestedLayer(GaussianLayer):
         if not self.masked:
             return {}
         return masked_tensors(self, self.base.weight, self.posterior.order.at_width(width, again=self.again))
-
-    @override
-    def kl(self) -> Tensor:
-        return self.kl_of([self])
 
     @override
     @classmethod
@@ -160,13 +157,14 @@ class NestedLayer(GaussianLayer):
         return reduce(each.view(groups, -1, outputs // groups, pixels), (1, 3)).flatten()
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        return super().draw_noise(rows, generator) if self.method.weight_noise else (torch.zeros(1),)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        return super().noise_specs(shared) if self.method.weight_noise else ()
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
         """Return the "weight" of fixed draws, and the "mask" of the output channels where it is applied here."""
-        weights = super().sample(rows) if self.method.weight_noise else {"weight": self.weight_now[None]}
+        noisy = self.method.weight_noise
+        weights = super().sample(component, noise, width) if noisy else {"weight": self.weight_now[None]}
         return {**weights, "mask": self.factors()} if self.masked else weights
 
     @override
@@ -234,20 +232,16 @@ class NestedNorm(StochasticLayer):
         return parts[0] if len(parts) == 1 else torch.cat([part.expand(rows, -1) for part in parts], 1)
 
     @override
-    def kl(self) -> Tensor:
-        return torch.zeros((), device=self.device)
-
-    @override
     @classmethod
     def kl_of(cls, layers: Sequence[Self]) -> Tensor:
-        return layers[0].kl()
+        return torch.zeros((), device=layers[0].device)
 
     @override
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        return (torch.zeros(1),)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        return ()
 
     @override
-    def sample(self, rows: int) -> dict[str, Tensor]:
+    def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
         """Return the "mask" of the channels (R, channels)."""
         return {"mask": self.factors()}
 
@@ -312,12 +306,8 @@ def _fills(layer: nn.Module) -> bool:
 
 def masked_tensors(layer: StochasticLayer, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
     """Return weight and bias of a linear map whose output channels are multiplied by a mask."""
-    assert layer.family.scale is not None
-    ones = weight.new_ones(layer.family.inputs(layer.base))
-    folded = {"weight": layer.family.scale(layer.base, weight, ones, mask.to(weight.dtype))}
-    if layer.base.bias is not None:
-        folded["bias"] = (layer.base.bias * mask).to(weight.dtype)
-    return folded
+    assert isinstance(layer.family, LinearFamily)
+    return layer.family.masked(layer.base, weight, mask)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -95,15 +96,16 @@ def removable(layers: Mapping[str, nn.Module], channels: Channels, units: Mappin
 def _gone(layer: Any, path: str, channels: Channels, kept: Mapping[int, float]) -> float:
     """Return how many numbers of a layer are removed, given the share of each stream that is kept."""
     inputs, outputs = channels.inputs[path], channels.outputs[path]
-    of_outputs = _kept_share(channels, outputs, kept)
-    of_inputs = 1.0 if inputs == outputs else _kept_share(channels, inputs, kept)  # one weight for each channel
+    of_outputs = kept_share(channels, outputs, kept)
+    of_inputs = 1.0 if inputs == outputs else kept_share(channels, inputs, kept)  # one weight for each channel
     tensors = {name: getattr(layer, name, None) for name in ("weight", "bias")}  # a parametrised weight, too
     sizes = {name: tensor.numel() for name, tensor in tensors.items() if tensor is not None}
     gone: float = sum(n * (1 - of_outputs * (of_inputs if name == "weight" else 1.0)) for name, n in sizes.items())
     return gone
 
 
-def _kept_share(channels: Channels, layout: Layout | None, kept: Mapping[int, float]) -> float:
+def kept_share(channels: Channels, layout: Layout | None, kept: Mapping[int, float]) -> float:
+    """Return the share of a channel axis that is kept, given that of each stream."""
     if not layout:
         return 1.0
     sizes = [channels.stream(part.stream).size * max(1, part.repeat) for part in layout]
@@ -136,9 +138,22 @@ def too_little(shares: Shares, least: float, channels: Channels, found: dict[int
 
 
 def _counted(reasons: Counter[str]) -> str:
+    reasons = _alike(reasons)
     named = [f"{count} because {why}" for why, count in reasons.most_common(MOST_NAMED)]
     left = sum(reasons.values()) - sum(count for _, count in reasons.most_common(MOST_NAMED))
     return ", ".join(named) + (f", {left} for other reasons" if left else "")
+
+
+def _alike(reasons: Counter[str]) -> Counter[str]:
+    """Count reasons that differ in the layer that they name as one: the first of them, "(and others)"."""
+    forms: dict[str, list[str]] = {}
+    for why in reasons:
+        forms.setdefault(re.sub(r"'[^']*'", "''", why), []).append(why)
+    said = {
+        form: re.sub(r"('[^']*')", r"\1 (and others)", whys[0], count=1) if len(whys) > 1 else whys[0]
+        for form, whys in forms.items()
+    }
+    return Counter({said[form]: sum(reasons[why] for why in whys) for form, whys in forms.items()})
 
 
 def _untraced(channels: Channels) -> str:

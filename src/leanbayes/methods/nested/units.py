@@ -31,7 +31,8 @@ from leanbayes.distributions.ordered import (
     uniform_tails,
 )
 from leanbayes.layers.channels import positions, Stream
-from leanbayes.runtime.passes import Draws
+from leanbayes.runtime.noise import NoiseSpec
+from leanbayes.runtime.passes import PassState
 
 Tail = Literal["learned", "geometric", "categorical"]
 
@@ -81,7 +82,6 @@ class OrderingUnit(nn.Module):
 
     components = 1
     row_noise = False
-    noise_ahead = True
     ordered = True
 
     group_of: Tensor
@@ -99,7 +99,7 @@ class OrderingUnit(nn.Module):
         length = stream.size // stream.lanes // stream.block
         self.order, self.groups = order, min(order.groups, length)
         self.always_on = min(self.groups, max(1, math.ceil(order.always_on * self.groups / order.groups)))
-        self.draws, self.path = Draws(), ""
+        self.state, self.path = PassState(), ""
         index = torch.tensor([position * self.groups // length for position in positions(stream)])
         self.register_buffer("group_of", index, persistent=False)
         self.register_buffer("free_of", (index - self.always_on + 1).clamp_min(0), persistent=False)
@@ -120,9 +120,9 @@ class OrderingUnit(nn.Module):
             self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
             self.register_buffer("fixed_keep", beyond / beyond[0], persistent=False)
 
-    def attach(self, draws: Draws, path: str) -> None:
-        """Take part in a model's draws: under a name of its own, or under one that all coupled units share."""
-        self.draws, self.path = draws, f"*.order.{self.order.groups}" if self.order.coupled else f"{path}.order"
+    def attach(self, state: PassState, path: str) -> None:
+        """Take part in the passes of a model: under a name of its own, or under one that all coupled units share."""
+        self.state, self.path = state, f"*.order.{self.order.groups}" if self.order.coupled else f"{path}.order"
 
     @property
     def learned(self) -> bool:
@@ -155,28 +155,22 @@ class OrderingUnit(nn.Module):
         free = keep_of(self.used_logits) if self.learned else self.fixed_keep
         return F.pad(free, (self.always_on - 1, 0), value=1.0)
 
-    def draw_noise(self, rows: int, generator: torch.Generator | None) -> tuple[Tensor, ...]:
-        """Draw uniform numbers, one for each of the order's groups: a pass has one mask for all of its rows."""
-        if generator is None:  # compiled code must not name a generator, not even as None
-            return (torch.rand(1, self.order.groups, device=self.device),)
-        return (torch.rand(1, self.order.groups, generator=generator, device=generator.device),)
-
-    def function_noise(self, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Draw the numbers of one function."""
-        return self.draw_noise(1, generator)
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        """Declare a uniform number for each of the order's groups: a pass has one mask for all of its rows."""
+        return (NoiseSpec("uniform", (self.order.groups,), per_row=False),)
 
     def factors(self, *, again: bool = False) -> Tensor:
         """Return what the current pass multiplies the channels by: (R, channels).
 
         A stream that was masked is masked `again` behind a norm; a fixed width is rescaled only the first time.
         """
-        reading = self.draws.read(self, 1)
-        if reading.width is not None:
-            return self.at_width(reading.width, again=again)[None]
-        if reading.noise is None:
+        _, noise, width = self.state.inputs_of(self, 1)
+        if width is not None:
+            return self.at_width(width, again=again)[None]
+        if noise is None:
             return torch.ones(1, len(self.group_of), device=self.device)
-        noise = gumbel(self._pooled(reading.noise[0])[:, self.always_on - 1 :])
-        z = downhill(self.free_log_tails, self.temperature, noise, self.order.hard)
+        perturbed = gumbel(self._pooled(noise[0])[:, self.always_on - 1 :])
+        z = downhill(self.free_log_tails, self.temperature, perturbed, self.order.hard)
         return z.index_select(1, self.free_of)
 
     def _pooled(self, uniform: Tensor) -> Tensor:

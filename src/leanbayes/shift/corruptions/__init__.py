@@ -1,8 +1,8 @@
-"""The fifteen common corruptions (Hendrycks & Dietterich, 2019) and the two of the implicit paper, in one call.
+"""The fifteen common corruptions (Hendrycks & Dietterich, 2019) and the two of the implicit paper.
 
-Every severity of a corruption changes an image through the same random numbers, only more. The constants stand at the
-top of `noise`, `blur`, `weather` and `digital`; they are those of CIFAR-10-C for 32 pixels and of ImageNet-C for 224,
-moved a little where a benchmark changes images less at a higher severity.
+All severities of a corruption use the same random numbers. The constants are at the top of `noise`, `blur`, `weather`
+and `digital`: those of CIFAR-10-C for 32 pixels and of ImageNet-C for 224. A few differ slightly, where a benchmark
+changes images less at a higher severity.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ _COMMON: tuple[Corruption, ...] = (
 _IMPLICIT_PAPER: tuple[Corruption, ...] = (noise.gaussian_mix, noise.salt_and_pepper)
 _BY_NAME = {corruption.__name__: corruption for corruption in _COMMON + _IMPLICIT_PAPER}
 
-# Images are worked on in chunks of about so many numbers: fast, and in memory that does not grow with their number.
-_CHUNK = 2**20
+_CHUNK = 2**20  # numbers of a chunk of images: memory does not grow with the number of images
 
 
 def names() -> tuple[str, ...]:
@@ -50,7 +49,7 @@ def names() -> tuple[str, ...]:
 
 
 def all_names() -> tuple[str, ...]:
-    """Return the fifteen and then the two of the implicit paper, "gaussian_mix" and "salt_and_pepper"."""
+    """Return the fifteen names, then those of the implicit paper, "gaussian_mix" and "salt_and_pepper"."""
     return tuple(_BY_NAME)
 
 
@@ -61,9 +60,9 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0, scale: S
         images: (N, C, H, W), one or three channels, at least 28 pixels; uint8, or float between 0 and 1.
         name: one of `all_names()`.
         severity: 1 to 5.
-        seed: image i becomes a function of (seed, name, severity, i) and of itself, whatever the other images are.
-        scale: whose constants: "cifar" (CIFAR-10-C), "imagenet" (ImageNet-C), or None: the former for 32 pixels, the
-            latter for 224, and between them by the logarithm of the shorter side.
+        seed: the result of image i depends on (seed, name, severity, i) and itself, not on other images.
+        scale: constants of "cifar" (CIFAR-10-C) or "imagenet" (ImageNet-C). None: the former for 32 pixels, the latter
+            for 224, interpolated in the logarithm of the shorter side.
     """
     _check(images, name, severity)
     level = Level(int(severity), blend_of(min(images.shape[2:]), scale))
@@ -90,18 +89,17 @@ def as_unit(images: Tensor) -> Tensor:
 
 
 def as_dtype(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return clipped images in the wanted dtype: the nearest of 256 levels, or the number itself."""
+    """Return clipped images in a dtype; uint8 takes the nearest of 256 levels."""
     clipped = images.clamp(0, 1)
     return (255 * clipped).round().to(dtype) if dtype == torch.uint8 else clipped.to(dtype)
 
 
 def _check(images: Tensor, name: str, severity: int) -> None:
-    """Raise ``ValueError`` when there is no such corruption, or no such image."""
     if name not in _BY_NAME:
         raise ValueError(f"expected one of the corruptions {', '.join(_BY_NAME)}; got {name!r}. Choose one of them.")
     if severity not in SEVERITIES:
         raise ValueError(
-            f"expected a severity from 1 (mild) to 5 (strong), got {severity!r}. Leave clean images as they are."
+            f"expected a severity from 1 (mild) to 5 (strong), got {severity!r}. Clean images need no corruption."
         )
     _check_shape(images)
     _check_values(images)
@@ -114,7 +112,6 @@ def _check(images: Tensor, name: str, severity: int) -> None:
 
 
 def _check_shape(images: Tensor) -> None:
-    """Raise ``ValueError`` when these are no images."""
     if images.dim() != 4 or images.shape[1] not in (1, 3):
         raise ValueError(
             f"expected images (N, C, H, W) of one or three channels, got shape {tuple(images.shape)}. "
@@ -123,7 +120,6 @@ def _check_shape(images: Tensor) -> None:
 
 
 def _check_values(images: Tensor) -> None:
-    """Raise ``ValueError`` when the numbers are no brightnesses."""
     if images.dtype == torch.uint8 or images.numel() == 0:
         return
     if not images.is_floating_point():

@@ -1,4 +1,4 @@
-"""Random numbers that belong to an image: image i draws from its own stream, whatever comes with it."""
+"""Random numbers of single images: each image draws from its own stream."""
 
 from __future__ import annotations
 
@@ -9,20 +9,18 @@ import torch
 from torch import Tensor
 
 CPU = torch.device("cpu")
-"""Named, so that the numbers are the same whatever torch's default device is."""
+"""Explicit, so that the numbers do not depend on torch's default device."""
 
 
 class Streams:
-    """Random numbers for images first, first + 1, ...: a function of (seed, corruption, index, number of the call).
+    """Random numbers of some images: a function of (seed, corruption, index of the image, number of the call).
 
-    Neither the other images nor the chunk an image lies in changes its numbers. The severity is left out on purpose: a
+    Numbers are drawn on the CPU and moved to the device. They depend neither on other images nor on the severity: a
     higher severity is the same draw, stronger, so that curves over severity are smooth.
     """
 
     def __init__(self, seed: int, corruption: str, indices: range, device: torch.device) -> None:
-        """Open the streams of the images with these indices; numbers are drawn on the CPU and moved to the device."""
-        self.indices = indices
-        self.device = device
+        self.indices, self.device = indices, device
         self._key = f"{seed}/{corruption}"
         self._calls = 0
         self._generator = torch.Generator(CPU)
@@ -41,11 +39,10 @@ class Streams:
         return self._draw(lambda row: torch.poisson(on_cpu[row], generator=self._generator))
 
     def _draw(self, draw_one: Callable[[int], Tensor]) -> Tensor:
-        """Draw row by row, each from a state that its index sets."""
         self._calls += 1
         rows = []
         for row, index in enumerate(self.indices):
-            # torch's CPU generator keeps 32 bits of a seed, as many as a checksum has.
+            # torch's CPU generator uses 32 bits of a seed, the size of a checksum.
             self._generator.manual_seed(zlib.crc32(f"{self._key}/{index}/{self._calls}".encode()))
             rows.append(draw_one(row))
         return torch.stack(rows).to(self.device)

@@ -1,4 +1,4 @@
-"""Blur: out of focus, through frosted glass, in motion, and while zooming."""
+"""Blur corruptions: defocus, frosted glass, motion and zoom."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ DEFOCUS_BLUR = Table(
     imagenet=((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5)),
 )
 # Sigma of the blur before and after, reach of a jump, rounds of jumps. The benchmarks' own rows are not in the order of
-# their strength; these are, and lie near them.
+# their strength; these are close to them and in order.
 GLASS_BLUR = Table(
     cifar=((0.4, 1, 1), (0.33, 1, 1), (0.3, 1, 1), (0.4, 1, 2), (0.25, 1, 2)),
     imagenet=((0.9, 1, 1.6), (1.3, 2, 1), (1.1, 3, 2), (1.5, 4, 2), (1.1, 3, 3)),
 )
-# Radius and sigma of the smear; pixels. CIFAR-10-C has sigma 2 at severities 3 and 4, which differ by nothing visible.
+# Radius and sigma of the smear; pixels. CIFAR-10-C has sigma 2 at severities 3 and 4, without a visible difference.
 MOTION_BLUR = Table(
     cifar=((6, 1), (6, 1.5), (6, 2), (8, 2.2), (9, 2.5)),
     imagenet=((10, 3), (15, 5), (15, 8), (15, 12), (20, 15)),
@@ -45,7 +45,7 @@ def defocus_blur(images: Tensor, level: Level, streams: Streams) -> Tensor:
 
 
 def glass_blur(images: Tensor, level: Level, streams: Streams) -> Tensor:
-    """Blur, let each pixel take the colour of a near one, and blur again."""
+    """Blur, replace each pixel by a near one, and blur again."""
     sigma, reach, rounds = GLASS_BLUR.at(level)
     images = blur(images, sigma)
     for before in range(math.ceil(rounds)):
@@ -71,7 +71,7 @@ def zoom_blur(images: Tensor, level: Level, streams: Streams) -> Tensor:
 
 
 def _disk(radius: float, edge: float) -> Tensor:
-    """Return a kernel of sum one: the pixels within the radius, blurred a little."""
+    """Return a kernel of sum one: a disk with blurred edges."""
     reach = math.ceil(radius) + 2
     line = torch.arange(-reach, reach + 1).float()
     disk = (line[:, None] ** 2 + line**2 <= radius**2).float()
@@ -82,14 +82,15 @@ def _disk(radius: float, edge: float) -> Tensor:
 
 
 def _jumps(chance: Tensor, reach: float, share: float) -> Tensor:
-    """Return for each pixel (n, H W) which one it takes, when pixels jump in turn, from the last to the first.
+    """Return the source of each pixel (n, H W), when pixels jump in turn, from the last to the first.
 
-    A pixel takes what its partner, -reach to reach rows and columns away, holds at that moment: a partner that comes
-    later in the image has jumped already. These chains are followed all at once, doubling their length each time.
+    A pixel takes the current value of its partner, -reach to reach rows and columns away. A partner later in the image
+    has jumped already. All chains of jumps are followed at once, doubling their length each time.
 
     Args:
-        chance: uniform numbers (n, 3, H, W): where a partner is, up or down, left or right, and whether a pixel jumps.
-        reach: largest step; a margin of so many pixels stays. A step is rounded down: reach 1 goes up, left or nowhere.
+        chance: uniform numbers (n, 3, H, W): vertical and horizontal offset of the partner, and whether a pixel jumps.
+        reach: largest offset, and margin of unchanged pixels. Offsets are rounded down: reach 1 goes up, left or
+            nowhere.
         share: share of the pixels that jump; all of them from 1 on.
     """
     height, width = chance.shape[2:]

@@ -1,4 +1,4 @@
-"""Digital damage: low contrast, elastic warping, coarse pixels, and JPEG."""
+"""Digital corruptions: low contrast, elastic warping, coarse pixels, and JPEG."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from leanbayes.shift.corruptions.severities import Level, Table
 
 # Contrast that is left.
 CONTRAST = Table(cifar=(0.75, 0.5, 0.4, 0.3, 0.15), imagenet=(0.4, 0.3, 0.2, 0.1, 0.05))
-# Amplitude and smoothness of the warp, and how far three points of an affine map wander; shares of the image's side.
-# In CIFAR-10-C they wander less and less (0.08 to 0.03), so that severity 5 changes half as much as severity 1; here
-# the warp is the same and the wandering stays.
+# Amplitude and smoothness of the warp, and displacement of three points of an affine map; shares of the image's side.
+# In CIFAR-10-C the displacement falls (0.08 to 0.03): severity 5 changes half as much as severity 1. Here it stays.
 ELASTIC_TRANSFORM = Table(
     cifar=((0, 0.2, 0.063), (0.05, 0.2, 0.064), (0.08, 0.06, 0.064), (0.1, 0.04, 0.064), (0.1, 0.03, 0.064)),
     imagenet=((0.0625, 0.01, 0), (0.08125, 0.01, 0), (0.10625, 0.01, 0), (0.125, 0.01, 0), (0.15, 0.01, 0)),
@@ -55,7 +54,7 @@ def pixelate(images: Tensor, level: Level, streams: Streams) -> Tensor:
 
 
 def jpeg_compression(images: Tensor, level: Level, streams: Streams) -> Tensor:
-    """Compress and open again, one image at a time: the format knows no batch."""
+    """Compress and open again, one image at a time."""
     import numpy as np
     from PIL import Image
 

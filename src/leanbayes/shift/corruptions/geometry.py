@@ -1,4 +1,4 @@
-"""Moving pixels: separable linear maps of an image as two small matrices, and motion along a line."""
+"""Linear maps of pixels: blur, zoom and blocks as matrices for rows and columns, and motion along a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def separable(images: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def blur(images: Tensor, sigma: float) -> Tensor:
-    """Blur by a Gaussian of so many pixels; the border repeats the last pixel."""
+    """Blur by a Gaussian with sigma in pixels; the border repeats the last pixel."""
     height, width = images.shape[-2:]
     return separable(images, gaussian_matrix(height, sigma), gaussian_matrix(width, sigma))
 
@@ -32,7 +32,7 @@ def gaussian_matrix(size: int, sigma: float) -> Tensor:
 def zoom_matrix(size: int, factor: float) -> Tensor:
     """Return the (size, size) matrix that magnifies the middle linearly, by a factor of at least one.
 
-    As in the benchmarks whole pixels are cut out and stretched end to end: a factor close to one may do nothing.
+    As in the benchmarks, whole pixels are cut out and stretched: a factor close to one may change nothing.
     """
     cut = math.ceil(size / factor)
     stretched = round(cut * factor)
@@ -45,7 +45,7 @@ def zoom_matrix(size: int, factor: float) -> Tensor:
 
 
 def block_matrix(size: int, blocks: int) -> Tensor:
-    """Return the (size, size) matrix that replaces each pixel by the mean of its block; a centre decides which."""
+    """Return the (size, size) matrix that replaces each pixel by the mean of the block that holds its centre."""
     block = ((torch.arange(size) + 0.5) * blocks / size).floor()
     same = (block[:, None] == block).float()
     return same / same.sum(1, keepdim=True)
@@ -58,7 +58,7 @@ def take(images: Tensor, sources: Tensor) -> Tensor:
 
 
 def motion(images: Tensor, angles: Tensor, radius: int, sigma: float) -> Tensor:
-    """Smear image i along angles[i], in radians: 2 radius + 1 steps of a pixel with half a Gaussian as weights."""
+    """Smear image i along angles[i], in radians: 2 radius + 1 steps of a pixel, weighted by half a Gaussian."""
     height, width = images.shape[-2:]
     steps = torch.arange(2 * radius + 1)
     weights = torch.exp(-0.5 * (steps / sigma) ** 2)

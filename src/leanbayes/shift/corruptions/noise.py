@@ -1,4 +1,4 @@
-"""Noise: Gaussian, shot and impulse noise of the common corruptions, and the two kinds of the implicit paper."""
+"""Noise corruptions: Gaussian, shot and impulse noise, and the two kinds of the implicit paper."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GAUSSIAN_NOISE = Table(cifar=(0.04, 0.06, 0.08, 0.09, 0.10), imagenet=(0.08, 0.1
 SHOT_NOISE = Table(cifar=(500, 250, 100, 75, 50), imagenet=(60, 25, 12, 5, 3))
 IMPULSE_NOISE = Table(cifar=(0.01, 0.02, 0.03, 0.05, 0.07), imagenet=(0.03, 0.06, 0.09, 0.17, 0.27))
 
-# The paper turns both up until only noise is left; five equal steps go there.
+# The implicit paper increases both until only noise is left, here in five equal steps.
 MIX_SHARE = (0.2, 0.4, 0.6, 0.8, 1.0)
 SALT_AND_PEPPER = (0.2, 0.4, 0.6, 0.8, 1.0)
 

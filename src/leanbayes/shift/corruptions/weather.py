@@ -1,4 +1,4 @@
-"""Weather: snow, frost, fog, and a brighter day."""
+"""Weather corruptions: snow, frost, fog and brightness, with clouds and ice made from random numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from leanbayes.shift.corruptions._random import Streams
 from leanbayes.shift.corruptions.geometry import blur, motion, separable, zoom_matrix
 from leanbayes.shift.corruptions.severities import Level, Table
 
-# -------------------- textures
-# Textures of the weather, made from random numbers: clouds of fog, and ferns of ice.
-
-
 _FERNS, _BARBS = 20, 8
-# The strokes of a fern: where on the stem they start, their turn from it, how far they reach (shares of its length).
-# The stem comes first, then barbs at 60 degrees on either side.
+# The strokes of a fern: start on the stem, angle to it, length (shares of the stem). The stem comes first, then barbs
+# at 60 degrees on either side.
 _STROKES = (
     (0.0, 0.0, 1.0),
     *((k / _BARBS, side * math.pi / 3, 0.45 * (1 - k / _BARBS)) for k in range(_BARBS) for side in (1, -1)),
@@ -25,10 +21,10 @@ _STROKES = (
 
 
 def clouds(streams: Streams, size: int, decay: float) -> Tensor:
-    """Return clouds (n, side, side) between 0 and 1, side the power of two that holds size: a diamond-square fractal.
+    """Return clouds (n, side, side) between 0 and 1 by the diamond-square fractal; side is a power of two >= size.
 
     Each round halves the grid: a new point is the mean of its four neighbours (the grid wraps around) plus noise, whose
-    amplitude falls by decay^2. All noise is drawn beforehand, so that one draw serves every decay.
+    amplitude falls by decay^2. All noise is drawn first, so that it is the same for every decay.
     """
     side = 2 ** math.ceil(math.log2(size))
     noise = streams.uniform(side, side, low=-1.0, high=1.0)
@@ -49,10 +45,10 @@ def clouds(streams: Streams, size: int, decay: float) -> Tensor:
 
 
 def ferns(streams: Streams, height: int, width: int) -> Tensor:
-    """Return ferns of ice (n, height, width), dark where there is none: stems with barbs that shorten to the tip.
+    """Return ferns of ice (n, height, width) on black: stems with barbs that shorten to the tip.
 
-    Places are complex numbers, x + i y, with the image from 0 to 1 either way. Axes: image, fern, stroke, point of a
-    stroke; points fade towards its end.
+    Positions are complex numbers x + i y; the image is the unit square. Axes: image, fern, stroke, point of a stroke.
+    Points fade towards the end of a stroke.
     """
     across, down = streams.uniform(2, _FERNS, 1, 1, low=-0.1, high=1.1).unbind(1)
     root = torch.complex(across, down)
@@ -74,12 +70,11 @@ def ferns(streams: Streams, height: int, width: int) -> Tensor:
 
 
 def _unit(angle: Tensor) -> Tensor:
-    """Return e^(i angle)."""
     return torch.polar(torch.ones_like(angle), angle)
 
 
-# Mean and std of the flakes' noise, their size, the least value that is a flake, radius and sigma of their fall, share
-# of the image that does not turn white.
+# Mean and std of the flakes' noise, their size, the threshold of a flake, radius and sigma of their motion, and the
+# share of the image that does not turn white.
 SNOW = Table(
     cifar=(
         (0.1, 0.2, 1, 0.6, 8, 3, 0.95),
@@ -96,13 +91,13 @@ SNOW = Table(
         (0.55, 0.3, 2.5, 0.85, 12, 12, 0.55),
     ),
 )
-# Weights of image and ice. From severity 3 on the benchmarks dim the image so much that it changes less; these do not.
+# Weights of image and ice. From severity 3 on, the benchmarks dim the image so much that it changes less.
 FROST = Table(
     cifar=((1, 0.2), (1, 0.3), (0.97, 0.33), (0.94, 0.355), (0.91, 0.38)),
     imagenet=((1, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.73), (0.6, 0.78)),
 )
-# Colour of the ice (red, green, blue) and the std of its light, as the benchmarks' five photographs have them: blue,
-# white twice, silver and dark frost.
+# Colour of the ice (red, green, blue) and std of its brightness in the benchmarks' five photographs: blue, white twice,
+# silver and dark.
 FROST_KINDS = (
     (0.30, 0.58, 0.65, 0.07),
     (0.79, 0.81, 0.84, 0.09),
@@ -122,7 +117,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 def snow(images: Tensor, level: Level, streams: Streams) -> Tensor:
-    """Let flakes fall, once as drawn and once turned by 180 degrees, over an image that turns white."""
+    """Add flakes, and the same flakes turned by 180 degrees, to an image that turns white."""
     mean, std, size, least, radius, sigma, clear = SNOW.at(level)
     height, width = images.shape[2:]
     flakes = mean + std * streams.normal(1, height, width)
@@ -134,13 +129,13 @@ def snow(images: Tensor, level: Level, streams: Streams) -> Tensor:
 
 
 def frost(images: Tensor, level: Level, streams: Streams) -> Tensor:
-    """Lay ice over the image: a x + b ice, of one of five kinds."""
+    """Add ice of one of five kinds: a x + b ice."""
     image_weight, ice_weight = FROST.at(level)
     return image_weight * images + ice_weight * _ice(images, streams)
 
 
 def fog(images: Tensor, level: Level, streams: Streams) -> Tensor:
-    """Add clouds and darken again: (x + c clouds) m / (m + c),  m the brightest value of the image."""
+    """Add clouds and darken: (x + c clouds) m / (m + c), m the brightest value of the image."""
     thickness, decay = FOG.at(level)
     height, width = images.shape[2:]
     haze = clouds(streams, max(height, width), decay)[:, None, :height, :width]
@@ -149,16 +144,16 @@ def fog(images: Tensor, level: Level, streams: Streams) -> Tensor:
 
 
 def brightness(images: Tensor, level: Level, streams: Streams) -> Tensor:
-    """Raise the value of hue, saturation and value; a grey image is its own value."""
+    """Raise the value in HSV; a grey image is its own value."""
     (added,) = BRIGHTNESS.at(level)
     value = images.amax(1, keepdim=True)
     brighter = (value + added).clamp(max=1)
-    # Hue and saturation stay when all channels grow by one factor; black has neither and becomes grey.
+    # Hue and saturation stay if all channels grow by one factor; black has neither and becomes grey.
     return torch.where(value > 0, images * (brighter / value.clamp(min=1e-6)), brighter)
 
 
 def _ice(images: Tensor, streams: Streams) -> Tensor:
-    """Return ice like the images: a kind for each, lit by ferns over clouds."""
+    """Return ice in the shape of the images: a kind for each, with ferns over clouds as brightness."""
     channels, height, width = images.shape[1:]
     cloudy = clouds(streams, max(height, width), 1.6)[:, :height, :width]
     light = _standardised(_standardised(cloudy) + _standardised(ferns(streams, height, width)))
@@ -169,7 +164,7 @@ def _ice(images: Tensor, streams: Streams) -> Tensor:
 
 
 def _standardised(texture: Tensor) -> Tensor:
-    """Return the texture (n, H, W) with mean zero and std one for each image."""
+    """Return the texture (n, H, W) with mean zero and std one in each image."""
     std, mean = torch.std_mean(texture, (1, 2), keepdim=True)
     return (texture - mean) / std
 

@@ -1,0 +1,101 @@
+"""Make plain networks of a stochastic one: `draw`, `mean`, `strip`, and views that share its tensors."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+
+import torch
+from torch import nn
+
+from leanbayes.core.conversion import stochastic_layers, unwrap
+from leanbayes.layers.composites.lowering import raise_back
+from leanbayes.layers.hooks import copy_hooks
+from leanbayes.methods._checks import whole_number
+from leanbayes.methods.ensemble import member_of, members_of
+from leanbayes.runtime.passes import draws
+from leanbayes.runtime.twins import copied, tensors_of, twin
+
+
+def draw(
+    model: nn.Module,
+    *,
+    seed: int = 0,
+    index: int = 0,
+    component: int | None = None,
+    width: float | int | None = None,
+) -> nn.Module:
+    """Return one posterior draw as an ordinary network: the class of the original, nothing of leanbayes inside.
+
+    It equals sample `index` of `predict(model, x, seed=seed)` and shares no tensor with `model`.
+
+    Example:
+        >>> plain = lb.draw(bnn, seed=0)
+    """
+    model, seed = unwrap(model), whole_number("seed", seed)
+    members = members_of(model)
+    if members:
+        member, own = member_of(members, index, component)
+        return draw(member, seed=seed, index=own, width=width)
+    model = twin(model, share_plain=True)
+    with draws(model, seed=seed, index=index, component=component, width=width):
+        return _on_its_own(raise_back(frozen(model)), model)
+
+
+def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
+    """Return the network of posterior means, averaged over components or of one component.
+
+    Laws without a mean (Cauchy, half-Cauchy) give their median. After random-sign initialisation the average of the
+    components means little: name one. The members of an explicit ensemble have no mean at all.
+    """
+    model = unwrap(model)
+    members = members_of(model)
+    if members:
+        if component is None:
+            raise ValueError("the members of an ensemble have no mean network; name one with component=k")
+        return mean(member_of(members, 0, component)[0])
+    model = twin(model, share_plain=True)
+    with draws(model, mean=True, component=component):
+        return _on_its_own(raise_back(frozen(model)), model)
+
+
+def strip(model: nn.Module) -> nn.Module:
+    """Return the plain network of the shared weights, without any factor: what was converted, as trained since."""
+    return _on_its_own(raise_back(plain_view(model)), model)
+
+
+def plain_view(model: nn.Module) -> nn.Module:
+    """Return the plain network of the shared layers: other modules, the same parameters and buffers.
+
+    It has no factors, no noise and no KL. Training it trains `model`, whose posteriors lie around the shared weights.
+    """
+    bases: dict[int, nn.Module] = {}
+    for _, layer in stochastic_layers(model):
+        base = bases[id(layer)] = copy.copy(layer.base)
+        copy_hooks(layer, base)
+    return twin(unwrap(model), bases)
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    """Return a plain twin of the model under the current draw; tensors that no draw touches are shared with it."""
+    layers: dict[int, nn.Module] = {}
+    with torch.no_grad():
+        for _, layer in stochastic_layers(model):
+            layers[id(layer)] = layer.freeze()
+            layer.state.noise.pop(layer.path, None)  # there may be as much of it as of weights
+    return twin(unwrap(model), layers)
+
+
+def _on_its_own(plain: nn.Module, model: nn.Module) -> nn.Module:
+    """Copy what a plain twin shares with its model; what was made for the twin stays, so weights are copied once."""
+    theirs = {0, *map(_address, tensors_of(model))}
+    found = {id(tensor): tensor for tensor in tensors_of(plain)}
+    users = Counter(map(_address, found.values()))
+    made = {key: one for key, one in found.items() if _address(one) not in theirs and users[_address(one)] == 1}
+    return copied(plain, {key: one for key, one in made.items() if one.untyped_storage().nbytes() == one.nbytes})
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where the memory of a tensor begins; 0 where it has none, or hides it."""
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+    return tensor.untyped_storage().data_ptr() if plain else 0

@@ -1,0 +1,162 @@
+"""Standard noise of a forward pass: declared by layers (`NoiseSpec`), drawn for a whole model (`NoisePool`).
+
+Noise has no parameters in it. Fresh noise comes from torch's global generator when a pass begins. Named noise is a
+function of (seed, index, layer path): the same on every device, in every chunk and in every order of rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from leanbayes.distributions.random import Kind, normals, standard
+from leanbayes.runtime.distributed import rank_and_world
+
+Noise = tuple[Tensor, ...]
+"""The noise of one layer: one tensor for each of its specs, draws or rows on the first axis."""
+
+
+class NoiseSpec(NamedTuple):
+    """One tensor of standard noise that a layer needs.
+
+    Attributes:
+        kind: "normal", "uniform" in [0, 1), or "seed": integers for `distributions.random.uniforms`.
+        shape: its shape without the first axis.
+        per_row: one for each row of the batch, or one for the whole pass.
+        counted: whether named noise is computed on the layer's device by counting, for as many numbers as weights.
+    """
+
+    kind: Kind
+    shape: tuple[int, ...]
+    per_row: bool = True
+    counted: bool = False
+
+
+class Noisy(Protocol):
+    """The part of a stochastic layer that its noise depends on."""
+
+    path: str
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
+        """Declare the noise of one function for all rows (`shared`), or of a pass with noise per row.
+
+        Without specs for a pass, the noise has the size of an activation (`activation_noise`).
+        """
+
+
+class _Slot(NamedTuple):
+    """Where the noise of one spec of a layer is in a pooled tensor: columns, and their shape."""
+
+    path: str
+    size: int
+    shape: tuple[int, ...]
+
+
+class NoisePool:
+    """All fresh noise of a pass whose size is known before it: one tensor for each kind, of which layers get slices.
+
+    | kind             | shape  | read by                                                       |
+    |------------------|--------|---------------------------------------------------------------|
+    | normal per row   | (R, N) | rank-1 factors, implicit nodes, signs of Flipout              |
+    | uniform per row  | (R, N) | Cauchy factors, masks of MC dropout                           |
+    | seed per row     | (R, N) | dropout layers of the network                                 |
+    | uniform per pass | (1, N) | patches, DropConnect, ordering units                          |
+    | normal per pass  | (1, N) | sampled weight tables (embeddings, sequences, Flipout)        |
+    """
+
+    def __init__(self, layers: Iterable[Noisy]) -> None:
+        """Lay out the noise of the layers; layers of one path share theirs."""
+        self.layout: dict[tuple[Kind, bool, torch.device], list[_Slot]] = {}
+        placed: set[str] = set()
+        for layer in layers:
+            specs = () if layer.path in placed else layer.noise_specs(shared=False)
+            placed |= {layer.path} if specs else set()
+            for spec in specs:
+                slots = self.layout.setdefault((spec.kind, spec.per_row, layer.device), [])
+                slots.append(_Slot(layer.path, math.prod(spec.shape), spec.shape))
+
+    def draw(self, rows: int) -> dict[str, Noise]:
+        """Draw the noise of every layer, by path; this process keeps its rows of the noise of the global batch."""
+        rank, world = rank_and_world()
+        found: dict[str, list[Tensor]] = {}
+        for (kind, per_row, device), slots in self.layout.items():
+            pooled = standard(kind, (rows * world if per_row else 1, sum(slot.size for slot in slots)), device)
+            pooled = _own_rows(pooled, rank, world) if per_row else pooled
+            for slot, part in zip(slots, torch.split(pooled, [slot.size for slot in slots], 1), strict=True):
+                found.setdefault(slot.path, []).append(part.view(len(part), *slot.shape))
+        return {path: tuple(parts) for path, parts in found.items()}
+
+
+def fresh_noise(layer: Noisy, rows: int, generator: torch.Generator | None = None) -> Noise:
+    """Draw a layer's noise for this process's rows of the global batch, by default from torch's global generator.
+
+    Every process draws the noise of all rows and keeps its own: equal seeds on all ranks do not mean equal noise.
+    """
+    rank, world = rank_and_world()
+    return tuple(
+        _own_rows(_draw(spec, rows * world, layer.device, generator), rank, world) if spec.per_row else
+        _draw(spec, 1, layer.device, generator)
+        for spec in pass_specs(layer)
+    )  # fmt: skip
+
+
+def row_noise(layer: Noisy, rows: int, *name: int | str) -> Noise:
+    """Return named noise per row: a function of the name and the layer's path."""
+    generator = generator_of(*name, layer.path)
+    return tuple(_draw(spec, rows, layer.device, generator) for spec in pass_specs(layer))
+
+
+def function_noise(layer: Noisy, names: Sequence[tuple[int | str, ...]]) -> Noise:
+    """Return the noise of named functions, one row each."""
+    specs = layer.noise_specs(shared=True)
+    rows = []
+    for name in names:
+        generator = generator_of(*name, layer.path)
+        rows.append([_draw(spec, 1, layer.device, generator) for spec in specs])
+    return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+
+
+def activation_noise(x: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Return standard normal noise for the entries of x: this process's rows of the noise of the global batch."""
+    if generator is not None and generator.device != x.device:
+        return normals(tuple(x.shape), generator, x.device)
+    rank, world = rank_and_world()
+    shape = tuple(x.shape) if world == 1 else (len(x), world, *x.shape[1:])
+    drawn = standard("normal", shape, x.device, generator)
+    return drawn if world == 1 else drawn[:, rank].contiguous()
+
+
+def pass_specs(layer: Noisy) -> tuple[NoiseSpec, ...]:
+    """Return the noise that a layer needs in a fresh pass to sample its variables."""
+    return layer.noise_specs(shared=False) or layer.noise_specs(shared=True)
+
+
+def generator_of(*name: int | str, device: torch.device | None = None) -> torch.Generator:
+    """Make a generator from the name of a draw and of a layer; a hash keeps neighbouring names independent."""
+    digest = hashlib.blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
+    return torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+def is_captured() -> bool:
+    """Return whether the pass is traced or captured: numbers that Python draws would be the same in every replay."""
+    if torch.compiler.is_compiling():
+        return True
+    cuda: Any = torch.cuda
+    return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
+
+
+def _draw(spec: NoiseSpec, rows: int, device: torch.device, generator: torch.Generator | None) -> Tensor:
+    shape = (rows if spec.per_row else 1, *spec.shape)
+    return standard(spec.kind, shape, device, generator, counted=spec.counted).to(device)
+
+
+def _own_rows(noise: Tensor, rank: int, world: int) -> Tensor:
+    return noise if world == 1 else noise[rank::world].contiguous()

@@ -1,0 +1,167 @@
+"""Image files of every mode: 16 bits keep their values, and what cannot be read right is refused by name."""
+
+from __future__ import annotations
+
+import struct
+import warnings
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from leanbayes import data
+
+RAMP = np.linspace(0, 60000, 64).reshape(8, 8).astype("u2")
+GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+COLOUR = np.stack([GREY, GREY[::-1], GREY.T], 2)
+
+
+def make(path, *images, ending="png", **options):
+    """Put the same images into both splits and two classes."""
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            (path / split / name).mkdir(parents=True)
+            for k, image in enumerate(images):
+                image.save(path / split / name / f"{k}.{ending}", **options)
+    return path
+
+
+def png(width, height, bits, kind, pixels):
+    """Write a PNG file by hand: Pillow writes neither 16-bit colour nor sizes without pixels."""
+
+    def chunk(name, content):
+        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+    head = struct.pack(">IIBBBBB", width, height, bits, kind, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(pixels)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@pytest.mark.parametrize("ending", ["png", "tif"])
+def test_16_bit_images_keep_all_their_values(tmp_path, ending):
+    with pytest.warns(UserWarning, match=r"4 of 4 images have 16 bits a pixel: .*divided by 65535$") as told:
+        mine = data.load(make(tmp_path / "deep", Image.fromarray(RAMP), ending=ending))
+    assert [warning.filename for warning in told] == [__file__]
+    assert mine.train.x.dtype == torch.float32
+    torch.testing.assert_close(mine.train.x[0, 0], torch.from_numpy(RAMP / 65535).float(), rtol=1e-6, atol=0)
+    assert len(mine.train.x.unique()) == 64
+
+
+def test_neighbouring_16_bit_values_stay_apart(tmp_path):
+    every = np.arange(65536, dtype="u2").reshape(256, 256)[:, :224][:224]
+    with pytest.warns(UserWarning, match="16 bits"):
+        mine = data.load(make(tmp_path / "deep", Image.fromarray(np.ascontiguousarray(every))))
+    assert len(mine.train.x[0].unique()) == 224 * 224
+
+
+def test_16_bit_images_among_others_are_scaled_alike(tmp_path):
+    deep, grey, colour = Image.fromarray(RAMP), Image.fromarray(GREY), Image.fromarray(COLOUR)
+    with pytest.warns(UserWarning, match=r"4 of 8 images have 16 bits .*65535, 8-bit values divided by 255"):
+        mixed = data.load(make(tmp_path / "grey", deep, grey))
+    assert mixed.input_shape == (1, 8, 8)
+    torch.testing.assert_close(mixed.train.x[1, 0], torch.from_numpy(GREY).float() / 255)
+    with pytest.warns(UserWarning, match="4 of 8 images have 16 bits"):
+        mixed = data.load(make(tmp_path / "colour", deep, colour))
+    assert mixed.input_shape == (3, 8, 8)
+    for channel in range(3):
+        torch.testing.assert_close(mixed.train.x[0, channel], torch.from_numpy(RAMP / 65535).float())
+    torch.testing.assert_close(mixed.train.x[1].permute(1, 2, 0), torch.from_numpy(COLOUR).float() / 255)
+    assert mixed.inputs(mixed.train.x).std() > 0.5
+
+
+def test_16_bit_images_are_resized_without_losing_depth(tmp_path):
+    wide = np.arange(16 * 16, dtype="u2").reshape(16, 16) + 30000
+    with pytest.warns(UserWarning, match="images") as told:
+        mine = data.load(make(tmp_path / "deep", Image.fromarray(RAMP), Image.fromarray(RAMP), Image.fromarray(wide)))
+    assert ["scaled and cut" in str(warning.message) for warning in told] == [True, False]
+    values = mine.train.x[2] * 65535
+    assert 29999 < values.min() < values.max() < 30256
+    assert len(values.unique()) == 64
+
+
+@pytest.mark.parametrize(
+    ("image", "expected"),
+    [
+        (Image.fromarray(GREY > 100), 255 * (GREY > 100)[None]),
+        (Image.merge("LA", [Image.fromarray(GREY), Image.new("L", (8, 8), 255)]), GREY[None]),
+        (Image.fromarray(COLOUR).convert("RGBA"), COLOUR.transpose(2, 0, 1)),
+        (Image.fromarray(GREY).convert("P"), np.stack([GREY] * 3)),
+    ],
+    ids=["1", "LA", "RGBA", "P"],
+)
+def test_modes_are_read_as_they_look(tmp_path, image, expected):
+    mine = data.load(make(tmp_path / "mine", image))
+    assert mine.train.x.dtype == torch.uint8
+    assert np.array_equal(mine.train.x[0].numpy(), expected)
+
+
+def test_cmyk_is_read_as_colour(tmp_path):
+    inks = Image.merge("CMYK", [Image.new("L", (8, 8), value) for value in (255, 0, 0, 0)])
+    mine = data.load(make(tmp_path / "mine", inks, ending="tif"))
+    assert mine.train.x[0, :, 0, 0].tolist() == [0, 255, 255]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(GREY)]),
+        Image.merge("RGBA", [*Image.fromarray(COLOUR).split(), Image.fromarray(GREY)]),
+    ],
+    ids=["LA", "RGBA"],
+)
+def test_transparent_pixels_are_refused(tmp_path, image):
+    with pytest.raises(ValueError, match=r"0\.png has transparent pixels; expected opaque ones"):
+        data.load(make(tmp_path / "mine", image))
+
+
+def test_a_transparent_colour_of_a_palette_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"0\.png has transparent pixels"):
+        data.load(make(tmp_path / "mine", Image.fromarray(GREY).convert("P"), transparency=0))
+
+
+@pytest.mark.parametrize(
+    ("image", "sentence"),
+    [
+        (Image.fromarray(RAMP.astype("f4")), "has pixels of the mode F; expected grey, colour"),
+        (Image.new("LAB", (8, 8)), "has pixels of the mode LAB; expected grey, colour"),
+        (Image.fromarray(RAMP.astype("i4") * 2), "has values from 0 to 120000; expected at most 16 bits"),
+        (Image.fromarray(-RAMP.astype("i4")), "has values from -60000 to 0; expected at most 16 bits"),
+    ],
+    ids=["F", "LAB", "I", "negative"],
+)
+def test_what_cannot_be_read_right_is_refused_by_name(tmp_path, image, sentence):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match=rf"0\.tif {sentence}"):
+            data.load(make(tmp_path / "mine", image, ending="tif"))
+
+
+def test_16_bit_colour_and_further_frames_are_said_to_be_cut(tmp_path):
+    path = make(tmp_path / "mine", Image.fromarray(COLOUR))
+    rows = b"".join(b"\0" + bytes(range(48)) for _ in range(8))
+    (path / "train" / "a" / "0.png").write_bytes(png(8, 8, 16, 2, rows))
+    with pytest.warns(UserWarning, match="1 of 4 images have 16 bits in each of several channels, and only 8 are read"):
+        assert data.load(path).train.x[0, :, 0, 0].tolist() == [0, 2, 4]
+    path = make(tmp_path / "frames", Image.fromarray(GREY), ending="gif")
+    Image.fromarray(GREY).save(
+        path / "test" / "b" / "0.gif", save_all=True, append_images=[Image.fromarray(GREY.T)], duration=50
+    )
+    with pytest.warns(UserWarning, match="1 of 4 images have several frames or pages, and only the first is read"):
+        data.load(path)
+
+
+def test_an_image_that_claims_to_be_huge_is_refused(tmp_path):
+    path = make(tmp_path / "mine", Image.fromarray(GREY))
+    (path / "test" / "b" / "0.png").write_bytes(png(10**5, 10**5, 8, 0, b""))
+    with pytest.raises(ValueError, match=r"b.0\.png is too large an image \(.*10000000000 pixels.*Scale it down"):
+        data.load(path)
+
+
+def test_an_image_that_is_cut_short_is_named(tmp_path):
+    path = make(tmp_path / "mine", Image.fromarray(COLOUR))
+    file = path / "train" / "b" / "0.png"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"b.0\.png cannot be read as an image"):
+        data.load(path)
