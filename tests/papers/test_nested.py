@@ -26,8 +26,13 @@ BY_CHANCE = 0.5  # points of accuracy that a width may lose to the next smaller 
 
 @pytest.fixture
 def two_epochs(monkeypatch):
-    """Train for two epochs of 200 rows."""
+    """Train for two epochs of 200 rows, with few widths, repeats and draws."""
     monkeypatch.setattr(Run, "source", few_rows)
+    monkeypatch.setattr(widths, "WIDTHS", (0.5, 1.0))
+    monkeypatch.setattr(tables, "REPEATS", 1)
+    monkeypatch.setattr(tables, "DRAWS", 5)
+    monkeypatch.setattr(student, "SHARES", (0.5, 1.0))
+    monkeypatch.setattr(student, "CORRELATED", (0.5, 1.0))
     monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
 
 

@@ -178,8 +178,9 @@ def test_an_order_that_is_broken_is_told(errors, rises, dimensions):
 
 
 def test_generation_runs_on_the_digits(tmp_path, monkeypatch):
-    monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
+    monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=1, accelerator="cpu"))
     monkeypatch.setattr(Run, "source", few_rows)
+    monkeypatch.setattr(coders, "MOST_ROWS", 200)
     run = quick(tmp_path)
     outcome = run_suite("nested-generation", SUITES["nested-generation"](run), run)
     assert outcome.remarks == []

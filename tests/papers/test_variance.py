@@ -21,8 +21,16 @@ from leanbayes_papers import SUITES
 from leanbayes_papers.harness import Run
 from leanbayes_papers.harness.suite import run_suite
 from leanbayes_papers.variance import adversarial, criterion
-from leanbayes_papers.variance.criterion import around, shifted, thresholds
-from leanbayes_papers.variance.networks import FIRST_DENSE, kappa_factor, lenet, remove_dropout_before, vgg, VGG_LAYERS
+from leanbayes_papers.variance.criterion import around, CURVATURE_ROWS, shifted, thresholds
+from leanbayes_papers.variance.networks import (
+    FIRST_DENSE,
+    kappa_factor,
+    lenet,
+    remove_dropout_before,
+    TEST_ROWS,
+    vgg,
+    VGG_LAYERS,
+)
 from leanbayes_papers.variance.tables import bound, TABLE2, table_of, VERSIONS
 from tests.papers.pages import few_rows, lacking, records_of, RESULTS
 
@@ -53,6 +61,9 @@ def tiny(monkeypatch):
     """Make every training two epochs of 200 rows."""
     monkeypatch.setattr(Run, "recipe", lambda self, recipe: replace(recipe, epochs=2, accelerator="cpu"))
     monkeypatch.setattr(Run, "source", few_rows)
+    monkeypatch.setattr(criterion, "SHARES", (0.0, 0.5, 0.98))
+    monkeypatch.setitem(TEST_ROWS, "quick", 100)
+    monkeypatch.setitem(CURVATURE_ROWS, "quick", 10)
 
 
 def paths(model: nn.Module, kind: type) -> list[str]:
