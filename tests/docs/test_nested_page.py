@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from leanbayes_papers.nested_settings import ours, WIDTHS
+from leanbayes_papers.nested.networks import bn3
+from leanbayes_papers.nested.widths import WIDTHS
 from tests.docs.pages import file_of, lacking, text_of, unsaid
 
 PAGE = "docs/results/nested.md"
@@ -96,7 +97,7 @@ def test_bn3_has_the_best_likelihood_only_without_a_temperature():
 
 
 def test_the_narrowest_network_is_compared_by_its_share_of_groups():
-    limited, method, wide = numbers("limited"), ours("cifar10"), methods()["BN3"]
+    limited, method, wide = numbers("limited"), bn3("cifar10"), methods()["BN3"]
     smallest = limited["smallest BN3"]
     share = 100 * method.always_on / method.groups
     quarter = 100 * wide["0.25"]["parameters"] / wide["1"]["parameters"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.pages import lacking, RESULTS
+from tests.papers.pages import lacking, RESULTS
 from tools.ruler_page import worth_sentences
 from tools.wide_page import sentences, tables, within
 

@@ -45,7 +45,8 @@ def read(out: Path) -> digest.Records:
         name = str(path.relative_to(out).with_suffix(""))
         if path.parent.name == "studies":
             study = _json(path)
-            records[f"{name}/numbers"] = digest.data(without_machine(study.pop("numbers")))
+            found = without_machine(study.pop("records"))
+            records |= {} if path.stem.startswith(TIMED) else {f"{name}/records": digest.data(found)}
             records[f"{name}/of"] = str(study.pop("of"))
             suite[name] = study
         elif path.name == "result.json":
@@ -57,14 +58,14 @@ def read(out: Path) -> digest.Records:
 
 def _page(suite: dict[str, Any]) -> digest.Records:
     """Return the records of a suite's page, and take its numbers out of it."""
-    records = {name: digest.data(suite.pop(name)) for name in ("overview", "seeds")}
-    for number, table in enumerate(suite.pop("tables")):
+    records = {"seeds": digest.data(suite.pop("seeds"))}
+    for number, table in enumerate(suite["tables"]):
         records[f"table {number}"] = digest.data(table.pop("rows"))
-        suite[f"table {number}"] = table
     for study in suite["studies"]:
-        says, name = study.pop("says"), Path(study["file"]).stem
+        name = Path(study["file"]).stem
+        rows = [table.pop("rows") for table in study["tables"]]
         if not name.startswith(TIMED):
-            records[f"says/{name}"] = digest.data(says)
+            records[f"tables/{name}"] = digest.data(rows)
     return records
 
 

@@ -1,0 +1,193 @@
+"""Run a suite: compared networks first, then the studies; write reproduce.json and reproduce.md, print the page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import leanbayes as lb
+from leanbayes.compare.experiment import Experiment
+from leanbayes.compare.job import Job
+from leanbayes.compare.run import Callback
+from leanbayes.compare.run_all import run_all
+from leanbayes.evaluation import result as results
+from leanbayes.runtime._files import write_text
+from leanbayes.runtime.distributed import rank_and_world
+from leanbayes_papers.harness.results import Record
+from leanbayes_papers.harness.run import FOLDER, Run, Suite
+
+SuiteOf = Callable[[Run], Suite]
+WIDTH = 100
+LEGEND = "Ours: mean ± standard error over seeds. Paper: as printed; its ± is a standard deviation over seeds."
+BUDGETS = {
+    "quick": "The quick budget shows that everything runs: small networks, few rows, few epochs. It decides nothing.",
+    "short": "The short budget has fewer epochs than the paper, mostly smaller networks: compare rows, not numbers.",
+    "full": "The full budget has the paper's networks, epochs and hyper-parameters.",
+}
+FAILURES = (RuntimeError, ValueError, ArithmeticError, OSError, ImportError)
+
+
+def run_named(suites: Mapping[str, SuiteOf], options: Any, out: Path) -> int:
+    """Run the suite that the flags of `leanbayes reproduce` name; return 0, or 1 if a run or a study failed."""
+    if options.name not in suites:
+        raise ValueError(f"expected a suite among {', '.join(suites)}, got {options.name!r}")
+    same = {name: getattr(options, name) for name in ("budget", "device", "precision", "root", "fresh")}
+    data = tuple(name for name in options.data.split(",") if name)
+    run = Run(**same, seeds=_seeds(options.seeds), data=data, out=out)
+    outcome = run_suite(options.name, suites[options.name](run), run)
+    if rank_and_world()[0] != 0:
+        return 0
+    outcome.write()
+    outcome.show()
+    sys.stdout.write(f"tables: {out / 'reproduce.md'}\n")
+    if any(study.specs for study in outcome.suite.studies):
+        from leanbayes.report import build
+
+        sys.stdout.write(f"report: {build(out)}\n")
+    return 0 if outcome.complete else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A suite after its run."""
+
+    name: str
+    suite: Suite
+    run: Run
+    records: Mapping[str, list[Record]]  # of the studies that are done, by name
+    remarks: Sequence[str]  # sentences on all that was left out or failed
+    complete: bool  # whether every run and study is done
+
+    @property
+    def legend(self) -> str:
+        """How to read the tables."""
+        return self.suite.legend or f"{LEGEND} {BUDGETS[self.run.budget]}"
+
+    @property
+    def together(self) -> list[Record]:
+        """The records of all studies."""
+        return [record for found in self.records.values() for record in found]
+
+    def write(self) -> None:
+        """Write reproduce.json and reproduce.md."""
+        write_text(json.dumps(self.record(), indent=1, allow_nan=False) + "\n", self.run.out / "reproduce.json")
+        write_text(self.page(), self.run.out / "reproduce.md")
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as JSON holds it."""
+        studies = [
+            {
+                "title": study.title,
+                "claim": study.claim,
+                "file": f"{FOLDER}/{study.name}.json",
+                "tables": [table.record(self.records[study.name]) for table in study.tables],
+            }
+            for study in self.suite.studies
+            if study.name in self.records
+        ]
+        return {
+            "schema": results.SCHEMA,
+            "suite": self.name,
+            "paper": self.suite.paper,
+            "budget": self.run.budget,
+            "seeds": list(self.run.seeds),
+            "command": results.command(),
+            "created": results.now(),
+            "commit": results.commit(),
+            "legend": self.legend,
+            "tables": [table.record(self.together) for table in self.suite.tables],
+            "studies": studies,
+            "remarks": list(self.remarks),
+        }
+
+    def page(self) -> str:
+        """Return the page in Markdown: tables, figures, remarks."""
+        seeds = ", ".join(map(str, self.run.seeds))
+        parts = [f"# {self.name}\n\n{self.suite.paper}. Budget {self.run.budget}, seeds {seeds}. {self.legend}\n"]
+        parts += [table.markdown(self.together) for table in self.suite.tables]
+        for study in self.suite.studies:
+            if (records := self.records.get(study.name)) is not None:
+                parts.append(f"## {study.title}\n")
+                parts += [f"![{study.title}]({FOLDER}/{study.name}.svg)\n"] if study.plot is not None else []
+                parts += [table.markdown(records) for table in study.tables]
+                parts.append(f"The paper: {study.claim}\n")
+        if self.remarks:
+            parts.append("## Remarks\n\n" + "\n".join(f"* {sentence}" for sentence in self.remarks) + "\n")
+        return "\n".join(parts)
+
+    def show(self) -> None:
+        """Print the page without its figures."""
+        from rich.console import Console
+        from rich.markdown import Markdown
+
+        console = Console()
+        if not console.is_terminal:
+            console.width = WIDTH
+        console.print(Markdown("\n".join(line for line in self.page().splitlines() if not line.startswith("!["))))
+
+
+def run_suite(name: str, suite: Suite, run: Run) -> Outcome:
+    """Run everything that a suite has data for; remarks name what failed."""
+    suite, remarks = present(suite, run)
+    jobs = _ordered([job for study in suite.studies for job in study.jobs(run.seeds)])
+    watched = {spec.name: spec for study in suite.studies for spec in study.specs if spec.watch is not None}
+
+    def watch(job: Job, experiment: Experiment) -> tuple[Callback, ...]:
+        spec = watched.get(job.label)
+        return () if spec is None or spec.watch is None else (spec.watch(spec, job.folder(run.out), experiment, run),)
+
+    found = dict(zip(jobs, run_all(jobs, run.out, fresh=run.fresh, watch=watch), strict=True))
+    done = {job for job, result in found.items() if result["status"] == "done"}
+    remarks += [f"{job.label}, seed {job.seed}, failed: {found[job]['error']}" for job in jobs if job not in done]
+    records: dict[str, list[Record]] = {}
+    for study in suite.studies if rank_and_world()[0] == 0 else ():
+        if not done.issuperset(study.jobs(run.seeds)):
+            remarks.append(f"{study.title} is left out: not all of its runs are done.")
+            continue
+        sys.stderr.write(f"{study.title} ...\n")
+        try:
+            records[study.name] = study.records(run)
+        except FAILURES as error:
+            remarks.append(f"{study.title} failed: {type(error).__name__}: {error}")
+    complete = len(done) == len(jobs) and len(records) == len(suite.studies)
+    return Outcome(name=name, suite=suite, run=run, records=records, remarks=remarks, complete=complete)
+
+
+def present(suite: Suite, run: Run) -> tuple[Suite, list[str]]:
+    """Leave out studies whose data set was not asked for, or is not here, with a sentence for each missing set."""
+    names = tuple(dict.fromkeys(name for study in suite.studies for name in sorted(study.needs)))
+    if wrong := [name for name in run.data if name not in names]:
+        raise ValueError(f"expected data sets among {', '.join(names)}, got {wrong[0]!r}")
+    wanted = run.data or names
+    missing = [name for name in wanted if not run.has(name)]
+    studies = tuple(study for study in suite.studies if study.needs <= set(wanted) - set(missing))
+    remarks = [f"{name} is not here, so what needs it is left out; {_remedy(name)}." for name in missing]
+    if not studies:
+        raise ValueError(f"nothing to run: {' '.join(remarks)}")
+    return replace(suite, studies=studies), remarks
+
+
+def _ordered(jobs: Sequence[Job]) -> list[Job]:
+    distinct = list(dict.fromkeys(jobs))
+    groups = list(dict.fromkeys((job.source, job.net, job.evaluation) for job in distinct))
+    return sorted(distinct, key=lambda job: groups.index((job.source, job.net, job.evaluation)))
+
+
+def _remedy(name: str) -> str:
+    if name in {row.name for row in lb.data.describe_annotated(None)}:
+        return f"`leanbayes.data.load_annotated({name!r})` says where to get it"
+    return f"`leanbayes data prepare {name}` fetches it"
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    try:
+        seeds = tuple(dict.fromkeys(int(seed) for seed in text.split(",")))
+    except ValueError:
+        seeds = ()
+    if not seeds or min(seeds) < 0:
+        raise ValueError(f"expected seeds such as 0,1,2, got {text!r}")
+    return seeds

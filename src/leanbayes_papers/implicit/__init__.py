@@ -1,0 +1,3 @@
+"""Scalable Bayesian neural networks by layer-wise input augmentation (Trinh, Kaski, Heinonen, 2020)."""
+
+PAPER = "Scalable Bayesian neural networks by layer-wise input augmentation (Trinh, Kaski, Heinonen, 2020)"
