@@ -1,4 +1,4 @@
-"""The suites of nested dropout: what is trained, judged alike, and tiny runs on the digits."""
+"""The suites of nested dropout: trainings, equal evaluation, and tiny runs on the digits."""
 
 from __future__ import annotations
 
