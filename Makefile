@@ -28,12 +28,13 @@ mutants: .venv/ready       ## plant faults one at a time, and list those that th
 golden: .venv/ready        ## recorded numbers of every method, to the bit (half a minute)
 	$(BIN)/python -m tests.golden.record
 
-check: .venv/ready         ## style, types, import order, budgets
+check: .venv/ready         ## style, types, import order, budgets, language
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/budgets.py
+	$(BIN)/python tools/language.py
 
 fix: .venv/ready           ## format and repair what can be repaired
 	$(BIN)/ruff format .

@@ -1,7 +1,7 @@
 """Training step and prediction of each method against the plain network: `python -m benchmarks.cost`.
 
-Every repeat runs the plain network and the methods in turn; what is reported is the median over repeats of the ratio
-to the plain network of the same repeat. On a CPU: one thread, process CPU time, and glibc's allocator told not to
+Every repeat runs the plain network and the methods in turn. The result is the median over repeats of the ratio to the
+plain network of the same repeat. On a CPU: one thread, process CPU time, and glibc's allocator told not to
 give pages back (otherwise activations are page-faulted at every call, on both sides). On a GPU: CUDA events, bfloat16
 autocast, channels_last, everything compiled.
 """

@@ -1,11 +1,11 @@
 """Ordered masks and what weights pay under them (figures 2 and 4 of the nested dropout paper).
 
-You will see, on the left, samples of the Downhill law over thirty dimensions at three temperatures: at a low one a mask
-drops from one to zero at once, at its tail; at a high one it slopes down, and nothing is wholly dropped. On the right,
-the negative divergence of a weight N(w, alpha w^2) from the log-uniform prior as a function of log alpha: exactly; by
-the fit of sparse variational dropout, which follows it and pays for ever more noise; and by that of nested dropout
-(eq. 17), which is best near log alpha = 1 and falls beyond, so that the order alone decides what is dropped. Within the
-range of the paper's fit, [-5, 0.5], it is up to 0.15 nats off.
+Left: samples of the Downhill distribution over thirty dimensions at three temperatures. At a low one a mask drops from
+one to zero at its tail. At a high one it slopes down, and no dimension is wholly dropped. Right: the negative
+divergence of a weight N(w, alpha w^2) from the log-uniform prior as a function of log alpha, in three versions. The
+exact one comes first. The fit of sparse variational dropout follows it and rewards ever more noise. The fit of nested
+dropout (eq. 17) is best near log alpha = 1 and falls beyond, so that the order alone decides which channels are
+dropped. Within the range of the paper's fit, [-5, 0.5], it is up to 0.15 nats off.
 
 Seconds; `python -m examples.downhill` writes downhill.png and downhill.json to runs/examples.
 """

@@ -1,9 +1,9 @@
 """Convert a trained network and fine-tune it for one epoch: a batch-normalised ResNet-18 on scikit-learn's 8x8 digits.
 
-You will see accuracy, negative log-likelihood and calibration error of the plain network, of its conversions to rank-1
-factors, BatchEnsemble and implicit nodes, and of these after one epoch at small rates, with the change of accuracy
-against the plain network. One test image is 0.2 %, and training moves a few of them back and forth by chance: the first
-row shows what one more epoch does to the plain network itself.
+The table shows accuracy, negative log-likelihood and calibration error. Its rows are the plain network, its conversions
+to rank-1 factors, BatchEnsemble and implicit nodes, and these after one epoch at small rates. The last column is the
+change of accuracy against the plain network. One test image is 0.2 %, and training moves a few of them by chance. The
+first row shows the effect of one more epoch on the plain network itself.
 
 One seed takes a minute and a half; `python -m examples.fine_tune` writes fine_tune.png and fine_tune.json to
 runs/examples.
@@ -30,7 +30,7 @@ METHODS: dict[str, Any] = {
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float) -> None:
-    """Train by SGD in batches of 64, then collect the statistics of the batch norms anew."""
+    """Train by SGD in batches of 64, then collect the statistics of the batch norms again."""
     steps = len(x) // 64
     groups = lb.parameter_groups(net, lr=lr, posterior_lr=lr, weight_decay=5e-4)
     opt = torch.optim.SGD(groups, lr=lr, momentum=0.9, nesterov=True)

@@ -1,15 +1,15 @@
 """The prior on functions that dropout and ensemble model patching imply (figure 3 of the model patching paper).
 
-You will see two panels with three functions each, y = B + sum_h W_h sign(b_h + w_h x) of H = 100 hidden units, which is
-nearly a Gaussian process when all numbers are normal: B and b with variance 20, W and w with variance 5. The paper
-writes N(0, 20) and N(0, 5), and variances in its densities, N(W | M, sigma^2 I); as standard deviations they would put
-as many steps twice as far out.
+Two panels show three functions each, y = B + sum_h W_h sign(b_h + w_h x) of H = 100 hidden units. This is nearly a
+Gaussian process when all numbers are normal: B and b with variance 20, W and w with variance 5. The paper writes
+N(0, 20) and N(0, 5), and variances in its densities, N(W | M, sigma^2 I). As standard deviations they would put as many
+steps twice as far out.
 
-Left, dropout: every W_h and w_h of one network is zero with probability 0.5. A hidden unit whose w_h is zero never
-expresses x, one whose W_h is zero is not heard: of one step a unit, at x = -b_h / w_h, 25 of 100 are left, and all
-functions step at the same hundred places or not at all. Right, model patching: each layer takes one of K = 5
-independent components, drawn uniformly. No weight is ever zero: all 100 steps are there, at five hundred places. Both
-are piecewise constant; with four times as many steps the right ones are finer, and nearer to the Gaussian process.
+Left, dropout: every W_h and w_h of one network is zero with probability 0.5. A hidden unit needs both. So 25 of 100
+units keep their step at x = -b_h / w_h, and all functions step at the same hundred places. Right, model patching: each
+layer takes one of K = 5 independent components, drawn uniformly. No weight is ever zero: all 100 steps are there, at
+five hundred places. Both are piecewise constant. With four times as many steps the right ones are finer, and nearer to
+the Gaussian process.
 
 Seconds; `python -m examples.function_prior` writes function_prior.png and function_prior.json to runs/examples.
 """

@@ -1,9 +1,9 @@
 """Uncertainty for a Hugging Face model under its own Trainer: four lines that add the KL to the model's loss.
 
-You will see a small BERT become stochastic, stay a BertForSequenceClassification, and learn whether a sentence is
-negative or positive. The sentences it gets wrong are those it is less sure of. They are those of movie reviews where
-the data folder has them (`leanbayes data prepare rt-polarity`), else sequences made here, whose class is that of most
-of their words: some are mixed on purpose. Under a minute; nothing is downloaded. `python -m
+A small BERT becomes stochastic, stays a BertForSequenceClassification, and learns whether a sentence is negative or
+positive. It is less sure of the sentences it gets wrong. They come from movie reviews if the data folder has them
+(`leanbayes data prepare rt-polarity`). Otherwise sequences are made here, with the class of most of their words; some
+are mixed on purpose. Under a minute; nothing is downloaded. `python -m
 examples.huggingface_trainer` writes huggingface_trainer.json and .safetensors to runs/examples.
 """
 

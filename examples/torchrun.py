@@ -1,9 +1,9 @@
 """Training on several processes: the loop of `user_loop`, in which each process takes its rows of every batch.
 
 `torchrun --nproc-per-node 2 -m examples.torchrun` keeps the whole network in each process (DDP), with `--shard` a part
-of it (FSDP2); without torchrun there is one process. You will see the same KL and the same test figures each time (the
-first process prints the nll of its own rows): noise and components are those of the global batch, the KL counts once,
-and a draw is named by its seed alone. The first process writes torchrun.json and .safetensors to runs/examples; half a
+of it (FSDP2). Without torchrun there is one process. The KL and the test figures are the same each time; the first
+process prints the nll of its own rows. Noise and components are those of the global batch, the KL counts once, and a
+draw is named by its seed alone. The first process writes torchrun.json and .safetensors to runs/examples. Half a
 minute.
 """
 
@@ -40,7 +40,7 @@ class Block(nn.Module):
 
 
 class DigitNet(nn.Module):
-    """Somebody's network."""
+    """A network of the user."""
 
     def __init__(self) -> None:
         super().__init__()

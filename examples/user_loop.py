@@ -1,9 +1,9 @@
 """Uncertainty for your own network in your own training loop: ten lines, on the 8x8 digits of scikit-learn.
 
-You will see a network that knows nothing of leanbayes become stochastic, train in an ordinary loop and sort the test
-digits by how sure it is: total uncertainty is aleatoric (the image is ambiguous) plus epistemic (the model does not
-know). One posterior draw is exported as an ordinary network, and the model is saved and loaded. Fifteen seconds;
-`python -m examples.user_loop` writes user_loop.png, .json and .safetensors to runs/examples.
+A network that knows nothing of leanbayes becomes stochastic, trains in an ordinary loop and sorts the test digits by
+its uncertainty. Total uncertainty is aleatoric (the image is ambiguous) plus epistemic (the model does not know). One
+posterior draw is exported as an ordinary network, and the model is saved and loaded. Fifteen seconds. `python -m
+examples.user_loop` writes user_loop.png, .json and .safetensors to runs/examples.
 """
 
 import json
@@ -18,7 +18,7 @@ FOLDER = Path("runs/examples")
 
 
 class DigitNet(nn.Module):
-    """Somebody's network."""
+    """A network of the user."""
 
     def __init__(self) -> None:
         super().__init__()

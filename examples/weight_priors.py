@@ -1,8 +1,8 @@
-"""What a prior on a rank-1 factor means for a weight: densities of w' = w * r * s (figure 1 of the rank-1 paper).
+"""The prior on a weight that a prior on a rank-1 factor implies: densities of w' = w * r * s (rank-1 paper, figure 1).
 
-You will see the density of w' on a plain and on a logarithmic scale, where w is Normal(0, 1), s is fixed at one, and r
-is one (w alone), Normal, Cauchy or half-Cauchy (the horseshoe), or has an inverse-gamma square (Student's t). Factors
-that may be near zero give w' a pole at zero, which makes weights sparse; heavy tails of r are heavy tails of w'.
+The density of w' is shown on a plain and on a logarithmic scale. w is Normal(0, 1), and s is fixed at one. r is one (w
+alone), Normal, Cauchy or half-Cauchy (the horseshoe), or has an inverse-gamma square (Student's t). Factors that may be
+near zero give w' a pole at zero, which makes weights sparse. Heavy tails of r are heavy tails of w'.
 
 Given r, w' is Normal(0, r^2), so its density is one integral over r. With r = +-exp(t) the trapezoidal rule is all but
 exact; the closed form of Student's t says how exact. Seconds; `python -m examples.weight_priors` writes

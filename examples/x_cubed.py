@@ -1,10 +1,10 @@
 """Implicit nodes on y = x^3 with 30 points: networks of 1 to 5 hidden layers of 256 ReLU units (figure 1 of the paper).
 
-You will see five columns with the data in red and the prediction in blue: its mean, +-2 standard deviations of what the
-model does not know (dark) and of that plus the noise (light); below, the same with x^3 taken off, where there are data.
-The deepest network fits as well as the shallowest and keeps its spread: small among the data, several times larger
-beyond them. ReLU networks go on in straight lines, so beyond the data the curve leaves the band: a wide band says that
-the network does not know, it does not make the extrapolation right.
+Five columns show the data in red and the prediction in blue: its mean, and bands of +-2 standard deviations, epistemic
+(dark) and total (light). Below, x^3 is subtracted where there are data. The deepest network fits as well as the
+shallowest and keeps its epistemic band: small among the data, several times larger beyond them. ReLU networks
+extrapolate in straight lines, so beyond the data the curve leaves the band. A wide band reports doubt; it does not make
+the extrapolation right.
 
 The data are the usual toy: x uniform on [-4, 4], noise of standard deviation 3, shown on [-6, 6]. About a minute;
 `python -m examples.x_cubed` writes x_cubed.png and x_cubed.json to runs/examples.

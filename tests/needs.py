@@ -1,4 +1,4 @@
-"""What some tests need of the libraries around leanbayes: they skip, with the reason, where it is not there."""
+"""Libraries that some tests need: the tests skip, with the reason, where one is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanging the activation behind a layer."""
+"""Exchanging the activation after a layer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Networks that nobody wrote for leanbayes: every method converts them as they are, trains, predicts and draws.
+"""Networks that were not written for leanbayes: every method converts them unchanged, trains, predicts and draws.
 
-What a method refuses stands in `REFUSED` with its words; a pair that is neither converted nor listed fails.
+`REFUSED` lists the refusals of each method with their words; a pair that is neither converted nor listed fails.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def test_the_summary_names_every_layer_that_is_not_carried_with_a_reason(network
     assert {path for path in owners if not path.startswith(inside)} - stochastic <= set(rows)
 
 
-# What the summary says of the parts that only some methods take
+# The summary of the parts that only some methods take
 
 
 @pytest.mark.parametrize("method", [name for name in all_methods() if name not in ("nested", "deep_ensemble")])

@@ -1,4 +1,4 @@
-"""Save and load: what comes back, what is refused, and that nothing is lost or imported."""
+"""Save and load: a round trip, refusals, and that nothing is lost or imported."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_an_interrupted_write_leaves_the_old_file(saved, monkeypatch):
 
 
 class Whole(nn.Module):
-    """A network of several parts, some of which were converted before they were put together."""
+    """A network of several parts; some were converted before they were put together."""
 
     def __init__(self, **parts: nn.Module):
         super().__init__()

@@ -29,7 +29,7 @@ def edit(path, key, **changes):
 
 @contextmanager
 def little_memory(mebibytes=512):
-    """Let this process have no more memory than now and so many MiB."""
+    """Let this process have no more memory than now plus a number of MiB."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + mebibytes * 2**20, before[1]))

@@ -108,7 +108,7 @@ def test_data_are_on_the_cpu(elsewhere):
 @pytest.mark.filterwarnings("ignore:.*")
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_what_a_conversion_adds_is_where_the_network_is(example):
-    """A network on a GPU is converted there; "meta" stands for it. What has no numbers can be drawn all the same."""
+    """A network on a GPU is converted there; "meta" stands for it. A layer without numbers can be drawn, too."""
     bnn = lb.convert(network().to("meta"), EXAMPLES[example])
     assert all(tensor.is_meta for tensor in [*bnn.parameters(), *bnn.buffers()])
     plain = [lb.draw(bnn), lb.mean(bnn, component=0)]

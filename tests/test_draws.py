@@ -1,4 +1,4 @@
-"""What a draw means: seeds, components, rows, and the one stateful object."""
+"""The meaning of a draw: seeds, components, rows, and the one stateful object."""
 
 from __future__ import annotations
 

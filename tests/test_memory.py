@@ -36,7 +36,7 @@ for network, method in ((linear, lb.MeanField()), (layers, lb.Rank1(components=2
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="Linux says how much memory was used")
 def test_a_draw_and_a_mean_take_one_copy_of_the_weights():
-    # Memory that is given back at once, so that the highest use is what was needed.
+    # Memory that is given back at once, so that the highest use is the need.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-c", MEASURE], env=environment, capture_output=True, text=True, check=True)
     added = [float(line) for line in run.stdout.split()]

@@ -1,4 +1,4 @@
-"""Noise of a pass: one pooled tensor of each kind, of which every layer reads its own, independent slice."""
+"""Noise of a pass: one pooled tensor of each kind; every layer reads its own, independent slice."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib
 import json
 import re
 import subprocess
@@ -11,6 +12,7 @@ import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,9 +32,22 @@ def test_import_is_light_and_silent():
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
     assert not [name for name in loaded if name.startswith(HEAVY)]
-    foreign = [name for name in loaded if not name.startswith("leanbayes")]
-    assert len(foreign) < 20
+    others = [name for name in loaded if not name.startswith("leanbayes")]
+    assert len(others) < 20
+    assert len(loaded) - len(others) <= 80
     assert run.stderr == ""
+
+
+def test_no_name_of_a_package_hides_a_module():
+    packages = [path.parent for path in sorted((ROOT / "src").rglob("__init__.py"))]
+    for package in packages:
+        name = ".".join(package.relative_to(ROOT / "src").parts)
+        inside = importlib.import_module(name)
+        for path in package.iterdir():
+            inner = path.stem if path.suffix == ".py" else path.name
+            is_module = path.suffix == ".py" or (path / "__init__.py").exists()
+            if is_module and not inner.startswith("__"):
+                assert isinstance(vars(inside).get(inner, sys), ModuleType), f"{name}.{inner}"
 
 
 def test_the_public_page_is_small_and_documented():
@@ -128,7 +143,7 @@ def imports(folder):
 
 
 def third_party(modules):
-    own = {"leanbayes", "tests", "examples", "benchmarks", "tools", *sys.stdlib_module_names}
+    own = {"leanbayes", "leanbayes_papers", "tests", "examples", "benchmarks", "tools", *sys.stdlib_module_names}
     return {package_of(module) for module in modules if module.partition(".")[0] not in own}
 
 

@@ -1,4 +1,4 @@
-"""A path with a scheme is refused wherever a path is taken, as it was spelt, and leaves nothing behind."""
+"""A path with a scheme is refused wherever a path is taken, as it was spelt, and leaves no file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pretrained networks: converted whole or in part they keep their function, and a small file holds what was learned."""
+"""Pretrained networks: converted whole or in part they keep their function, and a small file holds the learned part."""
 
 from __future__ import annotations
 

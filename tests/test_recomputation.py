@@ -27,7 +27,7 @@ METHODS = {
 
 
 class Blocks(nn.Module):
-    """Two blocks; `how` says what is checkpointed: nothing, each block, a region around regions, or the whole."""
+    """Two blocks; `how` is the checkpointed part: nothing, each block, a region around regions, or the whole."""
 
     how = "none"
     reentrant = False

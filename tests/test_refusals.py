@@ -1,4 +1,4 @@
-"""Wrong inputs get a sentence; what is easily forgotten gets a warning; what can be read is read."""
+"""Wrong inputs get a sentence; common omissions get a warning; readable inputs are read."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def network() -> nn.Sequential:
 
 
 class Plain(nn.Linear):
-    """A class of which nothing has warned yet."""
+    """A class without a warning so far."""
 
 
 @pytest.fixture
 def forgetful(monkeypatch):
-    """Forget of which networks the process has warned."""
+    """Forget the earlier warnings of the process."""
     monkeypatch.setattr(public, "warned", set())
 
 

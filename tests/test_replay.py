@@ -1,4 +1,4 @@
-"""What runs once for all draws: never at the price of a draw that is not `lb.draw`."""
+"""Work that runs once for all draws: never at the price of a draw that is not `lb.draw`."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_every_sample_is_its_draw_whatever_a_network_does_in_place(network, chun
 
 
 class Stem(nn.Sequential):
-    """Convolution, norm, in-place activation and pooling, then stages: as torchvision begins and goes on."""
+    """Convolution, norm, in-place activation and pooling, then stages: as in torchvision."""
 
     def __init__(self) -> None:
         stages = [nn.Sequential(Counted(8, 8), nn.ReLU(inplace=True), Counted(8, 8)) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""What `summary` counts and what `convert` says of the parts that it leaves out."""
+"""The counts of `summary`, and the warnings of `convert` on parts that it leaves out."""
 
 from __future__ import annotations
 

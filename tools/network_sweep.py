@@ -342,7 +342,7 @@ def farthest(some: list[Any], others: list[Any]) -> float:
 
 
 def outcome(found: dict[str, Any]) -> str:
-    """Return one word for a result: what is wrong, or that all is well."""
+    """Return one word for a result: the fault, or that all is well."""
     if "refused" in found:
         return "UNHELPFUL" if unhelpful(found) else "refused"
     if "error" in found:

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", given.out)
     else:
         print("\n".join(f"{name}\n\n{table}" for name, table in tables(given.folder).items()))
-        print("\n".join(f"* {line}" for line in (*says(given.folder), *says_late(given.folder))))
+        print("\n".join(f"* {line}" for line in (*worth_sentences(given.folder), *late_sentences(given.folder))))
 
 
 def short(result: dict[str, Any]) -> dict[str, Any]:
@@ -97,11 +97,11 @@ def ruler_tables(ruler: dict[str, Any]) -> dict[str, str]:
 
 
 def price_table(price: dict[str, Any], epochs: int, before: int) -> str:
-    """Return the prices of steps, and of trainings that are converted after so many of their epochs."""
+    """Return the prices of steps, and of trainings that are converted after a number of their epochs."""
     return table(PRICES, [_price(row, epochs, before) for row in price["rows"]])
 
 
-def says(folder: Path) -> list[str]:
+def worth_sentences(folder: Path) -> list[str]:
     """Return a sentence for each method: its worth, its differences seed by seed, the worth of its centre."""
     found = []
     for method in json.loads((folder / "ruler.json").read_text())["methods"]:
@@ -116,7 +116,7 @@ def says(folder: Path) -> list[str]:
     return found
 
 
-def says_late(folder: Path) -> list[str]:
+def late_sentences(folder: Path) -> list[str]:
     """Return a sentence for each time of conversion but the default: its worth, and how it differs from it."""
     late, runs = (json.loads((folder / f"{name}.json").read_text()) for name in ("late", "runs"))
     epochs, before = _late(runs)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tools.ruler_page import count_of, price_table, ruler_tables, says, table
+from tools.ruler_page import count_of, price_table, ruler_tables, table, worth_sentences
 
 ECE = ("Method", "Seed", "ECE %", "ECE if calibrated, 95 % range", "Verdict")
 PAIRS = ("Method", "Seeds", "Calibrated NLL", "Less one network, same seed", "Less the mean over all pairs")
@@ -42,7 +42,7 @@ def tables(folder: Path) -> dict[str, str]:
 def sentences(folder: Path) -> list[str]:
     """Return what each method is worth, how far it is from two networks, and which predictions are calibrated."""
     ruler, floor = (json.loads((folder / f"{name}.json").read_text()) for name in ("ruler", "floor"))
-    found = says(folder)
+    found = worth_sentences(folder)
     for method in ruler["methods"]:
         name, seeds, _, _, less = _pairs(method, _of_pairs(ruler))
         of = seeds if seeds == "one seed" else f"{seeds} seeds"

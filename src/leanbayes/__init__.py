@@ -1,14 +1,13 @@
-"""leanbayes: parameter-efficient Bayesian deep learning for PyTorch, with its gain and its price measured."""
+"""leanbayes: parameter-efficient Bayesian deep learning for PyTorch, with its gain and its price measured.
 
-from leanbayes import data as data
-from leanbayes import generative as generative
-from leanbayes import layers as layers
-from leanbayes import metrics as metrics
-from leanbayes import models as models
-from leanbayes import phase as phase
-from leanbayes import recalibrate as recalibrate
-from leanbayes import shift as shift
-from leanbayes import slim as slim
+`__all__` is the public page. Topic packages, training and evaluation are imported on first use (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, TYPE_CHECKING
+
 from leanbayes.core.checkpoint import load as load
 from leanbayes.core.checkpoint import save as save
 from leanbayes.core.conversion import convert as convert
@@ -18,6 +17,7 @@ from leanbayes.core.objective import parameter_groups as parameter_groups
 from leanbayes.core.plain import draw as draw
 from leanbayes.core.plain import mean as mean
 from leanbayes.core.prediction import Prediction as Prediction
+from leanbayes.core.predictor import Predictor as Predictor
 from leanbayes.core.public import elbo as elbo
 from leanbayes.core.public import kl as kl
 from leanbayes.core.public import predict as predict
@@ -25,23 +25,41 @@ from leanbayes.core.summary import summary as summary
 from leanbayes.distributions.likelihoods import Bernoulli as Bernoulli
 from leanbayes.distributions.likelihoods import Categorical as Categorical
 from leanbayes.distributions.likelihoods import Gaussian as Gaussian
-from leanbayes.evaluation.evaluate import evaluate as evaluate
 from leanbayes.methods.dropconnect import DropConnect as DropConnect
 from leanbayes.methods.ensemble import DeepEnsemble as DeepEnsemble
 from leanbayes.methods.ensemble import Ensemble as Ensemble
 from leanbayes.methods.implicit import ImplicitNodes as ImplicitNodes
 from leanbayes.methods.mc_dropout import MCDropout as MCDropout
 from leanbayes.methods.mean_field import MeanField as MeanField
-from leanbayes.methods.nested.config import NestedDropout as NestedDropout
+from leanbayes.methods.nested import NestedDropout as NestedDropout
 from leanbayes.methods.patch import ModelPatch as ModelPatch
 from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
 from leanbayes.methods.variance import VarianceLayers as VarianceLayers
 from leanbayes.runtime.passes import draws as draws
-from leanbayes.training import Recipe as Recipe
-from leanbayes.training.fit import fit as fit
+
+if TYPE_CHECKING:
+    from leanbayes import data as data
+    from leanbayes import generative as generative
+    from leanbayes import layers as layers
+    from leanbayes import metrics as metrics
+    from leanbayes import models as models
+    from leanbayes import phase as phase
+    from leanbayes import recalibrate as recalibrate
+    from leanbayes import shift as shift
+    from leanbayes import slim as slim
+    from leanbayes.evaluation.evaluate import evaluate as evaluate
+    from leanbayes.training.fit import fit as fit
+    from leanbayes.training.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
+
+_TOPICS = ("data", "generative", "layers", "metrics", "models", "phase", "recalibrate", "shift", "slim")
+_LATER = {
+    "evaluate": "leanbayes.evaluation.evaluate",
+    "fit": "leanbayes.training.fit",
+    "Recipe": "leanbayes.training.recipe",
+}
 
 __all__ = [
     "BatchEnsemble",
@@ -57,6 +75,7 @@ __all__ = [
     "ModelPatch",
     "NestedDropout",
     "Prediction",
+    "Predictor",
     "Rank1",
     "Recipe",
     "VarianceLayers",
@@ -85,6 +104,16 @@ __all__ = [
     "summary",
     "update_norm",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a topic package or a function of a larger package when it is first asked for."""
+    if name in _TOPICS:
+        return importlib.import_module(f"leanbayes.{name}")
+    if name in _LATER:
+        found = globals()[name] = getattr(importlib.import_module(_LATER[name]), name)
+        return found
+    raise AttributeError(f"module 'leanbayes' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

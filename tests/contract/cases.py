@@ -25,7 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer to convert, and the shape of one row of its input: numbers, or words out of so many."""
+    """A layer to convert, and the shape of one row of its input: numbers, or words of a vocabulary."""
 
     name: str
     make: Callable[[], nn.Module]

@@ -1,4 +1,4 @@
-"""The made-up set: its images, and that its annotators follow the law that it states."""
+"""The made-up set: its images, and that its annotators follow the stated distribution."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_same_seed_gives_the_same_set():
     assert not torch.equal(first.images, other.images)
     state = torch.random.get_rng_state()
     data.ambiguous_images(train=2, val=1, test=1)
-    assert torch.equal(torch.random.get_rng_state(), state)  # nobody else's random numbers are used up
+    assert torch.equal(torch.random.get_rng_state(), state)  # torch's generator is not used
 
 
 def test_probabilities_follow_from_the_pixels_as_stated(made):

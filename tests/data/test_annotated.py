@@ -37,7 +37,7 @@ def toy(dtype=torch.uint8, **changes):
 
 
 def whose(targets):
-    """Return the annotator behind each target of `toy`: the row of the marked pixel."""
+    """Return the annotator of each target of `toy`: the row of the marked pixel."""
     return targets.flatten(1).argmax(1) // 6
 
 
@@ -106,7 +106,7 @@ def test_targets_are_masks_of_those_who_annotated():
     people = whose(drawn)
     assert (people < whole.annotators).all()
     assert torch.equal(drawn, whole.annotations[torch.arange(9), people].long())
-    assert (drawn.sum((1, 2)) == 1).all()  # nobody's padding
+    assert (drawn.sum((1, 2)) == 1).all()  # no padding
     assert torch.equal(drawn, whole.draw_targets(torch.Generator().manual_seed(3)))
 
 

@@ -1,4 +1,4 @@
-"""Tables as text: which row is a header, what separates cells, and what is refused."""
+"""Tables as text: headers, separators of cells, and refusals."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def test_a_decoded_copy_is_made_once_and_follows_the_file(tmp_path, monkeypatch)
     monkeypatch.setattr(cache, "read_array", None)  # the second time nothing is decompressed
     again = cache.read_cached(path, "x")
     assert np.array_equal(again, first)
-    again[0, 0] += 1  # and nobody can spoil the copy
+    again[0, 0] += 1  # and the copy cannot be spoilt
     assert np.array_equal(np.load(copy), first)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))

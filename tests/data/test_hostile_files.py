@@ -43,7 +43,7 @@ def pack(path, **entries):
 
 @contextmanager
 def little_memory(mebibytes=256):
-    """Let this process have no more memory than now and so many MiB."""
+    """Let this process have no more memory than now plus a number of MiB."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + mebibytes * 2**20, before[1]))
@@ -79,11 +79,11 @@ def test_an_array_larger_than_memory_is_refused(tmp_path, monkeypatch):
 
 
 def test_predictions_refuse_a_file_that_claims_too_much(tmp_path):
-    from leanbayes.compare.batch_predict import opened
+    from leanbayes.compare.batch_predict import open_rows
 
     (tmp_path / "rows.npy").write_bytes(npy((5 * 10**12,), b"\0" * 64))
     with pytest.raises(ValueError, match=r"rows\.npy' is damaged or not a \.npy file"):
-        opened(tmp_path / "rows.npy")
+        open_rows(tmp_path / "rows.npy")
 
 
 def test_a_giant_cell_is_called_one(tmp_path):

@@ -1,4 +1,4 @@
-"""What follows from a known law over masks, against brute force, Monte Carlo and hand-made cases."""
+"""Consequences of a known distribution of masks, against brute force, Monte Carlo and hand-made cases."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_the_best_energy_distance_is_reached_by_the_law_itself(law):
 
 
 def test_nothing_but_the_whole_law_is_best():
-    """One mask, or pixels on their own, are far from the annotators of the made-up set; draws from its law are not."""
+    """One mask, or single pixels, are far from the annotators of the set; draws from its distribution are not."""
     made = data.ambiguous_images(train=1, val=1, test=300).split("test")
     annotations = made.annotations.transpose(0, 1).bool()
     truth = data.true_pixel_probabilities(made.modes, made.probabilities)

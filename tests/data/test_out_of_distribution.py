@@ -1,4 +1,4 @@
-"""Foreign sets: brought to the shape of another, or made up of it."""
+"""Out-of-distribution sets: brought to the shape of another, or made up of it."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.cli.options import comparison_options, parse, plan_of
+from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.data.upstream.physionet import (
     binned,
     BINS,
@@ -192,7 +192,7 @@ def test_a_comparison_takes_the_lstm(tmp_path):
     flags = parse(comparison_options(), ["--data", "physionet2012", "--root", str(tmp_path)], "compare")
     plan = plan_of(flags)
     assert "series 48x42; network lstm-ehr" in plan.sentence
-    assert {job.judging.ood for job in plan.jobs} == {()}
+    assert {job.evaluation.ood for job in plan.jobs} == {()}
     assert {job.recipe.optimizer for job in plan.jobs} == {"adam"}
 
 
@@ -227,7 +227,7 @@ def test_a_published_record_becomes_hourly_means():
 
 
 def write_published(folder, packed):
-    """Write two stays of each set as they are published."""
+    """Write two stays of each set in the published format."""
     for number, name in enumerate(SETS):
         records = [10 * number + 2, 10 * number + 1]
         texts = {f"{name}/{record}.txt": STAY.format(record=record).encode() for record in records}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.cli.options import comparison_options, parse, plan_of
+from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.data import catalogue as sources
 from leanbayes.data.upstream.polarity import (
     BEGIN,
@@ -26,7 +26,7 @@ from tests.data.upstream import digest
 
 
 def sentences(label, count=50):
-    """Return sentences of one class, of which each has a word of its own."""
+    """Return sentences of one class, each with a word of its own."""
     return [
         f"the film is {'bad' if label == 0 else 'good'} , {'very ' * (k % 4)}{label}word{k} ." for k in range(count)
     ]

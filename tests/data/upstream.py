@@ -46,7 +46,7 @@ def labels(count: int, classes: int) -> np.ndarray:
 
 
 def write_mnist(folder: Path) -> dict[str, np.ndarray]:
-    """Write the four files and return what is in them."""
+    """Write the four files and return their contents."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {}
     for split, prefix, count in (("train", "train", 30), ("test", "t10k", 20)):

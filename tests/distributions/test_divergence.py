@@ -1,4 +1,4 @@
-"""Divergences against integration, against samples, and against what is known of them at special points."""
+"""Divergences against integration, against samples, and against known values at special points."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LOCS = (0.5, 1.0, 2.0)
 
 
 def make(name: str, loc, scale, dtype: torch.dtype = torch.float64) -> Distribution:
-    """Build a law from its location and scale; a log-normal is given by its mean."""
+    """Build a distribution from its location and scale; a log-normal is given by its mean."""
     loc, scale = torch.as_tensor(loc, dtype=dtype), torch.as_tensor(scale, dtype=dtype)
     if name == "half_cauchy":
         return HalfCauchy(scale.expand_as(loc) if scale.dim() < loc.dim() else scale)

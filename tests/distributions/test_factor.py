@@ -1,4 +1,4 @@
-"""A factor: K laws over n numbers, started where they should start."""
+"""A factor: K distributions over n numbers, started where they should start."""
 
 from __future__ import annotations
 

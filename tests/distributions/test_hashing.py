@@ -1,4 +1,4 @@
-"""Numbers by index: the laws they claim, no trace of their order, the same whatever is asked for beside them."""
+"""Numbers by index: the distributions they claim, no trace of their order, the same whatever else is asked for."""
 
 import math
 

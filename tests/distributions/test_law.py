@@ -1,4 +1,4 @@
-"""Laws of a factor: what is drawn follows what is declared, and noise is all that a draw depends on."""
+"""Laws of a factor: draws follow the declared distribution, and depend on noise alone."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_samples_are_differentiable_in_location_and_scale(name):
     noise = torch.tensor([0.1, 0.4, 0.9, 1.5, 3.0])
     loc = torch.tensor(0.2, dtype=torch.float64, requires_grad=True)
     scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
-    uniform = noise.atan() / math.pi + 0.5  # of which `noise` is the Cauchy number
+    uniform = noise.atan() / math.pi + 0.5  # its Cauchy number is `noise`
     z = this.sample(loc, scale, uniform if this.noise == "uniform" else noise)
     along_scale = {"log_normal": z * noise, "half_cauchy": noise}.get(name, noise)
     along_loc = {"log_normal": z, "half_cauchy": torch.zeros(5)}.get(name, torch.ones(5))

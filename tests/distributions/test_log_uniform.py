@@ -1,4 +1,4 @@
-"""Log-uniform, ARD and Student divergences against integration, series, and the laws they tend to."""
+"""Log-uniform, ARD and Student divergences against integration, series, and their limits."""
 
 from __future__ import annotations
 

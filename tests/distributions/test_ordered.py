@@ -1,4 +1,4 @@
-"""Ordered masks: what is drawn, what it costs and what it learns, against enumeration, quadrature and differences."""
+"""Ordered masks: draws, divergences and gradients, against enumeration, quadrature and differences."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def public_names() -> list[str]:
 
 @pytest.fixture
 def _clean_torch():
-    """Give a page a fresh compiler, and leave no process group behind when a page fails."""
+    """Give a page a fresh compiler, and destroy the process group when a page fails."""
     torch.compiler.reset()
     yield
     torch.compiler.reset()
@@ -109,3 +109,11 @@ def test_the_import_order_that_contributors_read_is_the_one_that_is_checked():
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     checked = [line.replace("leanbayes.", "") for line in contracts[0]["layers"]]
     assert "\n".join(checked) in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_every_test_that_a_design_page_names_exists():
+    text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    pages_ = "\n".join(path.read_text() for path in (ROOT / "docs" / "design").glob("*.md"))
+    named = set(re.findall(r"`(test_\w+)`", pages_))
+    assert len(named) > 30
+    assert {name for name in named if f"def {name}(" not in text} == set()

@@ -198,7 +198,7 @@ def test_the_guide_of_the_readme_calls_cheapest_what_is_cheapest():
 
 def test_no_first_line_claims_the_price_of_the_network():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["description"]
-    usage = (ROOT / "src" / "leanbayes" / "cli.py").read_text().split('USAGE = """')[1].splitlines()[0]
+    usage = (ROOT / "src" / "leanbayes" / "cli" / "main.py").read_text().split('USAGE = """')[1].splitlines()[0]
     assert lb.__doc__ is not None
     for line in (project, usage, lb.__doc__.splitlines()[0]):
         assert "price of the network" not in line

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.experiments.pages import lacking, RESULTS
-from tools.ruler_page import says
+from tests.docs.pages import RESULTS
+from tools.ruler_page import worth_sentences
 from tools.wide_page import sentences, tables, within
 
 FOLDER = RESULTS / "wrn28"
@@ -26,8 +26,8 @@ def methods() -> dict[str, Any]:
 def test_the_page_has_the_figures_of_its_files() -> None:
     page = (RESULTS / "wrn28.md").read_text()
     assert [name for name, table in tables(FOLDER).items() if f"\n\n{table}" not in page] == []
-    assert lacking("wrn28", [], sentences(FOLDER)) == []
-    worths = [re.findall(r"(`\w+`) is worth (.*?) networks", line)[0] for line in says(FOLDER)]
+    assert [line for line in sentences(FOLDER) if f"* {line}\n" not in page] == []
+    worths = [re.findall(r"(`\w+`) is worth (.*?) networks", line)[0] for line in worth_sentences(FOLDER)]
     runs = (RESULTS / "runs.md").read_text()
     assert len(worths) == 3
     assert [worth for name, worth in worths if not re.search(f"{name}[^|`]* {re.escape(worth)}", runs)] == []

@@ -1,4 +1,4 @@
-"""What all autoencoders share: shapes, pixels, sampling, lengths, modes, gradients."""
+"""Properties of all autoencoders: shapes, pixels, sampling, lengths, modes, gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Joint-VAE and the sliced-Wasserstein autoencoder against torch's laws, optimal transport and closed forms."""
+"""Joint-VAE and the sliced-Wasserstein autoencoder against torch's distributions, transport and closed forms."""
 
 from __future__ import annotations
 

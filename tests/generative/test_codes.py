@@ -27,7 +27,7 @@ def random_code(rows: int = 3, dimensions: int = 5, ordered: bool = True) -> Cod
 
 
 def one_row(code: Code, copies: int) -> Code:
-    """Repeat the first law of a code."""
+    """Repeat the first distribution of a code."""
     tails = None if code.log_tails is None else code.log_tails[:1].double().expand(copies, -1)
     return Code(code.mean[:1].double().expand(copies, -1), code.std[:1].double().expand(copies, -1), tails)
 
@@ -150,7 +150,7 @@ def test_the_best_tails_beat_every_other_law_and_their_divergence_is_minus_log_c
 
 
 def code_with(kappa: Tensor, log_tails: Tensor) -> Code:
-    """Return a code whose dimensions are so many nats from a standard normal: means sqrt(2 kappa), deviations one."""
+    """Return a code whose dimensions are kappa nats from a standard normal: means sqrt(2 kappa), deviations one."""
     mean = (2 * kappa).sqrt().expand_as(log_tails)
     return Code(mean, torch.ones_like(mean), log_tails)
 

@@ -1,4 +1,4 @@
-"""The probabilistic U-Net: its loss by hand, its opinions by seed, and a law with two modes."""
+"""The probabilistic U-Net: its loss by hand, its opinions by seed, and a distribution with two modes."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_one_class_or_one_dimension_is_refused():
 @pytest.mark.slow
 @ordered_or_not
 def test_it_learns_how_often_annotators_say_what(ordered):
-    """Of every image, 70 % say the left half and 30 % the right half, and nobody a mixture of both.
+    """Of every image, 70 % say the left half and 30 % the right half, and none a mixture of both.
 
     Six images with a hundred annotations each: were all images different, the network would know each by heart.
     """

@@ -1,4 +1,4 @@
-"""Data sets as they are loaded, all corruptions of three images, and every kind of attack."""
+"""Loaded data sets, all corruptions of three images, and every kind of attack."""
 
 from __future__ import annotations
 

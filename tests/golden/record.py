@@ -83,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 write(file, records, prefix)
             found = compare(file, records, chosen.tolerance, prefix=prefix)
             seconds = f"{spent:.0f} CPU seconds, {clock:.0f} in all"
-            _say(f"{part} {prefix}".rstrip(" /") + f": {len(found)} of {len(records)} differ ({seconds})")
-            _say(*found)
+            _report(f"{part} {prefix}".rstrip(" /") + f": {len(found)} of {len(records)} differ ({seconds})")
+            _report(*found)
             failed = failed or bool(found)
     return int(failed)
 
@@ -94,7 +94,7 @@ def _cpu() -> float:
     return sum(os.times()[:4])
 
 
-def _say(*lines: str) -> None:
+def _report(*lines: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 

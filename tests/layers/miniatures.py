@@ -41,7 +41,7 @@ class Conv2dSame(nn.Conv2d):
 
 
 class Standardised(nn.Conv2d):
-    """What the four classes below share."""
+    """Shared part of the four classes below."""
 
     def __init__(self, *args, same=False, scaled=False, eps=1e-6, **kwargs):
         super().__init__(*args, **kwargs)

@@ -121,7 +121,7 @@ def assert_same(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: f
 
 
 def lowered(model: nn.Module) -> nn.Module:
-    """Return a copy of a model with every attention taken apart."""
+    """Return a copy of a model with every attention lowered."""
     model = copy.deepcopy(model)
     for module in list(model.modules()):
         for name, child in module.named_children():
@@ -417,7 +417,7 @@ def test_torchs_fast_path_gave_the_same_where_nothing_is_padded(name):
     model, inputs, options = transformers()[name]
     with torch.no_grad():
         theirs, mine = model.eval()(*inputs, **options), lowered(model)(*inputs, **options)
-    if "encoder, padding" in name:  # nested tensors come back with zeros, behind them the norm's bias
+    if "encoder, padding" in name:  # nested tensors come back with zeros, after them the norm's bias
         mine, theirs = (y[~options["src_key_padding_mask"]] for y in (mine, theirs))
     torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
 

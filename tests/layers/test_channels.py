@@ -243,7 +243,7 @@ def test_a_norm_called_twice_makes_one_stream_of_what_it_reads():
 
 
 def test_one_slope_for_all_channels_joins_nothing():
-    """The same PReLU behind two layers of different width is common in generators and autoencoders."""
+    """The same PReLU after two layers of different width is common in generators and autoencoders."""
 
     def run(net, x):
         return net.last(net.slope(net.second(net.slope(net.first(x)))))

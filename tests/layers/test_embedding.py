@@ -1,4 +1,4 @@
-"""Embeddings with random vectors, and transformers' transposed Linear: families that lie beside torch's linear maps."""
+"""Embeddings with random vectors, and transformers' transposed Linear: families next to torch's linear maps."""
 
 import pytest
 import torch
@@ -227,7 +227,7 @@ def test_tied_weights_share_means_but_no_noise_and_come_untied_in_draws(tmp_path
 
 
 class Transposed(nn.Module):
-    """What transformers calls Conv1D; the name and the module are given below."""
+    """The Conv1D of transformers; the name and the module are given below."""
 
     def __init__(self, outputs: int, inputs: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Composites are taken apart by a conversion and torch's own again afterwards, in every method and layout."""
+"""Composites are lowered by a conversion and torch's own again afterwards, in every method and layout."""
 
 import warnings
 

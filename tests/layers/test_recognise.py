@@ -318,7 +318,7 @@ def test_registering_asks_for_a_class_of_torch(registered):
         registered(Divided, like=nn.LayerNorm, weight=lambda layer: layer.weight)
 
 
-# What is said
+# Warnings and messages
 
 
 def test_one_warning_counts_layers_by_reason():

@@ -1,4 +1,4 @@
-"""Recurrent modules taken apart: torch's own outputs, states and gradients, and one draw per sequence."""
+"""Lowered recurrent modules: torch's own outputs, states and gradients, and one draw per sequence."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ def test_a_converted_model_compiles_to_one_graph():
 
 
 class Packer(Tagger):
-    """The same on packed rows, of which it returns the final state."""
+    """The same on packed rows; it returns their final state."""
 
     def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
         lengths = torch.full((len(x),), x.shape[1]) if lengths is None else lengths
@@ -386,7 +386,7 @@ class Packer(Tagger):
 def network_of_row(model: nn.Module, row: int) -> nn.Module:
     """Return the plain network that one row of the last pass saw, with torch's own recurrent module."""
     ((state, layers),) = states_of(model)
-    state.live = True  # the pass goes on: layers tell what they have drawn
+    state.live = True  # the pass continues: layers return their variables
     variables = [one_draw(layer.variables(), row) for layer in layers]
     state.live = False
     pairs = zip(layers, variables, strict=True)

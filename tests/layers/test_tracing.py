@@ -1,4 +1,4 @@
-"""Tracing without a global patch: other threads go on, the network stays unchanged, parts are followed alone."""
+"""Tracing without a global patch: other threads continue, the network stays unchanged, parts are followed alone."""
 
 from __future__ import annotations
 

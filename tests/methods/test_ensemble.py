@@ -114,7 +114,7 @@ def test_round_trips_and_summary(ensemble, tmp_path):
 
 
 class Bare(nn.Module):
-    """A network whose matrix nobody can initialise anew; its shift starts at zero in every network."""
+    """A network whose matrix cannot be initialised again; its shift starts at zero in every network."""
 
     def __init__(self):
         super().__init__()

@@ -245,7 +245,7 @@ def test_keep_probabilities_start_where_they_can_learn(fields):
     )
     (order,) = units_of(bnn)
     lb.kl(bnn).backward()
-    assert order.keep_logits.grad[0] != 0  # those behind may be kept too seldom for float32
+    assert order.keep_logits.grad[0] != 0  # later ones may be kept too seldom for float32
 
 
 def test_a_compiled_pass_pools_noise_as_an_eager_one():

@@ -1,4 +1,4 @@
-"""Nested dropout says how much widths remove, refuses networks of which hardly anything can go, and names the cure."""
+"""Nested dropout says how much widths remove, refuses networks that can hardly be cut, and names the cure."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_new_fields_are_kept_only_where_they_are_set():
 
 
 class NormAct(nn.BatchNorm2d):
-    """A batch norm with an activation behind it, as timm has it."""
+    """A batch norm followed by an activation, as timm has it."""
 
     def __init__(self, channels: int, act: nn.Module) -> None:
         super().__init__(channels)

@@ -45,7 +45,7 @@ def test_keep_probabilities_learn_from_the_likelihood_behind_a_norm():
 
 
 def test_in_front_of_a_norm_soft_masks_would_learn_nothing():
-    """The reason why masks sit behind norms: a norm divides the size of its input out again."""
+    """The reason why masks follow norms: a norm divides the size of its input out again."""
     behind, in_front = normed(hard=False), normed(hard=False)
     in_front[2].masked, in_front[3] = True, in_front[3].base
     for norm in (behind[3].base, in_front[3]):

@@ -393,7 +393,7 @@ def test_divergence_is_finite_and_not_negative_for_any_fields(components, prior_
 
 
 def test_divergence_pulls_factors_to_the_prior():
-    # At loc = 1 and scale = prior_std of both laws the divergence is zero and so is its gradient.
+    # At loc = 1 and scale = prior_std of both distributions the divergence is zero and so is its gradient.
     layer = lb.convert(nn.Linear(4, 3), lb.Rank1(init_spread=0.0, init_std=0.1, prior_std=0.1))
     value = layer.kl()
     value.backward()

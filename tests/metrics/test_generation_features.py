@@ -14,7 +14,7 @@ from leanbayes.models import LeNet5
 
 
 class Branched(nn.Module):
-    """A classifier whose linear layers do not stand in the order in which they run."""
+    """A classifier whose linear layers are not registered in the order in which they run."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ numbers = st.integers(1, 5)
 
 
 def boolean(seed: int, share: float, *shape: int) -> torch.Tensor:
-    """Return masks of which half are emptier than the others, so that empty ones meet others."""
+    """Return masks, half of them emptier than the others, so that empty ones meet others."""
     generator = torch.Generator().manual_seed(seed)
     limits = share * torch.randint(2, (*shape[:-2], 1, 1), generator=generator)
     return torch.rand(shape, generator=generator) < limits
@@ -192,7 +192,7 @@ def test_the_same_collection_of_masks_has_no_distance():
 
 
 def test_only_the_unbiased_distance_is_centred_for_samples_of_one_law():
-    # Both sides come from the same law: the distance of laws is zero.
+    # Both sides come from the same distribution: the distance of distributions is zero.
     images, small = 4000, (6, 3)
     generator = torch.Generator().manual_seed(0)
     s, y = (torch.rand(n, images, 2, 3, generator=generator) < 0.4 for n in small)

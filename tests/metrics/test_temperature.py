@@ -81,7 +81,7 @@ def test_right_answers_alone_do_not_make_certain():
     best = metrics.best_temperature(p, y).item()
     assert 0.1 < best < 0.8
 
-    # The loss itself falls without end; with a normal law of log T, worth one row, it has a minimum.
+    # The loss itself falls without end; with a normal prior of log T, worth one row, it has a minimum.
     def penalised(t: float) -> float:
         return loss_at(p.double().numpy()[None], y.numpy(), t) + t**2 / 2 / len(y)
 

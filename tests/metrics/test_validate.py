@@ -1,4 +1,4 @@
-"""What every metric accepts and refuses: shapes, ignored targets, devices and dtypes, NaN, logits, empty input."""
+"""Inputs that every metric accepts or refuses: shapes, ignored targets, devices, dtypes, NaN, logits, empty input."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_flatten_leaves_out_another_value_too():
     assert targets.tolist() == [0, 2, 4]
 
 
-# ------------------------------------------------------------------------------- what is refused
+# ------------------------------------------------------------------------------- refusals
 
 
 @of_classes

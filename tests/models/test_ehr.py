@@ -23,7 +23,7 @@ def stays(rows: int = 8) -> torch.Tensor:
 
 
 def by_hand(net: EHRNet, x: torch.Tensor) -> torch.Tensor:
-    """Sum the vectors of what was measured, one by one, then step through the LSTM's equations."""
+    """Sum the vectors of the measurements, one by one, then step through the LSTM's equations."""
     h = c = torch.zeros(net.lstm.hidden_size)
     for step in x:
         found = [net.embedding.weight[1 + v * BINS + (b - 1)] for v, b in enumerate(step.tolist()) if b > 0]

@@ -44,7 +44,7 @@ def converted(method) -> nn.Module:
 
 
 def log_mean(networks: list[nn.Module], x: Tensor, y: Tensor) -> Tensor:
-    """Return log mean_s p_s(y), as it is written."""
+    """Return log mean_s p_s(y), term by term."""
     probabilities = torch.stack([network(x).softmax(1) for network in networks]).mean(0)
     return probabilities[torch.arange(len(y)), y].log()
 
@@ -124,7 +124,7 @@ def test_every_step_goes_through_the_draws_it_names(method, through, fresh, used
 
 def test_an_ensemble_is_attacked_through_the_average_of_its_members():
     members, x, y = [mlp() for _ in range(3)], made(5, 5), classes(5, 3)
-    chosen = shift.fgsm(1.0, norm="l2")  # ten samples, of which three are different
+    chosen = shift.fgsm(1.0, norm="l2")  # ten samples, three different ones
     found = shift.attack(lb.Ensemble(members), x, y, chosen)
     torch.testing.assert_close(found.inputs, x - unit_gradient([m.eval() for m in members], x, y))
 
@@ -211,7 +211,7 @@ def test_pixel_units_attack_as_if_the_network_saw_pixels(norm):
     assert found.curve("entropy") == pytest.approx(raw.curve("entropy"))
 
 
-# Targets and what is told
+# Targets and records
 
 
 def trained() -> tuple[nn.Module, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""What every corruption keeps: shape, dtype, range, its seed, and the order of severities."""
+"""Invariants of every corruption: shape, dtype, range, its seed, and the order of severities."""
 
 from __future__ import annotations
 

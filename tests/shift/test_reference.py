@@ -1,4 +1,4 @@
-"""Strength against the public package `imagecorruptions`, whose measured changes lie in reference.json."""
+"""Strength against the public package `imagecorruptions`, whose measured changes are in reference.json."""
 
 from __future__ import annotations
 

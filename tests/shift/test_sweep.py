@@ -12,7 +12,7 @@ from tests.shift.pictures import pictures
 
 
 def half(images: torch.Tensor) -> torch.Tensor:
-    """Stand in for a data set's inputs()."""
+    """Replace a data set's inputs()."""
     return images.float() / 2
 
 

@@ -15,7 +15,7 @@ from leanbayes.models.resnet import ResidualBlock
 
 
 class Joined(nn.Module):
-    """A dense block: what comes in stays beside what is made of it, and a norm sees both."""
+    """A dense block: the input is concatenated with the output, and a norm sees both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Doubled(nn.Module):
 
 
 class Residual(nn.Module):
-    """A sum of two branches, a norm behind it, and an inner stream with a norm of its own."""
+    """A sum of two branches, a norm after it, and an inner stream with a norm of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Gated(nn.Module):
 
 
 def norm_twice() -> nn.Module:
-    """One norm behind two layers, registered under two names."""
+    """One norm after two layers, registered under two names."""
     norm = nn.BatchNorm2d(8)
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 8, 3, padding=1), norm, nn.ReLU(),

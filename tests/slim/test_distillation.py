@@ -352,7 +352,7 @@ def test_units_of_fewer_groups_count_by_their_share():
     torch.testing.assert_close(law, wide.log_tails.exp() / 2 + torch.tensor([0.0, 0, 0, 0.5]))
 
 
-# What a student learns
+# Training of a student
 
 
 def test_the_teacher_stays_unchanged_and_the_units_of_the_student_are_trainable(teacher, few):
@@ -397,7 +397,7 @@ def test_the_same_recipe_gives_the_same_student(teacher, few):
 
 
 class Stopped(Exception):
-    """Somebody pulled the plug."""
+    """The power is cut."""
 
 
 def test_a_stopped_lesson_goes_on_as_if_nothing_had_happened(teacher, few, tmp_path):

@@ -1,4 +1,4 @@
-"""Networks cut to a width: what is left of them, noise that stays, statistics, and what is refused."""
+"""Networks cut to a width: their remaining layers, noise that stays, statistics, and refusals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leanbayes.methods.nested.units import OrderingUnit
 
 from .networks import CASES, converted, masked, parameters, unsettle
 
-# ------------------------------------------------------------------- what is left
+# ------------------------------------------------------------------- remaining layers
 
 
 def test_an_extracted_network_is_an_ordinary_one():
@@ -193,7 +193,7 @@ def test_an_embedded_model_is_narrowed_inside_another_network():
     assert parameters(small) < parameters(lb.mean(outer))
 
 
-# ------------------------------------------------------------------- judging, refusing
+# ------------------------------------------------------------------- evaluation, refusals
 
 
 def test_widths_are_judged_one_by_one():

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, get_type_hints, Literal
+from typing import Any, cast, get_type_hints, Literal
 
 import torch
 from torch import nn, Tensor
@@ -26,6 +26,7 @@ from leanbayes.core.conversion import (
     attach_likelihood,
     convert,
     is_stochastic,
+    Network,
     own_likelihood,
     places,
     stochastic_layers,
@@ -110,7 +111,7 @@ def save(
     write_tensors(tensors, place, {**(extra or {}), HEADER: json.dumps(header)})
 
 
-def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.Module:
+def load(path: PathLike, net: Network, *, method: Method | None = None) -> Network:
     """Read a converted model: `net` is converted as the file says, then its tensors are filled in.
 
     Args:
@@ -142,7 +143,7 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
         )
     methods = [_method(step, method, path) for step in chain]
     _check_sizes(chain, methods, tensors, path)
-    model = net
+    model: nn.Module = net
     for step, recipe in zip(chain, methods, strict=True):
         try:
             model = _convert_again(model, recipe, step, path)
@@ -152,7 +153,7 @@ def load(path: PathLike, net: nn.Module, *, method: Method | None = None) -> nn.
     if likelihood is not None:
         attach_likelihood(model, likelihood)
     _fill(model, tensors, header, path)
-    return model
+    return cast(Network, model)
 
 
 def header_of(path: PathLike) -> dict[str, Any]:

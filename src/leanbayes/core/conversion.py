@@ -6,6 +6,7 @@ import copy as copying
 import math
 import warnings
 from collections.abc import Iterator, Mapping
+from typing import cast, TypeVar
 
 from torch import nn
 
@@ -25,9 +26,12 @@ from leanbayes.runtime.probe import learn_rows_from, LearnRows, place_known_rows
 from leanbayes.runtime.rows import Layout
 from leanbayes.runtime.twins import copied, twin
 
+Network = TypeVar("Network", bound=nn.Module)
+"""The class of the user's network, which conversions and draws keep."""
+
 
 def convert(
-    model: nn.Module,
+    model: Network,
     method: Method | str,
     *,
     where: Where | None = None,
@@ -35,7 +39,7 @@ def convert(
     copy: bool = True,
     example: Inputs | None = None,
     batch_axis: Mapping[str, int | None] | None = None,
-) -> nn.Module:
+) -> Network:
     """Return `model` with the layers that `method` targets made stochastic.
 
     The result is an object of the same class with the same function on average; `model` itself stays as it is. A
@@ -68,7 +72,7 @@ def convert(
     if whole is not None:
         if likelihood is not None:
             attach_likelihood(whole, likelihood)
-        return whole
+        return cast(Network, whole)
     candidates = [(path, layer) for path, layer in places(model) if isinstance(layer, method.targets)]
     refused = {path: reason for path, layer in candidates if (reason := refusal(layer)) is not None}
     chosen = method.choose(candidates) if where is None else choose(candidates, where, aliases(lower(twin(model, {}))))
@@ -91,7 +95,7 @@ def convert(
     picked = {path: layer for path, layer in candidates if path in chosen}
     remark = method.remark(picked) if where is None and len(picked) < len(candidates) else ""
     _warn_of_gaps(root, method, refused, remark, default=where is None)
-    return root
+    return cast(Network, root)
 
 
 def _place_rows(root: nn.Module, example: Inputs | None, batch_axis: Mapping[str, int | None] | None) -> None:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from leanbayes.core.conversion import stochastic_layers, unwrap
+from leanbayes.core.conversion import Network, stochastic_layers, unwrap
 from leanbayes.layers.composites.lowering import raise_back
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods._checks import whole_number
 from leanbayes.methods.ensemble import member_of, members_of
-from leanbayes.runtime.passes import draws
+from leanbayes.runtime.passes import draws, Width
 from leanbayes.runtime.twins import copied, tensors_of, twin
 
 
 def draw(
-    model: nn.Module,
+    model: Network,
     *,
     seed: int = 0,
     index: int = 0,
     component: int | None = None,
-    width: float | int | None = None,
-) -> nn.Module:
+    width: Width = None,
+) -> Network:
     """Return one posterior draw as an ordinary network: the class of the original, nothing of leanbayes inside.
 
     It equals sample `index` of `predict(model, x, seed=seed)` and shares no tensor with `model`.
@@ -32,31 +33,32 @@ def draw(
     Example:
         >>> plain = lb.draw(bnn, seed=0)
     """
-    model, seed = unwrap(model), whole_number("seed", seed)
-    members = members_of(model)
+    inner: Any = unwrap(model)
+    seed = whole_number("seed", seed)
+    members = members_of(inner)
     if members:
         member, own = member_of(members, index, component)
-        return draw(member, seed=seed, index=own, width=width)
-    model = twin(model, share_plain=True)
-    with draws(model, seed=seed, index=index, component=component, width=width):
-        return _on_its_own(raise_back(frozen(model)), model)
+        return cast(Network, draw(member, seed=seed, index=own, width=width))
+    inner = twin(inner, share_plain=True)
+    with draws(inner, seed=seed, index=index, component=component, width=width):
+        return cast(Network, _on_its_own(raise_back(frozen(inner)), inner))
 
 
-def mean(model: nn.Module, *, component: int | None = None) -> nn.Module:
+def mean(model: Network, *, component: int | None = None) -> Network:
     """Return the network of posterior means, averaged over components or of one component.
 
     Laws without a mean (Cauchy, half-Cauchy) give their median. After random-sign initialisation the average of the
     components means little: name one. The members of an explicit ensemble have no mean at all.
     """
-    model = unwrap(model)
-    members = members_of(model)
+    inner: Any = unwrap(model)
+    members = members_of(inner)
     if members:
         if component is None:
             raise ValueError("the members of an ensemble have no mean network; name one with component=k")
-        return mean(member_of(members, 0, component)[0])
-    model = twin(model, share_plain=True)
-    with draws(model, mean=True, component=component):
-        return _on_its_own(raise_back(frozen(model)), model)
+        return cast(Network, mean(member_of(members, 0, component)[0]))
+    inner = twin(inner, share_plain=True)
+    with draws(inner, mean=True, component=component):
+        return cast(Network, _on_its_own(raise_back(frozen(inner)), inner))
 
 
 def strip(model: nn.Module) -> nn.Module:

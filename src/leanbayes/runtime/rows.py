@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
-
-from leanbayes.layers.family import materialise
 
 
 class Layout(NamedTuple):
@@ -90,3 +89,33 @@ def _unknown(path: str, x: Tensor, rows: int) -> str:
         f"not known; pass lb.convert(..., example=inputs) to find out, or batch_axis={{'{path}': 1}} to name the axis "
         f"(None: one draw for the whole batch), or leave the layer out: where=lambda path, layer: path != '{path}'"
     )
+
+
+# Inductor fuses cheap element-wise producers into their consumers. A factor is cheap, but its consumers are kernels
+# over whole activations: its softplus and exponential would be computed per pixel instead of per channel. An opaque
+# copy of the few thousand numbers of a factor prevents that. Eager code does not need it.
+
+
+@torch.library.custom_op("leanbayes::materialise", mutates_args=())
+def _copy(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@_copy.register_fake
+def _fake(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _backward(context: object, gradient: Tensor) -> Tensor:
+    return gradient
+
+
+_copy.register_autograd(_backward)
+
+
+def materialise(x: Tensor) -> Tensor:
+    """Return x, in compiled code as a tensor that exists in memory."""
+    if not torch.compiler.is_compiling():
+        return x
+    copied: Tensor = _copy(x)
+    return copied

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.compare.experiment import Experiment
+from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
-from leanbayes.compare.run import device_of, MODEL
+from leanbayes.compare.run import MODEL
 from leanbayes.evaluation.result import read_result
 from leanbayes.evaluation.statistics import number
 from leanbayes.runtime._files import read_tensors, write_text
@@ -83,7 +83,7 @@ class Run:
     @property
     def torch_device(self) -> torch.device:
         """The device of the flags."""
-        return device_of(self.device)
+        return pick_device(self.device)
 
     def has(self, name: str, *, ood: bool = False) -> bool:
         """Return whether a data set is here, to train on or as out-of-distribution inputs; own files are here."""

@@ -64,7 +64,7 @@ class TrainingSpec:
         """Return the job of `leanbayes compare`."""
         assert self.evaluation is not None, "only specs with an evaluation are compared"
         place = {"source": self.source, "net": self.net, "method": self.method, "label": self.name}
-        return Job(**place, recipe=replace(self.recipe, seed=seed), judging=self.evaluation)  # type: ignore[arg-type]
+        return Job(**place, recipe=replace(self.recipe, seed=seed), evaluation=self.evaluation)  # type: ignore[arg-type]
 
     def folder(self, out: Path, seed: int) -> Path:
         """Return the folder of the training; other settings have another folder."""

@@ -173,8 +173,8 @@ def present(suite: Suite, run: Run) -> tuple[Suite, list[str]]:
 
 def _ordered(jobs: Sequence[Job]) -> list[Job]:
     distinct = list(dict.fromkeys(jobs))
-    groups = list(dict.fromkeys((job.source, job.net, job.judging) for job in distinct))
-    return sorted(distinct, key=lambda job: groups.index((job.source, job.net, job.judging)))
+    groups = list(dict.fromkeys((job.source, job.net, job.evaluation) for job in distinct))
+    return sorted(distinct, key=lambda job: groups.index((job.source, job.net, job.evaluation)))
 
 
 def _remedy(name: str) -> str:
