@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.fixtures.comparison import comparison as comparison
+from tests.fixtures.comparison import trained as trained
+
 torch.set_num_threads(1)
 
 

@@ -16,11 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from leanbayes.cli.options import comparison_options, out_of, parse, plan_of
-from leanbayes.compare.experiment import Experiment
+from leanbayes.cli.compare import comparison_options, out_of, plan_of
+from leanbayes.cli.main import parse
+from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Job
 from leanbayes.compare.load_run import STATE
-from leanbayes.compare.run import device_of
 from leanbayes.compare.run_all import run_all
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.core.plain import plain_view
@@ -64,8 +64,8 @@ def begin(job: Job, state: Path, out: Path) -> None:
     """
     header, tensors = _read(state)
     _compare(job, header)
-    device = device_of(job.recipe.accelerator)
-    experiment = Experiment(job.source, job.net, job.judging)
+    device = pick_device(job.recipe.accelerator)
+    experiment = Experiment(job.source, job.net, job.evaluation)
     model = experiment.model(job.method, job.seed, job.where).to(device)
     likelihood = own_likelihood(model) or experiment.likelihood().to(device)
     full, plain = (

@@ -1,10 +1,10 @@
 """Measure methods by ensembles of plain networks: predictions of finished runs, sub-ensembles, equivalents, prices.
 
-python tools/ruler.py predict RUN FILE.npz [--device cuda] [--no-noise]
-python tools/ruler.py score FILE.npz ... --out ruler.json
-python tools/ruler.py late FILE.npz ... --out late.json
-python tools/ruler.py floor FILE.npz ... --out floor.json
-python tools/ruler.py price --out price.json
+python -m tools.ruler predict RUN FILE.npz [--device cuda] [--no-noise]
+python -m tools.ruler score FILE.npz ... --out ruler.json
+python -m tools.ruler late FILE.npz ... --out late.json
+python -m tools.ruler floor FILE.npz ... --out floor.json
+python -m tools.ruler price --out price.json
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ import torch
 from leanbayes import metrics
 from leanbayes.compare.experiment import maker
 from leanbayes.compare.job import method_of, PLAIN
-from leanbayes.compare.members import read_predictions, save_predictions, Saved
-from leanbayes.compare.ruler import ece_floor, paired, Ruler, score, Scored
 from leanbayes.evaluation.result import commit, environment
 from leanbayes.runtime._files import write_text
+from tools.ruler_scores import ece_floor, paired, read_predictions, Ruler, save_predictions, Saved, score, Scored
 
 Key = tuple[str, str]
 

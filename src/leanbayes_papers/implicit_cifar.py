@@ -125,7 +125,7 @@ def job(setting: Setting, name: str, data: str, net: str) -> Job:
         method=method,
         label={"SGD": "plain", "MC-dropout": "mc_dropout", "BNN-VI": "mean_field"}.get(name, f"implicit-k{components}"),
         recipe=chosen,
-        judging=EvaluationSpec(
+        evaluation=EvaluationSpec(
             samples=setting.pick(quick=32, short=80, full=5 * (components or 4)),
             ood=("svhn",) if setting.has("svhn", foreign=True) else (),
             shift=False,

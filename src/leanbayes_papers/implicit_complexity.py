@@ -110,7 +110,7 @@ def _lenet(setting: Setting, net: str, label: str, method: Method) -> Job:
         method=method,
         label=label,
         recipe=setting.recipe(recipe),
-        judging=EvaluationSpec(
+        evaluation=EvaluationSpec(
             samples=setting.pick(quick=16, short=40, full=40),
             shift=False,
             test_images=setting.pick(quick=1000, short=0, full=0),

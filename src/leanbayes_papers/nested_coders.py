@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import DataSpec
-from leanbayes.compare.run import device_of
 from leanbayes.data import Split
 from leanbayes.generative import (
     Autoencoder,
@@ -126,7 +126,7 @@ def taught(plan: Coder, case: Case, seed: int) -> Autoencoder:
         resume=not case.fresh,
         progress=case.budget != "quick",
     )
-    return model.to(device_of(case.device)).eval()
+    return model.to(pick_device(case.device)).eval()
 
 
 def classifier(setting: Setting, data: str) -> Trainee:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from typing_extensions import override
 
 from leanbayes import data as sets
-from leanbayes.compare.run import device_of
+from leanbayes.compare.experiment import pick_device
 from leanbayes.core.norm import update_norm
 from leanbayes.core.plain import mean
 from leanbayes.data import DataSet
@@ -89,7 +89,7 @@ def _common(setting: Setting, data: str, name: str) -> dict[str, Any]:
         steps: dict[str, Any] = {"schedule": "step", "milestones": (150, 300, 450)}
         recipe = replace(recipe, epochs=600, batch_size=128, lr=0.1, posterior_lr=0.1 * POSTERIOR_RATE, **steps)
     recipe = replace(recipe, anneal_epochs=round(ANNEALED * recipe.epochs))
-    recipe = replace(recipe, compile=device_of(setting.device).type == "cuda")  # many small operations, else
+    recipe = replace(recipe, compile=pick_device(setting.device).type == "cuda")  # many small operations, else
     source = setting.source(data, quick_rows=1000)
     return {"name": name, "source": source, "net": NETS[data], "recipe": setting.recipe(recipe)}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from leanbayes.compare.run import device_of
+from leanbayes.compare.experiment import pick_device
 from leanbayes.distributions.likelihoods import Categorical
 from leanbayes.evaluation.cost import measure_cost
 from leanbayes_papers.nested_settings import fixed, individual, ours, SAMPLES, trainee
@@ -41,7 +41,7 @@ def times(setting: Setting, data: str) -> Study:
 def measure(case: Case, *, setting: Setting, data: str) -> Numbers:
     """Measure every network against the plain one, each several times, at full width; weights do not matter."""
     plan = trainee(setting, data, "plain", None)
-    rows, device = loaded(plan.source), device_of(case.device)
+    rows, device = loaded(plan.source), pick_device(case.device)
     plain = plan.make(rows, 0).to(device)
     bn3 = trainee(setting, data, "bn3", ours(data)).make(rows, 0)
     fn3 = trainee(setting, data, "fn3", fixed(data)).make(rows, 0)

@@ -43,7 +43,7 @@ def noise_curves(case: Case) -> Numbers:
         model, experiment = case.trained(job)
         x = experiment.test[0][: LOOKED_AT[case.budget]]
         for kind in KINDS:
-            curve = entropies(model, experiment.data, x, kind, STRENGTHS[case.budget], job.judging.samples)
+            curve = entropies(model, experiment.data, x, kind, STRENGTHS[case.budget], job.evaluation.samples)
             place = found.setdefault(experiment.data.name, {}).setdefault(kind, {}).setdefault(job.label, {})
             place[str(job.seed)] = curve
     return found

@@ -70,7 +70,7 @@ def job(setting: Setting, name: str) -> Job:
         method=ROWS[name],
         label=LABELS[name],
         recipe=recipe(setting, source),
-        judging=EvaluationSpec(
+        evaluation=EvaluationSpec(
             samples=setting.pick(quick=20, short=200, full=200),
             shift=False,
             test_images=setting.pick(quick=300, short=0, full=0),

@@ -118,7 +118,7 @@ def job(setting: Setting, label: str, method: Method | None, data: str = "cifar1
         method=method,
         label=label,
         recipe=recipe_for(method, plain, late),
-        judging=judging(setting, 16),
+        evaluation=judging(setting, 16),
     )
 
 
@@ -138,7 +138,7 @@ def factor_job(
     rate = rows / late.batch_size
     assert late.posterior_lr is not None
     chosen = replace(late, batch_size=rows, lr=late.lr * rate, posterior_lr=late.posterior_lr * rate, tile=True)
-    return replace(made, recipe=chosen, judging=judging(setting, _draws(method)))
+    return replace(made, recipe=chosen, evaluation=judging(setting, _draws(method)))
 
 
 def rank1(setting: Setting, **fields: Any) -> Rank1:

@@ -16,7 +16,7 @@ from torch import nn, Tensor
 from torch.utils.data import Dataset
 
 from leanbayes import data
-from leanbayes.compare.run import device_of
+from leanbayes.compare.experiment import pick_device
 from leanbayes.core.conversion import convert
 from leanbayes.data import AnnotatedImages, OneAnnotator
 from leanbayes.distributions.likelihoods import Categorical
@@ -106,7 +106,7 @@ class Segmenter:
                 whole,
                 posterior_lr=POSTERIOR_RATE * scale.lr,
                 anneal_epochs=round(ANNEALED * scale.epochs),
-                compile=device_of(self.recipe.accelerator).type == "cuda",  # many small operations, else
+                compile=pick_device(self.recipe.accelerator).type == "cuda",  # many small operations, else
             )
         return whole
 
@@ -154,7 +154,7 @@ def train(plan: Segmenter, case: Case, seed: int) -> nn.Module:
         fit_generative(model, rows, plan.plan(seed), **options)
     else:
         fit(model, rows, plan.plan(seed), likelihood=Categorical(), **options)
-    return model.to(device_of(case.device)).eval()
+    return model.to(pick_device(case.device)).eval()
 
 
 @lru_cache(maxsize=1)

@@ -16,9 +16,9 @@ from typing import Any
 
 from torch import nn
 
-from leanbayes.compare.experiment import Experiment
+from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
-from leanbayes.compare.run import device_of, MODEL
+from leanbayes.compare.run import MODEL
 from leanbayes.core.checkpoint import load
 from leanbayes.runtime._files import read_tensors, write_text, write_whole
 
@@ -48,13 +48,13 @@ class Case:
 
     def trained(self, job: Job) -> tuple[nn.Module, Experiment]:
         """Return the trained model of a run, on its device and in eval mode, and the experiment of its data."""
-        experiment = _workshop(job.source, job.net, job.judging)
+        experiment = _workshop(job.source, job.net, job.evaluation)
         path, net = job.folder(self.out) / MODEL, experiment.plain(job.seed)
         if job.method is not None:
             net = load(path, net)
         else:
             net.load_state_dict(read_tensors(path)[1])
-        return net.to(device_of(self.device)).eval(), experiment
+        return net.to(pick_device(self.device)).eval(), experiment
 
 
 @dataclass(frozen=True, kw_only=True)

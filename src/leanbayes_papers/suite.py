@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from leanbayes import data
+from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import Budget, DataSpec, Job
-from leanbayes.compare.run import device_of
 from leanbayes.training import Recipe
 from leanbayes.training.recipe import Precision
 from leanbayes_papers.overview import Overview
@@ -120,7 +120,7 @@ class Setting:
 
     def recipe(self, recipe: Recipe) -> Recipe:
         """Put a recipe on the device and in the precision that were asked for; half precision likes channels last."""
-        channels_last = self.precision != "32-true" and device_of(self.device).type == "cuda"
+        channels_last = self.precision != "32-true" and pick_device(self.device).type == "cuda"
         return replace(recipe, accelerator=self.device, precision=self.precision, channels_last=channels_last)
 
     def has(self, name: str, *, foreign: bool = False) -> bool:
@@ -141,7 +141,7 @@ def seeded(jobs: Iterable[Job], seeds: Iterable[int]) -> list[Job]:
     They are loaded once for all that share them, and corrupted images are made once, hence the order.
     """
     distinct = list(dict.fromkeys(jobs))
-    groups = list(dict.fromkeys((job.source, job.net, job.judging) for job in distinct))
-    ordered = sorted(distinct, key=lambda job: groups.index((job.source, job.net, job.judging)))
+    groups = list(dict.fromkeys((job.source, job.net, job.evaluation) for job in distinct))
+    ordered = sorted(distinct, key=lambda job: groups.index((job.source, job.net, job.evaluation)))
     seeds = list(seeds)
     return [of_seed(job, seed) for job in ordered for seed in seeds]

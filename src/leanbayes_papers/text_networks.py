@@ -15,8 +15,8 @@ from torch import nn, Tensor
 from torch.utils.data import Dataset
 from typing_extensions import override
 
+from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import KL_EPOCHS
-from leanbayes.compare.run import device_of
 from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
 from leanbayes.data.upstream.polarity import BEGIN, PADDING, UNKNOWN
@@ -154,7 +154,7 @@ def train(reader: Reader, case: Case, seed: int) -> Trained:
         resume=not case.fresh,
         progress=case.budget != "quick",
     )
-    return Trained(model.to(device_of(case.device)).eval(), data, [])
+    return Trained(model.to(pick_device(case.device)).eval(), data, [])
 
 
 def readers(setting: Setting) -> dict[str, Reader]:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn, Tensor
 
-from leanbayes.compare.experiment import load
+from leanbayes.compare.experiment import load, pick_device
 from leanbayes.compare.job import DataSpec
-from leanbayes.compare.run import Callback, device_of
+from leanbayes.compare.run import Callback
 from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet
 from leanbayes.distributions.likelihoods import Categorical
@@ -110,7 +110,7 @@ def train(
         callbacks=list(callbacks),
         progress=case.budget != "quick",
     )
-    model.to(device_of(case.device)).eval()
+    model.to(pick_device(case.device)).eval()
     return Trained(model, data, [])
 
 

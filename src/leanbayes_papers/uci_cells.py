@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from leanbayes import data
-from leanbayes.compare.run import device_of
+from leanbayes.compare.experiment import pick_device
 from leanbayes.evaluation import result as results
 from leanbayes.runtime._files import write_text
 from leanbayes.training.progress import duration
@@ -64,7 +64,7 @@ def run(
     _check("methods", methods, METHODS)
     cells = [Cell(name, method, protocol_of(setting), setting.seeds[0]) for name in sets for method in methods]
     found = {} if fresh else {cell: record for cell in cells if (record := cell.kept(out, setting.root)) is not None}
-    device = device_of(setting.device)
+    device = pick_device(setting.device)
     if device.type not in NUMBERS:
         device = torch.device("cpu")  # sums over draws are float64, which not every device has
     missing = deque(cell for cell in cells if cell not in found)

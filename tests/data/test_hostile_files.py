@@ -79,11 +79,11 @@ def test_an_array_larger_than_memory_is_refused(tmp_path, monkeypatch):
 
 
 def test_predictions_refuse_a_file_that_claims_too_much(tmp_path):
-    from leanbayes.compare.batch_predict import opened
+    from leanbayes.compare.batch_predict import open_rows
 
     (tmp_path / "rows.npy").write_bytes(npy((5 * 10**12,), b"\0" * 64))
     with pytest.raises(ValueError, match=r"rows\.npy' is damaged or not a \.npy file"):
-        opened(tmp_path / "rows.npy")
+        open_rows(tmp_path / "rows.npy")
 
 
 def test_a_giant_cell_is_called_one(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.cli.options import comparison_options, parse, plan_of
+from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.data.upstream.physionet import (
     binned,
     BINS,
@@ -192,7 +192,7 @@ def test_a_comparison_takes_the_lstm(tmp_path):
     flags = parse(comparison_options(), ["--data", "physionet2012", "--root", str(tmp_path)], "compare")
     plan = plan_of(flags)
     assert "series 48x42; network lstm-ehr" in plan.sentence
-    assert {job.judging.ood for job in plan.jobs} == {()}
+    assert {job.evaluation.ood for job in plan.jobs} == {()}
     assert {job.recipe.optimizer for job in plan.jobs} == {"adam"}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.cli.options import comparison_options, parse, plan_of
+from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.data import catalogue as sources
 from leanbayes.data.upstream.polarity import (
     BEGIN,

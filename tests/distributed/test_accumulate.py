@@ -9,7 +9,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.cli.options import comparison_options, parse
+from leanbayes.cli.compare import comparison_options
+from leanbayes.cli.main import parse
 from leanbayes.training import Recipe, TrainingError
 from leanbayes.training.fit import fit
 from tests.training.problems import images, network, rank1, same, short

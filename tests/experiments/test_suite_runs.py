@@ -121,7 +121,7 @@ def tiny(setting: Setting) -> Suite:
         method=None,
         label="plain",
         recipe=recipe,
-        judging=judging,
+        evaluation=judging,
     )
     nodes = replace(plain, method=lb.ImplicitNodes(components=3), label="implicit-k3")
     elsewhere = replace(plain, source=DataSpec(name="cifar100", root=setting.root))

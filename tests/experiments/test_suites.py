@@ -82,9 +82,9 @@ def test_full_rank1_has_the_papers_hyper_parameters(tmp_path):
     assert (recipe.weight_decay, recipe.anneal_epochs, recipe.tile, recipe.convert_at_epoch) == (2e-4, 200, True, 0)
     assert (job.method.init, job.method.sign_probability, job.method.prior_std) == ("random_sign", 0.5, 0.1)
     assert job.method.init_std == pytest.approx(math.sqrt(1e-3 / (1 - 1e-3)), abs=1e-4)
-    assert job.judging.samples == 4
+    assert job.evaluation.samples == 4
     cauchy = row_of(suite, 0, "Rank-1 BNN, Cauchy").job
-    assert (cauchy.method.posterior, cauchy.method.prior, cauchy.judging.samples) == ("cauchy", "cauchy", 16)
+    assert (cauchy.method.posterior, cauchy.method.prior, cauchy.evaluation.samples) == ("cauchy", "cauchy", 16)
     batch_ensemble = row_of(suite, 0, "BatchEnsemble").job
     assert batch_ensemble.method.init_spread == 0.5
     assert batch_ensemble.recipe.posterior_lr == 0.05
@@ -99,7 +99,7 @@ def test_full_k_sweep_keeps_the_rows_of_all_components_together(tmp_path):
     for job in sweep.values():
         assert job.recipe.batch_size * job.method.components == 512
         assert job.recipe.lr == pytest.approx(0.1 * job.recipe.batch_size / 128)
-        assert job.judging.samples == job.method.components
+        assert job.evaluation.samples == job.method.components
     assert sweep["K = 4"] is row_of(suite, 0, "both").job
     factors = [row.job.method.factors for row in suite.tables[0].rows]
     assert factors == ["input", "output", "both"]
@@ -123,7 +123,7 @@ def test_full_implicit_has_the_papers_hyper_parameters(table, net, values, tmp_p
     assert (job.net, found) == (net, values)
     assert (recipe.epochs, recipe.batch_size, recipe.samples, recipe.anneal_epochs) == (300, 128, 2, 200)
     assert (recipe.schedule, recipe.posterior_schedule, recipe.convert_at_epoch) == ("linear", "constant", 0)
-    assert (method.components, method.init_std, job.judging.samples) == (8, 0.05, 40)
+    assert (method.components, method.init_std, job.evaluation.samples) == (8, 0.05, 40)
 
 
 def test_the_same_networks_serve_tables_and_noise(tmp_path):

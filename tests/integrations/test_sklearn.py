@@ -286,6 +286,7 @@ def test_the_default_recipe_has_enough_steps_and_not_too_many(rows):
     assert 200 <= steps <= max(1500, 20 * (1 + rows / 512))
 
 
+@pytest.mark.slow  # the quality of a training
 def test_breast_cancer_is_classified_as_well_as_by_scikit_learns_network():
     """scikit-learn's MLPClassifier behind a StandardScaler has 0.975 and 0.074 nats on these folds."""
     x, y = load_breast_cancer(return_X_y=True)
@@ -295,6 +296,7 @@ def test_breast_cancer_is_classified_as_well_as_by_scikit_learns_network():
     assert np.mean([log_loss(y[test], model.predict_proba(x[test])) for model, test in fitted]) < 0.09
 
 
+@pytest.mark.slow  # the quality of a training
 def test_diabetes_is_predicted_as_well_as_by_scikit_learns_network():
     """scikit-learn's MLPRegressor behind a StandardScaler, 1000 epochs, has R2 0.464 and 5.449 nats on these folds."""
     x, y = load_diabetes(return_X_y=True)

@@ -123,7 +123,7 @@ def classification(
 
 
 def detection(auroc: float) -> dict[str, Any]:
-    """Return how well foreign inputs are told apart."""
+    """Return how well out-of-distribution inputs are detected."""
     scores = {
         score: {"auroc": auroc - i / 100, "aupr": auroc - 0.02, "fpr95": 3 * (1 - auroc)}
         for i, score in enumerate(("entropy", "mutual_information", "confidence"))
@@ -156,7 +156,7 @@ def reliability(ece: float, rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def histogram(scale: float, top: float, rng: np.random.Generator) -> dict[str, Any]:
-    """Return shares of test inputs near zero and of foreign inputs farther off."""
+    """Return shares of test inputs near zero and of out-of-distribution inputs farther off."""
     edges = np.linspace(0, top * rng.uniform(0.9, 1), 31)
 
     def shares(mean: float) -> list[float]:

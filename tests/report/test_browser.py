@@ -11,7 +11,7 @@ import pytest
 
 from leanbayes.report import build
 from tests.report import make
-from tests.report.test_build import HOSTILE
+from tests.report.test_page import HOSTILE
 
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

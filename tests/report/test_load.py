@@ -7,7 +7,7 @@ import json
 import pytest
 
 from leanbayes.report import build, load_results, markdown
-from leanbayes.report.build import render
+from leanbayes.report.page import render
 from leanbayes.report.provenance import provenance
 from tests.report import make
 

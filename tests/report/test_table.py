@@ -182,7 +182,7 @@ def test_regression_has_its_own_columns(tmp_path):
 def test_groups_of_columns_span_all_columns(tmp_path):
     table = table_of(make.tree(tmp_path, THREE, seeds=1)).only("brief", "main")
     groups = table.groups()
-    assert [name for name, _ in groups] == ["Test set", "Corrupted", "Foreign inputs", "Cost"]
+    assert [name for name, _ in groups] == ["Test set", "Corrupted", "Out-of-distribution inputs", "Cost"]
     assert sum(span for _, span in groups) == len(table.columns)
 
 

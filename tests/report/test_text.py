@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from leanbayes.report import load_results, markdown, terminal
-from leanbayes.report.build import render
-from leanbayes.report.looks import LONGEST
+from leanbayes.report.load import LONGEST
+from leanbayes.report.page import render
 from leanbayes.report.table import comparison
 from tests.report import make
 

@@ -78,7 +78,7 @@ def test_the_best_row_is_named_also_where_its_training_is_too_dear(tmp_path, see
 
 def test_a_plain_network_that_is_best_is_said_to_be(tmp_path):
     found = verdict_of(tmp_path, {"plain": [1.05], "rank1": [1.27]})
-    assert "behind the plain network (1.05)" in found.sentence
+    assert "worse than the plain network (1.05)" in found.sentence
     assert found.sentence.endswith(" The plain network itself has the best NLL (1.05).")
 
 
@@ -141,7 +141,7 @@ def test_one_seed_decides_nothing(tmp_path):
     found = verdict_of(tmp_path, {"plain": [0.30], "rank1": [0.20]})
     assert found.choice is None
     assert "one seed is too few to decide" in found.sentence
-    assert "ahead of the plain network" in found.sentence
+    assert "better than the plain network" in found.sentence
 
 
 def test_where_all_methods_are_dear_the_nearest_to_the_limits_is_named(tmp_path):

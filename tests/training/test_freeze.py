@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.cli.options import comparison_options, parse
+from leanbayes.cli.compare import comparison_options, parse
 from leanbayes.compare.job import recipe_for
 from leanbayes.core.plain import strip
 from leanbayes.training import Recipe

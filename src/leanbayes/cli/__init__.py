@@ -1,1 +1,1 @@
-"""The command line: a command is its flags and its action."""
+"""The command line: one module per command, with its flags and its action."""

@@ -1,12 +1,29 @@
-"""The command line: parsing only. Every flag is a field of a dataclass; the work is done elsewhere."""
+"""Entry point of the command line: choose a command, turn errors into one sentence and an exit code."""
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, TypeVar
+
+Options = TypeVar("Options")
+
+COMMANDS = {
+    "compare": "compare:compare",
+    "train": "compare:train",
+    "evaluate": "compare:evaluate",
+    "predict": "predict:predict",
+    "report": "compare:report",
+    "reproduce": "reproduce:reproduce",
+    "list": "data:list_names",
+    "data": "data:data",
+    "bench": "bench:bench",
+}
+"""Module and function of each command; a module is imported when its command is called."""
 
 USAGE = """leanbayes: parameter-efficient Bayesian deep learning for PyTorch, with its gain and its price measured.
 
@@ -14,13 +31,13 @@ usage: leanbayes COMMAND ...
 
   compare     train methods on your data and network, evaluate them alike, write a table and one HTML report
   train       only train; the models can be evaluated later
-  evaluate    only evaluate what was trained
-  predict     predict for new rows with a network of a comparison, as many rows as you like
-  report      write the report of a folder of results anew
-  reproduce   repeat a table or figure of a paper, our numbers beside the paper's
-  list        what there is: methods, nets, data, suites
+  evaluate    only evaluate trained models
+  predict     predict new rows with a network of a comparison, any number of rows
+  report      write the report of a folder of results again
+  reproduce   repeat a table or figure of a paper, our numbers next to the paper's
+  list        list methods, nets, data and suites
   data        data sets: list, prepare NAME
-  bench       what each method costs on this machine
+  bench       measure the cost of each method on this machine
 
 Begin with:
 
@@ -28,8 +45,8 @@ Begin with:
   leanbayes compare --data fashion-mnist --net lenet    a known data set and network
   leanbayes compare --data my.npz --net my_module:make_network --methods plain,rank1,implicit
 
-leanbayes COMMAND --help teaches the rest. Exit codes: 0 done, 1 a run failed, 2 wrong usage or input,
-130 interrupted (what was done is kept, the same command goes on).
+leanbayes COMMAND --help explains the flags. Exit codes: 0 done, 1 a run failed, 2 wrong usage or input,
+130 interrupted (finished work is kept, the same command resumes).
 """
 
 
@@ -38,59 +55,71 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _replace_unknown_signs()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        _say(USAGE)
+        sys.stdout.write(USAGE)
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from leanbayes import __version__
 
-        _say(f"leanbayes {__version__}\n")
+        sys.stdout.write(f"leanbayes {__version__}\n")
         return 0
     name, *rest = arguments
-    commands = _commands()
-    if name not in commands:
-        _complain(f"expected a command among {', '.join(commands)}, got {name!r}; see leanbayes --help")
+    if name not in COMMANDS:
+        complain(f"expected a command among {', '.join(COMMANDS)}, got {name!r}; see leanbayes --help")
         return 2
     try:
         with _brief_warnings():
-            return commands[name](rest)
+            return _run(name, rest)
     except SystemExit as stop:  # the parser's own: 0 after --help, 2 after a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
-        _complain("interrupted; what was done is kept. The same command goes on from there.")
+        complain("interrupted; finished work is kept. The same command resumes.")
         return 130
     except OSError as error:
-        _complain(f"{error.strerror}: '{error.filename}'" if error.strerror and error.filename else str(error))
+        complain(f"{error.strerror}: '{error.filename}'" if error.strerror and error.filename else str(error))
         return 2
     except (ValueError, ModuleNotFoundError) as error:
-        _complain(str(error))
+        complain(str(error))
         return 2
 
 
-def _commands() -> dict[str, Callable[[list[str]], int]]:
-    from leanbayes.cli import commands
+def _run(name: str, arguments: list[str]) -> int:
+    module, _, function = COMMANDS[name].partition(":")
+    code: int = getattr(importlib.import_module(f"leanbayes.cli.{module}"), function)(arguments)
+    return code
 
-    return {
-        "compare": commands.compare,
-        "train": commands.train,
-        "evaluate": commands.evaluate,
-        "predict": commands.predict,
-        "report": commands.report,
-        "reproduce": commands.reproduce,
-        "list": commands.list_names,
-        "data": commands.data,
-        "bench": commands.bench,
-    }
+
+def parse(kind: type[Options], arguments: list[str], command: str) -> Options:
+    """Parse flags into a dataclass. Fields without a default are positional. --help and a wrong flag exit.
+
+    Raises:
+        ValueError: if a path has a scheme such as s3://.
+    """
+    import tyro
+
+    from leanbayes.runtime._files import local
+
+    for argument in arguments:
+        local(argument.partition("=")[2] if argument.startswith("--") else argument)
+    flags = ["--no-fresh" if argument == "--resume" else argument for argument in arguments]
+    positional: Any = tyro.conf.PositionalRequiredArgs
+    found: Options = tyro.cli(kind, args=flags, prog=f"leanbayes {command}", config=(positional,))
+    return found
+
+
+def complain(text: str) -> None:
+    """Write one message to stderr."""
+    sys.stderr.write(f"leanbayes: {text}\n")
 
 
 @contextmanager
 def _brief_warnings() -> Iterator[None]:
-    """Show each warning once, as a sentence without its place in the code: data are read more than once."""
-    said: set[str] = set()
+    """Show each warning once, as a sentence without its place in the code."""
+    seen: set[str] = set()
 
     def show(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in said:
-            said.add(str(message))
-            _complain(f"warning: {message}")
+        if str(message) not in seen:
+            seen.add(str(message))
+            complain(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.showwarning = show
@@ -98,14 +127,6 @@ def _brief_warnings() -> Iterator[None]:
 
 
 def _replace_unknown_signs() -> None:
-    """Write a question mark for what the terminal's encoding lacks: a ± should not cost the table."""
+    """Write a question mark for a character that the terminal's encoding lacks, such as ±."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text)
-
-
-def _complain(text: str) -> None:
-    sys.stderr.write(f"leanbayes: {text}\n")

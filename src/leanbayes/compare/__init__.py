@@ -1,1 +1,1 @@
-"""Train and evaluate methods on one data set, next to each other."""
+"""Comparison of methods: train and evaluate jobs, on one process or many, and predict with their networks."""

@@ -1,4 +1,4 @@
-"""What the jobs of one comparison share: the data, the network's maker, foreign inputs, corrupted images."""
+"""`Experiment`: data, networks, out-of-distribution inputs and corrupted images, loaded once for all jobs."""
 
 from __future__ import annotations
 
@@ -22,33 +22,180 @@ from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.methods._base import Method
-from leanbayes.methods.ensemble import DeepEnsemble, Ensemble
 from leanbayes.shift import Shift
 
-# -------------------- networks
-# Networks by name: one of `leanbayes.models`, or the user's own as `package.module:function`.
-#
-# Only a name from the command line is ever imported. A name that a file records is text to compare (`agreed`).
+OWN_NETWORK = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
+"""The name of a user's network, package.module:function."""
+
+INITIAL_STD = 0.5  # initial noise of standardised regression targets; it is learned
 
 
-Maker = Callable[[], nn.Module]
-OWN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""How the name of a user's own network reads."""
+@dataclass(frozen=True, eq=False)
+class CachedShift(Shift):
+    """Corruptions that are computed once for all jobs."""
+
+    cache: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
+
+    @override
+    def corrupted(self, name: str, severity: int) -> Tensor:
+        key = (name, severity)
+        if key not in self.cache:
+            self.cache[key] = super().corrupted(name, severity)
+        return self.cache[key]
 
 
-def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Maker:
-    """Return a function that makes a new network at every call.
+class Experiment:
+    """Data and networks that several jobs share."""
 
-    A function of the user's own gets those of the keywords `num_outputs` and `input_shape` that it accepts; the current
-    folder is importable. Such a name must come from the command line, never from a file: it runs code.
+    def __init__(self, source: DataSpec, net: str, evaluation: EvaluationSpec) -> None:
+        """Load the data and try the network, so that errors appear before any training."""
+        self.evaluation = evaluation
+        self.data = load(source)
+        self.root = source.root
+        self.make = maker(net, num_outputs=self.data.num_outputs, input_shape=self.data.input_shape)
+        self._try_network(net)
+        self.ood  # noqa: B018  # an unknown name raises now
+
+    def likelihood(self) -> Likelihood:
+        return likelihood_for(self.data)
+
+    def plain(self, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self.make()
+
+    def model(self, method: Method | None, seed: int, where: tuple[str, ...] = ()) -> nn.Module:
+        """Return the model of a method, initialised by the seed."""
+        if method is None:
+            return self.plain(seed)
+        net = method.build(self.plain, seed)
+        if not method.targets:  # an ensemble of whole networks has no layers to convert
+            return net
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return convert(net, method, where=where or None, likelihood=self.likelihood())
+
+    @cached_property
+    def test(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Raw test rows, network inputs, and targets in their own units; all rows, or evenly spaced ones."""
+        split = self.data.test
+        rows = _evenly(len(split), self.evaluation.test_images)
+        return split.x[rows], self.data.inputs(split.x[rows]), split.y[rows]
+
+    @property
+    def units(self) -> tuple[Tensor, Tensor] | None:
+        return units_of(self.data)
+
+    @cached_property
+    def ood(self) -> dict[str, Any]:
+        found = {name: data.ood(name, self.data, self.root) for name in self.evaluation.ood}
+        limit = self.evaluation.test_images
+        return {name: (self.data.inputs(x[_evenly(len(x), limit)]), None) for name, x in found.items()}
+
+    @cached_property
+    def shift(self) -> Shift | None:
+        """Corrupted test images; None for other data."""
+        if not self.evaluation.shift or self.data.kind != "image" or self.data.input_shape[0] not in (1, 3):
+            return None
+        rows = _evenly(len(self.data.test), self.evaluation.shift_images)
+        return CachedShift(images=self.data.test.x[rows], y=self.data.test.y[rows], inputs=self.data.inputs)
+
+    def _try_network(self, net: str) -> None:
+        network = self.plain(0).eval()
+        x = self.data.inputs(self.data.test.x[:2])
+        try:
+            with torch.no_grad():
+                y = network(x)
+        except Exception as error:
+            raise ValueError(
+                f"the network {net} cannot take inputs of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
+            ) from error
+        if not isinstance(y, Tensor) or y.shape != (len(x), self.data.num_outputs):
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(
+                f"expected the network {net} to give outputs of shape (rows, {self.data.num_outputs}) for "
+                f"{self.data.name}, got {got}"
+            )
+
+
+def pick_device(accelerator: str) -> torch.device:
+    """Return the device that Fabric chooses for a name: auto, cpu, cuda or mps.
 
     Raises:
-        ValueError: in one sentence, if there is no such network or it cannot be made.
+        ValueError: if this machine has no such device.
+    """
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if accelerator == "auto":
+        return torch.device(next(name for name, available in here.items() if available))
+    if not here.get(accelerator, False):
+        there = ", ".join(("auto", *(name for name, available in here.items() if available)))
+        raise ValueError(f"expected a device among {there} on this machine, got {accelerator!r}")
+    return torch.device(accelerator)
+
+
+def likelihood_for(data: DataSet) -> Likelihood:
+    """Return a new likelihood for the task of a data set."""
+    return Categorical() if data.task == "classification" else Gaussian(std=INITIAL_STD, learn=True)
+
+
+def units_of(data: DataSet) -> tuple[Tensor, Tensor] | None:
+    """Return mean and standard deviation of regression targets; None for classes."""
+    return None if data.task == "classification" else (data.target_mean, data.target_std)
+
+
+def load(source: DataSpec) -> DataSet:
+    """Return a data set with the rows that its spec asks for."""
+    own = {"target": source.target, "task": source.task, "channels": source.channels}
+    whole = data.load(source.name, source.root, split=source.split, **own)
+    if source.hold_out:
+        whole = _hold_out(whole, source.hold_out)
+    if not 0 < source.train_rows < len(whole.train):
+        return whole
+    some = _take(whole.train, _evenly(len(whole.train), source.train_rows))
+    _require_classes(whole, some)
+    return replace(whole, train=some)
+
+
+def _hold_out(whole: DataSet, wanted: int) -> DataSet:
+    if wanted >= len(whole.train):
+        raise ValueError(f"expected --hold-out to be below the {len(whole.train):,} training rows, got {wanted:,}")
+    held = torch.zeros(len(whole.train), dtype=torch.bool)
+    held[_evenly(len(whole.train), wanted)] = True
+    rest = _take(whole.train, ~held)
+    _require_classes(whole, rest)
+    return replace(whole, train=rest, test=_take(whole.train, held))
+
+
+def _take(split: Split, rows: Tensor) -> Split:
+    return Split(split.x[rows], split.y[rows])
+
+
+def _require_classes(whole: DataSet, some: Split) -> None:
+    if whole.task == "classification" and (missing := set(range(len(whole.classes))) - set(some.y.tolist())):
+        name = whole.classes[min(missing)]
+        raise ValueError(f"{len(some)} training rows leave class {name!r} of {whole.name} without any; take more")
+
+
+def _evenly(rows: int, wanted: int) -> Tensor:
+    """Return evenly spaced row numbers, so that sets sorted by class keep all classes."""
+    if not 0 < wanted < rows:
+        return torch.arange(rows)
+    return torch.arange(wanted) * rows // wanted
+
+
+def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+    """Return a function that makes a new network at each call.
+
+    A user's own function receives `num_outputs` and `input_shape` if it accepts them. The current folder is importable.
+    Such a name must come from the command line, never from a file: it runs code.
+
+    Raises:
+        ValueError: in one sentence, if the network is unknown or cannot be made.
     """
     known: dict[str, Any] = {"num_outputs": num_outputs, "input_shape": input_shape}
     if ":" not in net:
         return lambda: models.build(net, **known)
-    function = _find(net)
+    function = _import_function(net)
     accepted = inspect.signature(function).parameters
     everything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
     keywords = {name: value for name, value in known.items() if everything or name in accepted}
@@ -60,23 +207,23 @@ def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Maker:
             raise ValueError(f"{net} failed to make a network: {type(error).__name__}: {error}") from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"expected {net} to return a torch.nn.Module, got {type(made).__name__}")
-        return _initialised(made, input_shape)
+        return _initialise(made, input_shape)
 
     return make
 
 
-def agreed(recorded: str, given: str, place: Path) -> str:
-    """Return the network of a run if it may be made: a known one, or an own one that the command line names, too.
+def check_network(recorded: str, given: str, place: Path) -> str:
+    """Return the network of a run if it is safe to make: a known one, or one that the command line names too.
 
     Args:
-        recorded: what a file of the run says, which is compared and nothing else.
-        given: what the command line says; "" where it says nothing.
+        recorded: the name in a file of the run. It is compared, and never imported.
+        given: the name on the command line; "" if there is none.
         place: the folder of the run.
 
     Raises:
-        ValueError: in one sentence, if an own network was not named, or another one.
+        ValueError: in one sentence, if a user's own network was not named, or another one was.
     """
-    if ":" in recorded and not OWN.fullmatch(recorded):
+    if ":" in recorded and not OWN_NETWORK.fullmatch(recorded):
         raise ValueError(f"'{place}' names a network {recorded!r}, which is neither known nor package.module:function")
     if given and given != recorded:
         raise ValueError(f"expected --net {recorded!r}, which the run was trained on, got {given!r}, for '{place}'")
@@ -88,9 +235,9 @@ def agreed(recorded: str, given: str, place: Path) -> str:
     )
 
 
-def _find(net: str) -> Callable[..., Any]:
+def _import_function(net: str) -> Callable[..., Any]:
     module_name, _, function_name = net.partition(":")
-    if not OWN.fullmatch(net):
+    if not OWN_NETWORK.fullmatch(net):
         raise ValueError(f"expected a network as package.module:function, got {net!r}")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -112,153 +259,10 @@ def _find(net: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
-def _initialised(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
-    """Run two rows of zeros through a network with lazy layers, so that they learn their sizes."""
+def _initialise(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
+    """Give lazy layers their sizes by a pass of two rows of zeros."""
     if any(nn.parameter.is_lazy(parameter) for parameter in network.parameters()):
         with torch.no_grad():
             network.eval()(torch.zeros(2, *input_shape))
         network.train()
     return network
-
-
-START_STD = 0.5
-"""Where the learned noise of standardised regression targets starts."""
-
-
-@dataclass(frozen=True, eq=False)
-class KeptShift(Shift):
-    """A sweep that corrupts once for all jobs, and keeps the raw images."""
-
-    kept: dict[tuple[str, int], Tensor] = field(default_factory=dict, repr=False)
-
-    @override
-    def corrupted(self, name: str, severity: int) -> Tensor:
-        key = (name, severity)
-        if key not in self.kept:
-            self.kept[key] = super().corrupted(name, severity)
-        return self.kept[key]
-
-
-class Experiment:
-    """Loads once what every job needs."""
-
-    def __init__(self, source: DataSpec, net: str, judging: EvaluationSpec) -> None:
-        """Load the data and make the network once: what is wrong with either should come out before any training."""
-        self.judging = judging
-        self.data = load(source)
-        self.root = source.root
-        self.make = maker(net, num_outputs=self.data.num_outputs, input_shape=self.data.input_shape)
-        self._try(net)
-        self.ood  # noqa: B018  # a misspelt foreign set should come out now, too
-
-    def likelihood(self) -> Likelihood:
-        """Return a fresh likelihood for the task."""
-        return likelihood_for(self.data)
-
-    def plain(self, seed: int) -> nn.Module:
-        """Return the plain network as this seed initialises it."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self.make()
-
-    def model(self, method: Method | None, seed: int, where: tuple[str, ...] = ()) -> nn.Module:
-        """Return the model of a method; members of an ensemble are made one by one, each from a seed of its own."""
-        if method is None:
-            return self.plain(seed)
-        if isinstance(method, DeepEnsemble):
-            return Ensemble([self.plain(seed + 1000 * k) for k in range(method.components)], method)
-        net = self.plain(seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return convert(net, method, where=where or None, likelihood=self.likelihood())
-
-    @cached_property
-    def test(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Raw test rows, network inputs, and targets in their own units; all, or evenly spaced ones."""
-        split = self.data.test
-        rows = _evenly(len(split), self.judging.test_images)
-        return split.x[rows], self.data.inputs(split.x[rows]), split.y[rows]
-
-    @property
-    def units(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and deviation of regression targets."""
-        return None if self.data.task == "classification" else (self.data.target_mean, self.data.target_std)
-
-    @cached_property
-    def ood(self) -> dict[str, Any]:
-        """Foreign inputs by name."""
-        found = {name: data.ood(name, self.data, self.root) for name in self.judging.ood}
-        limit = self.judging.test_images
-        return {name: (self.data.inputs(x[_evenly(len(x), limit)]), None) for name, x in found.items()}
-
-    @cached_property
-    def shift(self) -> Shift | None:
-        """Corrupted test images, made once for all jobs; None for tables."""
-        if not self.judging.shift or self.data.kind != "image" or self.data.input_shape[0] not in (1, 3):
-            return None
-        rows = _evenly(len(self.data.test), self.judging.shift_images)
-        return KeptShift(images=self.data.test.x[rows], y=self.data.test.y[rows], inputs=self.data.inputs)
-
-    def _try(self, net: str) -> None:
-        """Run one row through the network, so that a network that does not fit the data says so now."""
-        network = self.plain(0).eval()
-        x = self.data.inputs(self.data.test.x[:2])
-        try:
-            with torch.no_grad():
-                y = network(x)
-        except Exception as error:
-            raise ValueError(
-                f"the network {net} cannot take inputs of shape {tuple(x.shape)}: {str(error).splitlines()[0]}"
-            ) from error
-        if not isinstance(y, Tensor) or y.shape != (len(x), self.data.num_outputs):
-            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise ValueError(
-                f"expected the network {net} to give outputs of shape (rows, {self.data.num_outputs}) for "
-                f"{self.data.name}, got {got}"
-            )
-
-
-def likelihood_for(data: DataSet) -> Likelihood:
-    """Return a fresh likelihood for the task of a data set."""
-    return Categorical() if data.task == "classification" else Gaussian(std=START_STD, learn=True)
-
-
-def load(source: DataSpec) -> DataSet:
-    """Return the data that a source names: all or some of its training rows, judged on its test or held-out rows."""
-    own = {"target": source.target, "task": source.task, "channels": source.channels}
-    whole = data.load(source.name, source.root, split=source.split, **own)
-    if source.hold_out:
-        whole = _held_out(whole, source.hold_out)
-    if not 0 < source.train_rows < len(whole.train):
-        return whole
-    some = _take(whole.train, _evenly(len(whole.train), source.train_rows))
-    _require_classes(whole, some)
-    return replace(whole, train=some)
-
-
-def _held_out(whole: DataSet, wanted: int) -> DataSet:
-    """Put evenly spaced training rows in the place of the test set."""
-    if wanted >= len(whole.train):
-        raise ValueError(f"expected --hold-out to be below the {len(whole.train):,} training rows, got {wanted:,}")
-    held = torch.zeros(len(whole.train), dtype=torch.bool)
-    held[_evenly(len(whole.train), wanted)] = True
-    rest = _take(whole.train, ~held)
-    _require_classes(whole, rest)
-    return replace(whole, train=rest, test=_take(whole.train, held))
-
-
-def _take(split: Split, rows: Tensor) -> Split:
-    return Split(split.x[rows], split.y[rows])
-
-
-def _require_classes(whole: DataSet, some: Split) -> None:
-    if whole.task == "classification" and (missing := set(range(len(whole.classes))) - set(some.y.tolist())):
-        name = whole.classes[min(missing)]
-        raise ValueError(f"{len(some)} training rows leave class {name!r} of {whole.name} without any; take more")
-
-
-def _evenly(rows: int, wanted: int) -> Tensor:
-    """Return evenly spaced row numbers: sets sorted by class keep all classes."""
-    if not 0 < wanted < rows:
-        return torch.arange(rows)
-    return torch.arange(wanted) * rows // wanted

@@ -1,4 +1,7 @@
-"""What is run, as data: a `Job` is one training and one evaluation; `Plan` says which jobs a comparison has."""
+"""The data of one run: `Job` is one training and one evaluation, `MethodSpec` a method of the command line.
+
+Recipes by budget: `quick` takes minutes, `short` about an hour on two cores, `full` is the schedule of the papers.
+"""
 
 from __future__ import annotations
 
@@ -16,20 +19,26 @@ from leanbayes.methods._base import Method
 from leanbayes.runtime.distributed import Launch, launched
 from leanbayes.training import Recipe
 
-PLAIN = "plain"
-"""What the unconverted network is called beside the methods."""
+PLAIN = "plain"  # name of the unconverted network in lists of methods
+
+Budget = Literal["quick", "short", "full"]
+BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
+
+FEW = 5000  # fewer training images than this get small batches: they need many steps, also after conversion
+KL_EPOCHS = 200  # epochs until the KL has its full weight, as in the papers; shorter trainings end before
+METHOD = re.compile(r"\s*([\w-]+)\s*(?:\[([^\]]*)\])?\s*(?:,|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSpec:
-    """How models are evaluated.
+    """Settings of an evaluation.
 
     Attributes:
-        samples: draws of every prediction.
-        ood: names of data sets that serve as foreign inputs.
-        shift: evaluate on corrupted images, where the data are images.
-        shift_images: number of test images that are corrupted, 0 for all.
-        test_images: number of test rows used, 0 for all.
+        samples: draws per prediction.
+        ood: names of out-of-distribution data sets.
+        shift: evaluate on corrupted images, if the data are images.
+        shift_images: number of test images to corrupt; 0 means all.
+        test_images: number of test rows to use; 0 means all.
     """
 
     samples: int = 16
@@ -39,24 +48,24 @@ class EvaluationSpec:
     test_images: int = 0
 
     def __post_init__(self) -> None:
-        """Check the numbers before anything is trained."""
         _check_counts(1, samples=self.samples)
         _check_counts(0, shift_images=self.shift_images, test_images=self.test_images)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """Where data come from: a known name or a file, with what a file leaves open.
+    """A data set by name or file, and the rows to use.
 
     Attributes:
         name: a known name, or a path.
         root: folder of the known sets.
-        split: number of the train/test split, where there are several.
+        split: number of the train/test split, if there are several.
         target: column to predict, of a .csv file.
-        task: "classification" or "regression", of the user's own data.
-        train_rows: use so many training rows, evenly spaced; 0 is all.
-        hold_out: judge on so many training rows, evenly spaced and left out of training, instead of the test set.
-        channels: "first" or "last", where images of an .npz file have their channels; None goes by the shape.
+        task: "classification" or "regression", for the user's own data.
+        train_rows: number of training rows to use, evenly spaced; 0 means all.
+        hold_out: number of training rows to evaluate on, instead of the test set. They are evenly spaced and not
+            trained on.
+        channels: "first" or "last": the channel axis of images in an .npz file; None infers it from the shape.
     """
 
     name: str
@@ -66,10 +75,9 @@ class DataSpec:
     task: str | None = None
     train_rows: int = 0
     hold_out: int = 0
-    channels: str | None = field(default=None, repr=False)  # digests of sources in folder names are older
+    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         _check_counts(0, train_rows=self.train_rows, hold_out=self.hold_out, split=self.split)
 
 
@@ -81,109 +89,70 @@ class Job:
         source: the data.
         net: a name of `leanbayes.models`, or `package.module:function`.
         method: None for the plain network.
-        label: what the run's folder is called; the method's name unless a suite runs it in several versions.
-        recipe: how it is trained, seed included.
-        judging: how it is evaluated.
-        where: globs on the paths of the layers that are converted; none leaves the choice to the method.
-        launch: processes that torchrun or Slurm started; they overrule the recipe's.
+        recipe: the training, including the seed.
+        evaluation: the settings of the evaluation.
+        label: name of the run's folder; by default the method's name.
+        where: globs on the paths of the layers to convert; empty leaves the choice to the method.
+        launch: processes started by torchrun or Slurm; they override the recipe's.
     """
 
     source: DataSpec
     net: str
     method: Method | None
     recipe: Recipe
-    judging: EvaluationSpec = field(default_factory=EvaluationSpec)
+    evaluation: EvaluationSpec = field(default_factory=EvaluationSpec)
     label: str = ""
     where: tuple[str, ...] = ()
     launch: Launch | None = field(default_factory=launched)
 
     @property
     def name(self) -> str:
-        """The method's name, or "plain"."""
         return PLAIN if self.method is None else self.method.name
 
     @property
+    def title(self) -> str:
+        return self.label or self.name
+
+    @property
     def seed(self) -> int:
-        """The seed of the run."""
         return self.recipe.seed
 
     @property
     def processes(self) -> int:
-        """How many processes train it together."""
         return self.recipe.devices * self.recipe.nodes if self.launch is None else self.launch.processes
 
     def folder(self, out: Path) -> Path:
-        """Return where the run lies below `out`: <data>/<net>/<method>/seed<k>."""
-        parts = (_file_name(Path(self.source.name).stem), _file_name(self.net), self.label or self.name)
+        """Return the folder of the run, OUT/<data>/<net>/<method>/seed<k>."""
+        parts = (_file_name(Path(self.source.name).stem), _file_name(self.net), self.title)
         return out.joinpath(*parts, f"seed{self.seed}")
 
     def settings(self) -> dict[str, Any]:
-        """Return all that decides the outcome, as JSON holds it."""
+        """Return all settings that affect the outcome, as JSON values. Ids and result.json depend on the keys."""
         source = asdict(self.source) | {"name": located(self.source.name)}
         if self.source.channels is None:
-            del source["channels"]  # so that ids are those of versions that did not have it
+            del source["channels"]  # ids from before this field stay valid
         settings: dict[str, Any] = {
             "data": source,
             "net": self.net,
             "method": {"name": self.name, "fields": {} if self.method is None else self.method.fields()},
             "recipe": self.recipe.fields(),
-            "judging": asdict(self.judging) | {"ood": list(self.judging.ood)},
+            "judging": asdict(self.evaluation) | {"ood": list(self.evaluation.ood)},
         }
         if self.where and self.method is not None:
             settings["where"] = list(self.where)
         if self.processes != self.recipe.devices * self.recipe.nodes:
-            settings["processes"] = self.processes  # else the recipe says it: older ids stay
+            settings["processes"] = self.processes  # only if it differs: older ids stay valid
         return settings
 
     @property
     def id(self) -> str:
-        """A short digest of the settings: equal settings, equal id."""
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def located(name: str) -> str:
-    """Return a name of data that holds in every folder: the whole path of the user's own, a known name as it is."""
+    """Return the absolute path of a user's file, or a known name unchanged."""
     path = Path(name).expanduser()
     return str(path.resolve()) if path.exists() and isinstance(resolve(name), Path) else name
-
-
-def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | None:
-    """Return the method of that name with the given fields; None for "plain".
-
-    Raises:
-        ValueError: naming the methods there are.
-    """
-    if name == PLAIN:
-        return None
-    kinds = all_methods()
-    if name not in kinds:
-        raise ValueError(f"expected methods among {', '.join((PLAIN, *kinds))}, got {name!r}")
-    return kinds[name](**(fields or {}))
-
-
-def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None) -> Recipe:
-    """Fit a recipe to a method: when to convert, and at what rate its own parameters learn.
-
-    Settings of the recipe are kept. Methods are converted late unless they say otherwise: a network that is trained
-    plainly first costs little more than one training. In trials it was better than noise from the start on health
-    records, not on text; on CIFAR-10 it had the smaller ECE (docs/recipes.md).
-
-    Args:
-        method: None for the plain network, which needs nothing.
-        recipe: the recipe of the comparison.
-        late: share of the epochs before the conversion; None is the method's own habit.
-    """
-    if method is None:
-        return replace(recipe, convert_at_epoch=0, posterior_lr=None, freeze=False)
-    habit = 0.0 if recipe.freeze else method.late
-    share = habit if late is None else late
-    if not 0 <= share < 1:
-        raise ValueError(f"expected late to be a share of the epochs, at least 0 and below 1, got {share}")
-    return replace(
-        recipe,
-        convert_at_epoch=recipe.convert_at_epoch or min(round(share * recipe.epochs), recipe.epochs - 1),
-        posterior_lr=recipe.posterior_lr or recipe.lr * method.posterior_rate,
-    )
 
 
 def _check_counts(least: int, **numbers: int) -> None:
@@ -196,21 +165,14 @@ def _file_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
 
 
-# -------------------- versions
-# Methods as the command line names them: `plain,rank1,patch[crossed=true,components=3]`.
-
-
-WORD = re.compile(r"\s*([\w-]+)\s*(?:\[([^\]]*)\])?\s*(?:,|$)")
-
-
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with fields of its own.
+    """A method as the command line names it: `patch`, or `patch[crossed=true,components=3]`.
 
     Attributes:
         name: the method's name, or "plain".
-        fields: those that were given in brackets.
-        label: what its folder and its row in the report are called; empty where the name says all.
+        fields: the fields in brackets.
+        label: name of its folder and of its row in the report; empty if it equals `name`.
     """
 
     name: str
@@ -218,8 +180,8 @@ class MethodSpec:
     label: str = ""
 
 
-def wanted(text: str) -> list[MethodSpec]:
-    """Return the methods that a text names, each once, in their order.
+def parse_methods(text: str) -> list[MethodSpec]:
+    """Return the methods in a text such as "plain,rank1,patch[crossed=true]", each once, in order.
 
     Raises:
         ValueError: in one sentence, if a method or a field is unknown.
@@ -228,31 +190,31 @@ def wanted(text: str) -> list[MethodSpec]:
     if text.strip() == "all":
         return [MethodSpec(name) for name in known]
     found: dict[str, MethodSpec] = {}
-    at = 0
-    while at < len(text):
-        word = WORD.match(text, at)
+    position = 0
+    while position < len(text):
+        word = METHOD.match(text, position)
         if word is None:
-            raise ValueError(f"expected methods such as plain,rank1,patch[crossed=true], got {text[at:]!r}")
-        version = _version(word[1].replace("-", "_"), word[2], known)
-        found.setdefault(version.label or version.name, version)
-        at = word.end()
+            raise ValueError(f"expected methods such as plain,rank1,patch[crossed=true], got {text[position:]!r}")
+        spec = _parse_method(word[1].replace("-", "_"), word[2], known)
+        found.setdefault(spec.label or spec.name, spec)
+        position = word.end()
     if not found:
         raise ValueError(f"expected at least one method among {', '.join(known)}, got none")
     return list(found.values())
 
 
-def _version(name: str, inside: str | None, known: list[str]) -> MethodSpec:
+def _parse_method(name: str, inside: str | None, known: list[str]) -> MethodSpec:
     if name not in known:
         raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}")
-    given = dict(_pair(name, part) for part in (inside or "").split(",") if part.strip())
+    given = dict(_parse_field(name, part) for part in (inside or "").split(",") if part.strip())
     if not given:
         return MethodSpec(name)
     written = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in given.items())
     return MethodSpec(name, given, f"{name}[{written}]")
 
 
-def _pair(name: str, part: str) -> tuple[str, Any]:
-    """Read `field=value`; a value is JSON where it can be, else a word."""
+def _parse_field(name: str, part: str) -> tuple[str, Any]:
+    """Parse `field=value`; a value is JSON if possible, else a word."""
     key, _, value = (piece.strip() for piece in part.partition("="))
     key = key.replace("-", "_")
     there = () if name == PLAIN else tuple(own.name for own in fields(all_methods()[name]))
@@ -266,45 +228,79 @@ def _pair(name: str, part: str) -> tuple[str, Any]:
         return key, value
 
 
-# -------------------- budgets
-# Recipes by budget: `quick` is minutes, `short` about an hour on two cores, `full` the schedule of the papers.
+def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | None:
+    """Return the method of that name with the given fields; None for "plain".
+
+    Raises:
+        ValueError: with the names of all methods, if the name is unknown.
+    """
+    if name == PLAIN:
+        return None
+    kinds = all_methods()
+    if name not in kinds:
+        raise ValueError(f"expected methods among {', '.join((PLAIN, *kinds))}, got {name!r}")
+    return kinds[name](**(fields or {}))
 
 
-Budget = Literal["quick", "short", "full"]
-BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
+def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None) -> Recipe:
+    """Adapt a recipe to a method: the epoch of conversion, and the learning rate of the posterior.
 
-FEW = 5000
-"""Fewer training images than this get small batches: what counts is the number of steps, also after a conversion."""
+    Fields that the recipe sets are kept. By default most methods convert late: the network is first trained plainly,
+    which costs little more than one plain training. docs/recipes.md has the measurements.
 
-KL_EPOCHS = 200
-"""Epochs until the KL has its full weight, as in the papers; shorter trainings end before."""
+    Args:
+        method: None for the plain network.
+        recipe: the recipe of the comparison.
+        late: share of the epochs before the conversion; None is the method's default.
+    """
+    if method is None:
+        return replace(recipe, convert_at_epoch=0, posterior_lr=None, freeze=False)
+    default = 0.0 if recipe.freeze else method.late
+    share = default if late is None else late
+    if not 0 <= share < 1:
+        raise ValueError(f"expected late to be a share of the epochs, at least 0 and below 1, got {share}")
+    return replace(
+        recipe,
+        convert_at_epoch=recipe.convert_at_epoch or min(round(share * recipe.epochs), recipe.epochs - 1),
+        posterior_lr=recipe.posterior_lr or recipe.lr * method.posterior_rate,
+    )
 
 
 def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none") -> Recipe:
-    """Return the recipe of a budget for data of a kind.
+    """Return the recipe of a budget for a kind of data.
 
     Args:
         budget: "quick", "short" or "full".
         kind: "image", "table", "series" or "text".
         rows: number of training rows; few rows get small batches and many epochs.
-        augment: the augmentation that is usual for the data; such data get the recipe of CIFAR.
+        augment: the usual augmentation of the data; augmented images get the recipe of CIFAR.
     """
-    if kind == "table":
-        return _table(budget, rows)
-    if kind in ("series", "text"):
-        return _tokens(budget)
-    if augment != "none":
-        return _natural_images(budget, augment)
-    if rows < FEW:
+    if kind == "table":  # enough epochs for a few thousand steps
+        steps = {"quick": 1500, "short": 6000, "full": 40_000}[budget]
+        batch = 32 if rows < 2000 else 128
+        epochs = max(5, round(steps * batch / rows))
+        own: dict[str, Any] = {"optimizer": "adam", "lr": 1e-2, "weight_decay": 1e-4, "batch_size": batch}
+    elif kind in ("series", "text"):  # a few thousand rows are memorised after a dozen epochs
+        epochs = {"quick": 4, "short": 6, "full": 8}[budget]
+        own = {"optimizer": "adam", "lr": 2e-3, "clip_norm": 1.0, "batch_size": 128}
+    elif augment != "none" and budget == "full":  # the schedule of the rank-1 paper
+        epochs = 250
+        own = {"lr": 0.1, "weight_decay": 2e-4, "schedule": "step", "milestones": (100, 200, 225), "batch_size": 128}
+        own |= {"warmup_epochs": 1, "augment": augment}
+    elif augment != "none":
+        epochs = {"quick": 10, "short": 40}[budget]
+        own = {"lr": 0.2, "weight_decay": 5e-4, "warmup_epochs": 3, "batch_size": 256, "augment": augment}
+    elif rows < FEW:
         epochs = {"quick": 40, "short": 120, "full": 300}[budget]
-        return Recipe(epochs=epochs, batch_size=32, lr=0.1, weight_decay=1e-4, warmup_epochs=1, anneal_epochs=KL_EPOCHS)
-    epochs = {"quick": 3, "short": 15, "full": 60}[budget]
-    warmup = min(1.0, epochs / 10)
-    return Recipe(epochs=epochs, batch_size=128, lr=0.05, warmup_epochs=warmup, anneal_epochs=KL_EPOCHS)
+        own = {"lr": 0.1, "weight_decay": 1e-4, "warmup_epochs": 1, "batch_size": 32}
+    else:
+        epochs = {"quick": 3, "short": 15, "full": 60}[budget]
+        own = {"lr": 0.05, "warmup_epochs": min(1.0, epochs / 10), "batch_size": 128}
+    return Recipe(epochs=epochs, anneal_epochs=KL_EPOCHS, **own)
 
 
 def stretched(recipe: Recipe, epochs: int) -> Recipe:
-    """Return the recipe over another number of epochs: warm-up and steps keep their shares."""
+    """Return the recipe with another number of epochs; warm-up and milestones keep their shares."""
     share = epochs / recipe.epochs
     return replace(
         recipe,
@@ -312,45 +308,3 @@ def stretched(recipe: Recipe, epochs: int) -> Recipe:
         warmup_epochs=recipe.warmup_epochs * share,
         milestones=tuple(round(epoch * share) for epoch in recipe.milestones),
     )
-
-
-def _natural_images(budget: Budget, augment: str) -> Recipe:
-    """The recipe of small natural images: 40 epochs in short, 250 with steps as the rank-1 paper has it in full."""
-    if budget == "full":
-        return Recipe(
-            epochs=250,
-            batch_size=128,
-            lr=0.1,
-            weight_decay=2e-4,
-            schedule="step",
-            milestones=(100, 200, 225),
-            warmup_epochs=1,
-            anneal_epochs=KL_EPOCHS,
-            augment=augment,  # type: ignore[arg-type]
-        )
-    epochs = {"quick": 10, "short": 40}[budget]
-    return Recipe(
-        epochs=epochs,
-        batch_size=256,
-        lr=0.2,
-        weight_decay=5e-4,
-        warmup_epochs=3,
-        anneal_epochs=KL_EPOCHS,
-        augment=augment,  # type: ignore[arg-type]
-    )
-
-
-def _table(budget: Budget, rows: int) -> Recipe:
-    """Adam, and as many epochs as make a few thousand steps."""
-    steps = {"quick": 1500, "short": 6000, "full": 40_000}[budget]
-    batch = 32 if rows < 2000 else 128
-    epochs = max(5, round(steps * batch / rows))
-    return Recipe(
-        epochs=epochs, batch_size=batch, optimizer="adam", lr=1e-2, weight_decay=1e-4, anneal_epochs=KL_EPOCHS
-    )
-
-
-def _tokens(budget: Budget) -> Recipe:
-    """Adam for networks that look tokens up; a few thousand rows are learned by heart after a dozen epochs."""
-    epochs = {"quick": 4, "short": 6, "full": 8}[budget]
-    return Recipe(epochs=epochs, batch_size=128, optimizer="adam", lr=2e-3, clip_norm=1.0, anneal_epochs=KL_EPOCHS)

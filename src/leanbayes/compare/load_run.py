@@ -1,8 +1,7 @@
-"""A run of a comparison, opened again: its network as it was judged, and how it wants its inputs."""
+"""Load a run of a comparison: its network as it was evaluated, and the preparation of its inputs."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.compare.experiment import agreed, likelihood_for, maker
-from leanbayes.compare.experiment import load as load_data
+from leanbayes.compare import experiment
 from leanbayes.compare.job import DataSpec, PLAIN
-from leanbayes.compare.run import at_full_width, CLAIM, MODEL
+from leanbayes.compare.run import at_full_width, MODEL, SETTINGS_FILE
 from leanbayes.core.checkpoint import FILES, header_of, load
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.data import DataSet
@@ -21,27 +19,16 @@ from leanbayes.data.checks import check_inputs
 from leanbayes.data.dataset import Array, Channels, normalised
 from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
 from leanbayes.distributions.likelihoods import Likelihood
-from leanbayes.evaluation.result import read_result
+from leanbayes.evaluation.result import read_json, read_result
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
 
 STATE = Path("checkpoint") / "last.safetensors"
-NOISE = "model/likelihood."
-"""Where a training state keeps the parameters of the likelihood."""
+NOISE = "model/likelihood."  # prefix of the likelihood's parameters in a training state
 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """A trained network with what belongs to it.
-
-    Attributes:
-        folder: of the run.
-        net: what the network is called.
-        method: what the method is called.
-        model: the network, as it was judged.
-        likelihood: how to read its outputs.
-        source: where its data came from.
-        data: these.
-    """
+    """The trained network of a run as it was evaluated, the names of network and method, its likelihood and data."""
 
     folder: Path
     net: str
@@ -53,15 +40,14 @@ class LoadedRun:
 
     @property
     def units(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and deviation of real targets; None for classes."""
-        return None if self.data.task == "classification" else (self.data.target_mean, self.data.target_std)
+        return experiment.units_of(self.data)
 
 
 @dataclass(frozen=True, eq=False)
 class Preparation:
-    """Makes network inputs of raw rows as the training data were prepared: inputs = (x - mean) / std.
+    """Turns raw rows into network inputs as in training: inputs = (x - mean) / std.
 
-    It is what `DataSet.inputs` does, without the data: small enough to be sent to other processes.
+    It equals `DataSet.inputs` without the data, so it is small enough to send to other processes.
     """
 
     name: str
@@ -72,15 +58,15 @@ class Preparation:
 
     @classmethod
     def of(cls, data: DataSet) -> Preparation:
-        """Take what the training split of a data set defines; tokens have neither mean nor std."""
+        """Return the preparation that the training split of a data set defines; tokens have no mean and std."""
         mean, std = (None, None) if data.kind in ("series", "text") else (data.mean, data.std)
         return cls(data.name, data.input_shape, mean, std, data.channels)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the inputs of rows as a file may hold them: images with channels first, last or none.
+        """Return the inputs of raw rows; images have channels first, last or none.
 
         Raises:
-            ValueError: in one sentence, if they are not what the network was trained on.
+            ValueError: in one sentence, if the rows do not fit the training data.
         """
         x = rows if self.mean is None else torch.from_numpy(self._channels_first(rows.numpy()))
         if tuple(x.shape[1:]) != self.shape:
@@ -88,57 +74,50 @@ class Preparation:
                 f"expected rows of shape {self.shape}, as {self.name} has, got {tuple(rows.shape[1:])}; resize images, "
                 "pick the same features"
             )
-        return self._tokens(x) if self.mean is None else self._normalised(x, self.mean, self.std)
+        if self.mean is None or self.std is None:
+            if x.is_floating_point():
+                raise ValueError(f"expected tokens as {self.name} has, whole numbers, got {x.dtype}")
+            return x.long()
+        check_inputs(x.numpy(), "the part")
+        return normalised(tensor(x.numpy()), self.mean, self.std)
 
     def _channels_first(self, rows: Array) -> Array:
-        """Turn channels as the training data say; other shapes stay, to be named."""
         read = channel_axis_like(rows.shape[1:], self.shape, self.channels)
         return channels_first(rows, self.name, read) if read is not None or rows.ndim != 4 else rows
 
-    def _tokens(self, x: Tensor) -> Tensor:
-        if x.is_floating_point():
-            raise ValueError(f"expected tokens as {self.name} has, whole numbers, got {x.dtype}")
-        return x.long()
-
-    def _normalised(self, x: Tensor, mean: Tensor, std: Tensor | None) -> Tensor:
-        assert std is not None
-        check_inputs(x.numpy(), "the part")
-        return normalised(tensor(x.numpy()), mean, std)
-
 
 def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
-    """Return the network of a run, from its folder or the model in it.
+    """Return the network of a run, from its folder or its model file.
 
     Args:
         path: the folder of a run, `OUT/<data>/<net>/<method>/seed<k>`, or its model.safetensors.
-        root: folder of the known data sets; default what the run had.
-        net: the network of the run, where it is the user's own: a folder's word does not suffice to import it.
+        root: folder of the known data sets; default that of the run.
+        net: the network of the run, if it is the user's own. A name in a file is never imported.
 
     Raises:
-        ValueError: in one sentence, if there is no run, it is damaged, its network is not the one that was named, or
-            its training data, which decide how inputs are normalised, are not those that it had.
+        ValueError: in one sentence, if there is no run, it is damaged, `net` is another network, or the training data,
+            which normalise the inputs, have changed.
     """
-    folder = _folder(local(path))
-    settings = _settings(folder)
+    folder = _find_folder(local(path))
+    settings = read_json(folder / SETTINGS_FILE)
     try:
-        source = _here(DataSpec(**(settings["data"] | ({} if root is None else {"root": root}))))
+        source = _find_data(DataSpec(**(settings["data"] | ({} if root is None else {"root": root}))))
         recorded, method = _texts(settings["net"], settings["method"]["name"])
     except (KeyError, TypeError) as error:
-        raise ValueError(f"'{folder / CLAIM}' is damaged ({type(error).__name__}: {error})") from error
-    net = agreed(recorded, net, folder)
-    data = _data(folder, source)
-    network = maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape)()
-    model = at_full_width(_filled(folder / MODEL, network, method), data)
-    likelihood = own_likelihood(model) or _likelihood(folder, data)
+        raise ValueError(f"'{folder / SETTINGS_FILE}' is damaged ({type(error).__name__}: {error})") from error
+    net = experiment.check_network(recorded, net, folder)
+    data = _load_data(folder, source)
+    network = experiment.maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape)()
+    model = at_full_width(_load_model(folder / MODEL, network, method), data)
+    likelihood = own_likelihood(model) or _load_likelihood(folder, data)
     return LoadedRun(folder, net, method, model, likelihood, source, data)
 
 
-def _folder(path: Path) -> Path:
-    """Return the folder of the run that a path means, or say what the path is instead."""
+def _find_folder(path: Path) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"there is no checkpoint '{path}' (looked in '{Path.cwd()}')")
     folder = path if path.is_dir() else path.parent
-    if (folder / CLAIM).is_file() and (path.is_dir() or path.name == MODEL):
+    if (folder / SETTINGS_FILE).is_file() and (path.is_dir() or path.name == MODEL):
         if not (folder / MODEL).is_file():
             raise FileNotFoundError(f"no trained model in '{folder}': the run did not finish its training")
         return folder
@@ -148,17 +127,12 @@ def _folder(path: Path) -> Path:
             f"'{path}' holds a {method} network, but not how to make it or its inputs, as the folder of a run does; in "
             f"Python: leanbayes.compare.batch_predict.score({str(path)!r}, rows, out, net=your_network)"
         )
-    runs = sorted(claim.parent for claim in path.rglob(CLAIM))
+    runs = sorted(file.parent for file in path.rglob(SETTINGS_FILE))
     if runs:
         raise ValueError(f"'{path}' holds {len(runs)} runs; name the folder of one, such as '{runs[0]}'")
-    raise ValueError(f"expected the folder of a run of leanbayes compare or train, got '{path}', which has no {CLAIM}")
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((folder / CLAIM).read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"'{folder / CLAIM}' is damaged ({error})") from error
+    raise ValueError(
+        f"expected the folder of a run of leanbayes compare or train, got '{path}', which has no {SETTINGS_FILE}"
+    )
 
 
 def _texts(*values: Any) -> tuple[str, ...]:
@@ -168,33 +142,31 @@ def _texts(*values: Any) -> tuple[str, ...]:
     return values
 
 
-def _here(source: DataSpec) -> DataSpec:
-    """Return a source whose file was moved as one of the same name in the current folder, if there is one."""
+def _find_data(source: DataSpec) -> DataSpec:
+    """Look for a file that was moved in the current folder, by its name."""
     path = Path(*_texts(source.name))
     moved = path.is_absolute() and not path.exists() and Path(path.name).exists()
     return replace(source, name=path.name) if moved else source
 
 
-def _data(folder: Path, source: DataSpec) -> DataSet:
-    """Return the data of the run: their training split decides how inputs are normalised."""
+def _load_data(folder: Path, source: DataSpec) -> DataSet:
     try:
-        data = load_data(source)
+        data = experiment.load(source)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"the training data of '{folder}' decide how its inputs are normalised, and cannot be read: {error}"
         ) from error
-    result = read_result(folder)
-    said = {} if result is None else result.get("data", {})
-    before = said.get("sha256") if isinstance(said, dict) else said
+    recorded = (read_result(folder) or {}).get("data", {})
+    before = recorded.get("sha256") if isinstance(recorded, dict) else recorded
     if before not in (None, data.sha256):
         raise ValueError(
-            f"the training data {source.name!r} of '{folder}' are not what they were, so that inputs would be "
-            "normalised in another way; put the old ones back, or train again"
+            f"the training data {source.name!r} of '{folder}' have changed, so inputs would be normalised differently; "
+            "restore the old ones, or train again"
         )
     return data
 
 
-def _filled(path: Path, network: nn.Module, method: str) -> nn.Module:
+def _load_model(path: Path, network: nn.Module, method: str) -> nn.Module:
     if method != PLAIN:
         return load(path, network)
     metadata, tensors = read_tensors(path)
@@ -205,19 +177,19 @@ def _filled(path: Path, network: nn.Module, method: str) -> nn.Module:
         network.load_state_dict(tied(tensors, others))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"'{path}' does not fit the network as it is made now: {reason}") from error
+        raise ValueError(f"'{path}' does not fit the present network: {reason}") from error
     return network
 
 
-def _likelihood(folder: Path, data: DataSet) -> Likelihood:
-    """Return the likelihood of a model that keeps none: the noise that was learned lies in the training state."""
-    likelihood = likelihood_for(data)
+def _load_likelihood(folder: Path, data: DataSet) -> Likelihood:
+    """Return the likelihood of a model that stores none; the training state holds its learned noise."""
+    likelihood = experiment.likelihood_for(data)
     if data.task == "classification":
         return likelihood
     members = sorted(folder.glob("member*"), key=lambda member: int(member.name.removeprefix("member")))
-    path = (members[-1] if members else folder) / STATE  # members are trained in turn, with one noise
+    path = (members[-1] if members else folder) / STATE  # members are trained in turn, with one likelihood
     if not path.is_file():
-        raise FileNotFoundError(f"the noise that the run learned lies in its training state, but there is no '{path}'")
+        raise FileNotFoundError(f"the learned noise of the run is stored in '{path}', which does not exist")
     state = read_tensors(path)[1]
     likelihood.load_state_dict({n.removeprefix(NOISE): value for n, value in state.items() if n.startswith(NOISE)})
     return likelihood

@@ -1,15 +1,13 @@
-"""Predictions of a trained run for new rows: find the rows, score them, and write a table for a spreadsheet.
+"""Predictions of a trained run for new rows: find the rows, predict them, write a table for a spreadsheet.
 
-`OUT/predictions.csv` has a line for every row: of classes row, predicted, probability, total, aleatoric, epistemic; of
-real targets row, mean, std, total, aleatoric, epistemic, in their own units.
+`OUT/predictions.csv` has one line per row. Columns for classes: row, predicted, probability, total, aleatoric,
+epistemic. Columns for real targets, in their own units: row, mean, std, total, aleatoric, epistemic.
 """
 
 from __future__ import annotations
 
 import csv
-import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,27 +19,25 @@ import torch
 from torch import Tensor
 
 from leanbayes import data, metrics
-from leanbayes.compare.batch_predict import FIELDS, opened, read_scores, Rows, score
+from leanbayes.compare.batch_predict import FIELDS, open_rows, read_scores, Rows, score
 from leanbayes.compare.load_run import LoadedRun, Preparation
 from leanbayes.data.files.csv import read_features
 from leanbayes.runtime._files import local, remove_leftovers, write_whole
+from leanbayes.training.progress import display
 
 TABLE = "predictions.csv"
 TABLES = (".csv", ".tsv")
-GLANCE = 0.5
-"""Seconds between two looks at the folder."""
-EVERY = 15.0
-"""Seconds between two lines about the progress, where nobody watches a terminal."""
+POLL = 0.5  # seconds between two counts of the finished parts
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """Rows to predict.
 
     Attributes:
-        name: what to call them.
-        x: the rows, raw: a .npy or .npz file, an array, or a tensor.
-        y: their targets, where they are known and mean what they meant in training.
+        name: description of the rows.
+        x: the raw rows: a .npy or .npz file, an array, or a tensor.
+        y: their targets, if known and of the same kind as in training.
     """
 
     name: str
@@ -49,50 +45,50 @@ class Asked:
     y: Tensor | None = None
 
 
-def find_rows(given: str, run: LoadedRun, root: str | None = None) -> Asked:
-    """Return the rows that a name means.
+def find_rows(given: str, run: LoadedRun, root: str | None = None) -> Request:
+    """Return the rows of a file or data set.
 
     Args:
-        given: a .npy, .npz or .csv file with rows, a data set that `lb.data.load` knows, of which the test rows are
-            taken, or nothing for the test rows of the run.
+        given: a .npy, .npz or .csv file with rows; a data set of `lb.data.load`, for its test rows; "" for the test
+            rows of the run.
         run: the network that will predict.
         root: folder of the known data sets.
 
     Raises:
-        ValueError: in one sentence, if they are not what the network was trained on.
+        ValueError: in one sentence, if the rows do not fit the training data.
     """
-    asked = _find(given, run, root)
-    rows = opened(asked.x)
+    request = _find(given, run, root)
+    rows = open_rows(request.x)
     if len(rows):
-        Preparation.of(run.data)(torch.as_tensor(np.array(rows[:1])))  # what does not fit should come out now
-    return asked
+        Preparation.of(run.data)(torch.as_tensor(np.array(rows[:1])))  # raises now if the rows do not fit
+    return request
 
 
-def predict_rows(run: LoadedRun, asked: Asked, out: Path, *, part_rows: int, fresh: bool, **how: Any) -> list[Path]:
-    """Score rows into `out`, show the progress, and write the table.
+def predict_rows(run: LoadedRun, request: Request, out: Path, *, part_rows: int, fresh: bool, **how: Any) -> list[Path]:
+    """Predict rows into `out`, show the progress, and write the table.
 
     Args:
         run: the network.
-        asked: the rows.
+        request: the rows.
         out: folder of the parts and of predictions.csv.
-        part_rows: rows of a part.
-        fresh: begin anew.
+        part_rows: rows per part.
+        fresh: start again.
         how: samples, seed, workers and backend, as for `score`.
 
     Returns:
         The files of the parts.
     """
-    rows = len(opened(asked.x))
+    rows = len(open_rows(request.x))
     own: dict[str, Any] = {"inputs": Preparation.of(run.data), "likelihood": run.likelihood, "units": run.units}
-    there = 0 if fresh else _present(out)
-    with progress(out, rows, part_rows, there):
-        parts = score(run.model, asked.x, out, part_rows=part_rows, fresh=fresh, **own, **how)
+    before = 0 if fresh else _count_parts(out)
+    with progress(out, rows, part_rows, before):
+        parts = score(run.model, request.x, out, part_rows=part_rows, fresh=fresh, **own, **how)
     write_table(parts, out / TABLE, run.data.classes)
     return parts
 
 
-def judged(out: Path, y: Tensor, task: str) -> str:
-    """Return how good predictions in a folder are, in a few words."""
+def describe_scores(out: Path, y: Tensor, task: str) -> str:
+    """Return the scores of the predictions in a folder, in a few words."""
     found = {name: torch.from_numpy(values) for name, values in read_scores(out).items()}
     if task == "classification":
         right, nll = metrics.accuracy(found["mean"], y), metrics.nll(found["mean"], y)
@@ -103,7 +99,7 @@ def judged(out: Path, y: Tensor, task: str) -> str:
 
 
 def write_table(parts: Sequence[Path], path: Path, classes: Sequence[str]) -> None:
-    """Write a line for every row, part by part; `classes` names the classes and is empty for real targets."""
+    """Write one line per row; `classes` names the classes and is empty for real targets."""
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="") as file:
@@ -113,19 +109,19 @@ def write_table(parts: Sequence[Path], path: Path, classes: Sequence[str]) -> No
     write_whole(path, write)
 
 
-def _find(given: str, run: LoadedRun, root: str | None) -> Asked:
+def _find(given: str, run: LoadedRun, root: str | None) -> Request:
     path = local(given).expanduser()
     if not given or _same(given, run.source.name):
-        return Asked(f"the test rows of {run.data.name}", run.data.test.x, run.data.test.y)
+        return Request(f"the test rows of {run.data.name}", run.data.test.x, run.data.test.y)
     if path.suffix in (".npy", ".npz"):
-        return Asked(path.name, path)
+        return Request(path.name, path)
     if path.suffix.lower() in TABLES:
         trained_on = Path(run.source.name).expanduser()
         like = trained_on if trained_on.suffix.lower() in TABLES else None
-        return Asked(path.name, read_features(path, like, run.source.target))
+        return Request(path.name, read_features(path, like, run.source.target))
     other = data.load(given, root or run.source.root)
     alike = other.task == "classification" and other.classes == run.data.classes
-    return Asked(f"the test rows of {other.name}", other.test.x, other.test.y if alike else None)
+    return Request(f"the test rows of {other.name}", other.test.x, other.test.y if alike else None)
 
 
 def _same(given: str, name: str) -> bool:
@@ -139,7 +135,7 @@ def _write(file: TextIO, parts: Sequence[Path], classes: Sequence[str]) -> None:
     for number, part in enumerate(parts):
         with np.load(part, allow_pickle=False) as arrays:
             found = {name: arrays[name] for name in FIELDS}
-        columns = _of_classes(found, classes) if classes else _of_targets(found)
+        columns = _class_columns(found, classes) if classes else _target_columns(found)
         if number == 0:
             writer.writerow(["row", *columns])
         for cells in zip(*columns.values(), strict=True):
@@ -147,77 +143,49 @@ def _write(file: TextIO, parts: Sequence[Path], classes: Sequence[str]) -> None:
             row += 1
 
 
-def _of_classes(found: dict[str, Any], classes: Sequence[str]) -> dict[str, list[str]]:
+def _class_columns(found: dict[str, Any], classes: Sequence[str]) -> dict[str, list[str]]:
     best = found["mean"].argmax(1)
-    columns = {"predicted": [classes[k] for k in best], "probability": _short(found["mean"].max(1))}
-    return columns | {name: _short(found[name]) for name in FIELDS[1:]}
+    columns = {"predicted": [classes[k] for k in best], "probability": _format(found["mean"].max(1))}
+    return columns | {name: _format(found[name]) for name in FIELDS[1:]}
 
 
-def _of_targets(found: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the columns of real targets, which have a number where there are several."""
+def _target_columns(found: dict[str, Any]) -> dict[str, list[str]]:
+    """Return the columns of real targets; several targets are numbered."""
     values = {"mean": found["mean"], "std": np.sqrt(found["total"]), **{name: found[name] for name in FIELDS[1:]}}
     targets = found["mean"].shape[1]
     return {
-        name if targets == 1 else f"{name}_{k + 1}": _short(values[name][:, k])
+        name if targets == 1 else f"{name}_{k + 1}": _format(values[name][:, k])
         for k in range(targets)
         for name in values
     }
 
 
-def _short(values: Any) -> list[str]:
+def _format(values: Any) -> list[str]:
     return [f"{value:.6g}" for value in values.tolist()]
 
 
 @contextmanager
-def progress(out: Path, rows: int, part_rows: int, there: int) -> Iterator[None]:
-    """Show how many rows are done and the time left, while others fill the folder.
-
-    The files are counted, for these are what all backends have in common: parts may be written by this process, by
-    others, or by other machines.
-    """
+def progress(out: Path, rows: int, part_rows: int, before: int) -> Iterator[None]:
+    """Show the number of finished rows and the time left, by counting files: all backends write them."""
     stop = threading.Event()
-    shown = _bar(rows, there * part_rows) if sys.stderr.isatty() else _lines(rows, there * part_rows)
 
     def watch() -> None:
-        while not stop.wait(GLANCE):
-            shown.send(min(rows, _present(out) * part_rows))
+        last = before
+        while not stop.wait(POLL):
+            if (parts := _count_parts(out)) > last:
+                last = parts
+                shown.epoch(min(rows, parts * part_rows), {})
 
-    next(shown)
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-        shown.close()
+    with display(rows, shown=True, unit="row") as shown:
+        shown.begin(before * part_rows)
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
 
 
-def _present(out: Path) -> int:
+def _count_parts(out: Path) -> int:
     return sum(1 for _ in out.glob("part-*.npz"))
-
-
-def _bar(rows: int, before: int) -> Any:
-    """Draw a bar; takes the number of rows that are done."""
-    from rich import progress as rich
-    from rich.console import Console
-
-    columns = (rich.BarColumn(), rich.MofNCompleteColumn(), rich.TextColumn("rows"), rich.TimeRemainingColumn())
-    with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=rows, completed=before)
-        while True:
-            done = yield
-            bar.update(task, completed=done)
-
-
-def _lines(rows: int, before: int) -> Any:
-    """Write a line now and then; takes the number of rows that are done."""
-    began = said = time.monotonic()
-    while True:
-        done = yield
-        now = time.monotonic()
-        if now - said >= EVERY and done > before:
-            minutes, seconds = divmod(round((now - began) * (rows - done) / (done - before)), 60)
-            sys.stderr.write(f"{done:,} of {rows:,} rows, {minutes}:{seconds:02d} minutes left\n")
-            sys.stderr.flush()
-            said = now

@@ -1,1 +1,1 @@
-"""Evaluate a trained network and store the result."""
+"""Evaluation of one model: metrics, cost, and the file `result.json`."""

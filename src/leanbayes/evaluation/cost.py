@@ -1,7 +1,7 @@
-"""What a method costs: a training step and a prediction, as ratios to the plain network measured in the same run.
+"""Cost of a method: time of a training step and of a prediction, relative to the plain network.
 
-Both networks take turns; what counts is the median over turns of the ratio within a turn, so a machine that slows down
-half-way slows both. On a CPU process time is counted, on a GPU the wall clock between synchronisations.
+Both networks take turns. The ratio is the median over turns, so a machine that slows down affects both networks alike.
+On a CPU, process time is measured; on a GPU, wall time between synchronisations.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from leanbayes.core.objective import elbo, parameter_groups
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.core.summary import summary
 from leanbayes.distributions.likelihoods import Likelihood
-from leanbayes.methods.ensemble import Ensemble
-from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, slice_rows, to_device
+from leanbayes.methods.ensemble import members_of
+from leanbayes.runtime.batches import call, device_of, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.runtime.probe import learn_rows_from
 
 Work = Callable[[], object]
@@ -29,15 +29,15 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters, and time in units of the plain network's.
+    """Parameters, and time relative to the plain network.
 
     Attributes:
         parameters: of the plain network.
-        extra_parameters: what the method adds.
+        extra_parameters: parameters that the method adds.
         extra_percent: the same in percent.
-        train_step_ratio: a training step to one of the plain network on the same batch.
-        predict_ratio: a prediction to as many plain passes as it takes.
-        passes: passes of a plain network that a prediction takes.
+        train_step_ratio: time of a training step / time of a plain step on the same batch.
+        predict_ratio: time of a prediction / time of the same number of plain passes.
+        passes: forward passes per prediction.
     """
 
     parameters: int
@@ -61,23 +61,23 @@ def measure_cost(
     output: Output | None = None,
     compile: bool = False,
 ) -> Cost:
-    """Measure a model against its plain network; both stay as they are.
+    """Measure a model against its plain network; neither is changed.
 
     Args:
         model: a converted model, or the plain one itself.
-        plain: the network it was made of.
-        x: inputs; a prediction is for all of them.
+        plain: the network before conversion.
+        x: inputs; a prediction covers all of them.
         y: their targets.
-        likelihood: how outputs are read.
-        samples: draws of a prediction.
-        batch_size: rows of a training step; default all.
-        turns: how often both are measured; the median counts.
-        output: picks the tensor out of what the model returns.
+        likelihood: how to read outputs.
+        samples: draws per prediction.
+        batch_size: rows per training step; default all.
+        turns: number of measurements; the median is returned.
+        output: picks the tensor from the model's return value.
         compile: measure compiled training steps.
     """
-    said = summary(model)
+    counts = summary(model)
     passes = min(samples, distinct_draws(model) or samples)
-    device = next(plain.parameters()).device
+    device = device_of(plain)
     x, y = to_device(x, device), y.to(device)
     batch, classes = slice_rows(x, len(y), 0, batch_size or len(y)), y[: batch_size or len(y)]
     steps = [_training_step(network, batch, classes, likelihood, output, compile) for network in (model, plain)]
@@ -85,11 +85,11 @@ def measure_cost(
         lambda: predict(model, x, likelihood, samples=samples, keep_samples=False, output=output),
         _passes(plain, x, passes, output),
     ]
-    is_plain = said.extra_parameters == 0 and distinct_draws(model) == 1
+    is_plain = counts.extra_parameters == 0 and distinct_draws(model) == 1
     return Cost(
-        parameters=said.parameters,
-        extra_parameters=said.extra_parameters,
-        extra_percent=said.extra_percent,
+        parameters=counts.parameters,
+        extra_parameters=counts.extra_parameters,
+        extra_percent=counts.extra_percent,
         train_step_ratio=1.0 if is_plain else ratio(steps[0], steps[1], turns, device),
         predict_ratio=1.0 if is_plain else ratio(predictions[0], predictions[1], turns, device),
         passes=passes,
@@ -97,7 +97,7 @@ def measure_cost(
 
 
 def ratio(one: Work, other: Work, turns: int, device: torch.device) -> float:
-    """Return the median over turns of the time of one piece of work to that of the other."""
+    """Return the median over turns of time(one) / time(other)."""
     one(), other()
     return statistics.median(_seconds(one, device) / _seconds(other, device) for _ in range(turns))
 
@@ -105,10 +105,10 @@ def ratio(one: Work, other: Work, turns: int, device: torch.device) -> float:
 def _training_step(
     model: nn.Module, x: Inputs, y: Tensor, likelihood: Likelihood | None, output: Any, compiled: bool
 ) -> Work:
-    """Return a whole step, forward, backward and SGD, of a copy of the model; every member of an ensemble takes one."""
+    """Return a function that makes one SGD step of a copy of the model; every member of an ensemble takes one."""
     twin = copy.deepcopy(model).train()
     optimizer = torch.optim.SGD(parameter_groups(twin, lr=1e-4), lr=1e-4, momentum=0.9, nesterov=True)
-    rows, tile = leading_rows(x) or 1, isinstance(model, Ensemble)
+    rows, tile = leading_rows(x) or 1, bool(members_of(model))
 
     def loss(x: Inputs, y: Tensor) -> Tensor:
         return elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss

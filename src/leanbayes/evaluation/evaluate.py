@@ -1,13 +1,12 @@
-"""`evaluate`: every metric of a model on test data, foreign inputs and corrupted inputs, as one `Result`.
+"""`evaluate`: metrics of a model on test, out-of-distribution and corrupted inputs, as one `Result`.
 
 The names in `Result.metrics` and `Result.figures` are those of result.json (docs/design/0009).
 """
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,36 +14,37 @@ import torch
 from torch import nn, Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from leanbayes import metrics
+from leanbayes import metrics as scores
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.core.prediction import my_share, of_all_processes, over_classes, Prediction
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.evaluation.cost import Cost, measure_cost
-from leanbayes.runtime.batches import Inputs, leading_rows, Output, slice_rows
+from leanbayes.evaluation.statistics import numbers
+from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, slice_rows
 from leanbayes.runtime.display import counted, html_table
 from leanbayes.shift import Shift
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]
+Metric = Callable[[Prediction, Tensor], Any]
 
 HISTOGRAM_BINS = 30
 PREDICTED_ROWS, PREDICTED_ROWS_ON_CPU = 4096, 512
-"""Rows of the prediction whose cost is measured, at least: on few rows it would be the cost of launching kernels."""
+"""Fewest rows for timing a prediction; fewer rows would measure kernel launches."""
 
-LEVELS = tuple(level / 20 for level in range(1, 20))
-"""Levels of the intervals whose coverage is drawn for regression."""
+LEVELS = tuple(level / 20 for level in range(1, 20))  # levels of the regression intervals whose coverage is plotted
 
 
 @dataclass(frozen=True)
 class Result:
-    """What an evaluation found.
+    """Outcome of an evaluation.
 
     Attributes:
         metrics: {"test": {...}, "ood": {name: {...}}, "shift": [{...}]}.
-        figures: {"reliability": ..., "histograms": ...}: numbers to draw.
+        figures: {"reliability": ..., "histograms": ...}: numbers to plot.
         cost: parameters and time ratios, if the plain network was given.
-        prediction: what the model said of the test data, on the CPU.
+        prediction: the prediction for the test data, on the CPU.
         targets: the test targets.
     """
 
@@ -55,13 +55,11 @@ class Result:
     targets: Tensor = field(repr=False)
 
     def __repr__(self) -> str:
-        """Return a short table: a line for the test data, each other set, the corrupted sets, the cost."""
         lines = list(_lines(self.metrics, self.cost))
         wide = max(len(name) for name, _ in lines)
         return "\n".join([self._title(), *(f"{name:<{wide}}  {text}" for name, text in lines)])
 
     def _repr_html_(self) -> str:
-        """Return the same table for notebooks."""
         return html_table(self._title(), (), list(_lines(self.metrics, self.cost)))
 
     def _title(self) -> str:
@@ -69,7 +67,6 @@ class Result:
 
 
 def _lines(found: Mapping[str, Any], cost: Cost | None) -> Iterator[tuple[str, str]]:
-    """Yield what each set is called and its figures in a line, then the cost."""
     yield "test", _listed(found["test"])
     for name, figures in found["ood"].items():
         yield f"ood {name}", _listed(figures)
@@ -79,13 +76,9 @@ def _lines(found: Mapping[str, Any], cost: Cost | None) -> Iterator[tuple[str, s
         means = {name: statistics.fmean(row[name] for row in rows if row[name] is not None) for name in names}
         yield "shift", f"{counted(len(rows), 'corrupted set')}, on average {_listed(means)}"
     if cost is not None:
-        yield (
-            "cost",
-            (
-                f"training step {cost.train_step_ratio:.3g} times the plain network's, an answer "
-                f"{cost.passes * cost.predict_ratio:.3g} plain passes, {cost.extra_percent:.3g} % more parameters"
-            ),
-        )
+        answer = f"an answer {cost.passes * cost.predict_ratio:.3g} plain passes"
+        step = f"training step {cost.train_step_ratio:.3g} times the plain network's"
+        yield "cost", f"{step}, {answer}, {cost.extra_percent:.3g} % more parameters"
 
 
 def _listed(figures: Mapping[str, Any]) -> str:
@@ -106,29 +99,31 @@ def evaluate(
     output: Output | None = None,
     units: Units | None = None,
     compile: bool = False,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Result:
-    """Evaluate a model: accuracy, likelihood, calibration, selective risk, foreign inputs, corruptions, cost.
+    """Evaluate a model: accuracy, likelihood, calibration, selective risk, out-of-distribution detection, cost.
 
-    Where outputs are yes or no (`lb.Bernoulli`), every label of every row counts as one answer between two classes: all
-    figures are those of a network with two outputs for each. `ece` is then of the confidence max(p, 1 - p), and
-    `classwise_ece` of the probability of yes; `brier` is 2 (p - y)^2, between 0 and 2 as for classes.
+    With `lb.Bernoulli`, each label of each row counts as one answer between two classes. All figures equal those of a
+    network with two outputs per label. `ece` uses the confidence max(p, 1 - p), `classwise_ece` the probability of yes.
+    `brier` is 2 (p - y)^2, between 0 and 2 as for classes.
 
-    Run by several processes, each predicts its share of the rows and all return the same result.
+    If several processes call it, each predicts its share of the rows, and all return the same result.
 
     Args:
         model: converted or plain.
         test: a pair of tensors, a Dataset or a DataLoader of `(inputs, target)`.
         likelihood: how to read outputs; default the model's own, else `Categorical`.
-        ood: data from elsewhere by name; their targets are not looked at.
+        ood: out-of-distribution data by name; their targets are ignored.
         shift: corrupted versions of test images.
-        samples: draws of every prediction.
+        samples: draws per prediction.
         seed: of the draws.
-        batch_size: rows at a time, for a Dataset, and of the training step whose cost is measured.
+        batch_size: rows per batch of a Dataset, and of the timed training step.
         plain: the plain network; with it, cost ratios are measured.
-        output: picks the tensor out of what the model returns.
-        units: mean and standard deviation by which regression targets were standardised; figures are then in the
-            targets' own units, and `test` has targets in them.
+        output: picks the tensor from the model's return value.
+        units: mean and standard deviation that standardised the regression targets. `test` then has targets in their
+            own units, and so have the figures.
         compile: measure the cost of compiled training steps.
+        metrics: functions of (prediction, targets) by name. They replace the usual figures of the test set.
 
     Example:
         >>> result = lb.evaluate(bnn, (x, y), ood={"letters": (letters, None)})
@@ -137,31 +132,30 @@ def evaluate(
     _check(test, ood, shift)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     samples = min(samples, distinct_draws(model) or samples)
-    judge = _Judge(model, likelihood, samples, seed, batch_size, output, units)
-    prediction, targets = judge.predict(test)
-    foreign = {name: judge.predict(data)[0] for name, data in (ood or {}).items()}
-    p, y = _over_classes(prediction), _class_numbers(prediction, targets)
-    regression = isinstance(likelihood, Gaussian)
-    score = _regression if regression else _classification
+    evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units)
+    prediction, targets = evaluator.predict(test)
+    others = {name: evaluator.predict(data)[0] for name, data in (ood or {}).items()}
+    if metrics is None:
+        found, figures = _usual_metrics(prediction, targets, others)
+    else:
+        found, figures = {name: metric(prediction, targets) for name, metric in metrics.items()}, {}
+    p = _over_classes(prediction)
     return Result(
         metrics={
-            "test": numbers(score(p, y)),
-            "ood": {name: _detection(p, _over_classes(other)) for name, other in foreign.items()},
-            "shift": [] if shift is None else list(judge.corrupted(shift)),
+            "test": numbers(found),
+            "ood": {name: _detection(p, _over_classes(other)) for name, other in others.items()},
+            "shift": [] if shift is None else list(evaluator.corrupted(shift)),
         },
-        figures={
-            "reliability": _coverages(p, y) if regression else _reliability(p, y),
-            "histograms": _histograms(prediction, foreign),
-        },
-        cost=None if plain is None else judge.cost(plain, test, compile),
+        figures=figures,
+        cost=None if plain is None else evaluator.cost(plain, test, compile),
         prediction=prediction,
         targets=targets,
     )
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """Predicts with one model in one way."""
+class _Evaluator:
+    """One model with the arguments of its predictions."""
 
     model: nn.Module
     likelihood: Likelihood
@@ -172,64 +166,51 @@ class _Judge:
     units: Units | None
 
     def predict(self, data: Data, *, keep_samples: bool = True) -> tuple[Prediction, Tensor]:
-        """Predict for all rows of a data set, on all processes; return it with the targets, on the CPU."""
+        """Predict all rows of a data set, on all processes; return prediction and targets on the CPU."""
         if isinstance(data, tuple):
             x, y = data
             rows = leading_rows(x) or 0
-            mine = self._run(my_share(x, rows), keep_samples)
-            whole = of_all_processes(mine, rows)
+            whole = of_all_processes(self._run(my_share(x, rows), keep_samples), rows)
             return whole, torch.empty(0) if y is None else y.cpu()
-        loader = data if isinstance(data, DataLoader) else DataLoader(data, batch_size=self.batch_size)
         targets: list[Tensor] = []
-        prediction = self._run(_noting_targets(loader, targets), keep_samples)
+        prediction = self._run(_recording_targets(self._loader(data), targets), keep_samples)
         return prediction, torch.cat(targets).cpu()
 
     def corrupted(self, shift: Shift) -> Iterator[dict[str, Any]]:
-        """Yield one row of figures for every corruption and severity."""
         for corruption, severity, x in shift:
             found, y = self.predict((x, shift.y), keep_samples=False)
             p, y = _over_classes(found), _class_numbers(found, y)
-            yield {
-                "corruption": corruption,
-                "severity": severity,
-                **numbers(
-                    {
-                        "accuracy": metrics.accuracy(p.mean, y),
-                        "nll": metrics.nll(p.mean, y),
-                        "ece": metrics.ece(p.mean, y),
-                        "epistemic": p.epistemic.mean(),
-                        "aleatoric": p.aleatoric.mean(),
-                    }
-                ),
+            figures = {
+                "accuracy": scores.accuracy(p.mean, y),
+                "nll": scores.nll(p.mean, y),
+                "ece": scores.ece(p.mean, y),
+                "epistemic": p.epistemic.mean(),
+                "aleatoric": p.aleatoric.mean(),
             }
+            yield {"corruption": corruption, "severity": severity, **numbers(figures)}
 
     def cost(self, plain: nn.Module, test: Data, compiled: bool) -> Cost:
-        """Measure the cost of a training step on a batch, and of a prediction on more rows."""
+        """Measure a training step on one batch, and a prediction on more rows."""
         if isinstance(test, tuple):
-            on_cpu = next(plain.parameters()).device.type == "cpu"
+            on_cpu = device_of(plain).type == "cpu"
             rows = leading_rows(test[0]) or 0
             wanted = max(self.batch_size, PREDICTED_ROWS_ON_CPU if on_cpu else PREDICTED_ROWS)
             x, y = slice_rows(test[0], rows, 0, wanted), test[1][:wanted]
         else:
-            x, y = next(iter(test if isinstance(test, DataLoader) else DataLoader(test, batch_size=self.batch_size)))
+            x, y = next(iter(self._loader(test)))
         options: dict[str, Any] = {"samples": self.samples, "batch_size": self.batch_size, "output": self.output}
         return measure_cost(self.model, plain, x, y, self.likelihood, compile=compiled, **options)
 
+    def _loader(self, data: Any) -> DataLoader[Any]:
+        return data if isinstance(data, DataLoader) else DataLoader(data, batch_size=self.batch_size)
+
     def _run(self, x: Any, keep_samples: bool) -> Prediction:
-        prediction = predict(
-            self.model,
-            x,
-            self.likelihood,
-            samples=self.samples,
-            seed=self.seed,
-            keep_samples=keep_samples,
-            output=self.output,
-        ).to("cpu")
+        options: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "output": self.output}
+        prediction = predict(self.model, x, self.likelihood, keep_samples=keep_samples, **options).to("cpu")
         return prediction if self.units is None else in_units(prediction, *self.units)
 
 
 def _check(test: Any, ood: Any, shift: Any) -> None:
-    """Refuse what would fail with somebody else's words."""
     if not isinstance(ood or {}, Mapping):
         raise TypeError(f"expected ood to be data by name, {{'letters': (x, None)}}, got {type(ood).__name__}")
     for what, data in {"test": test, **(ood or {})}.items():
@@ -242,7 +223,7 @@ def _check(test: Any, ood: Any, shift: Any) -> None:
 
 
 def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:
-    """Return a prediction of standardised targets in the targets' own units."""
+    """Convert a prediction of standardised targets to the targets' own units."""
     square = std.square()
     return replace(
         p,
@@ -255,14 +236,18 @@ def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:
     )
 
 
-def numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
-    """Return plain floats, with None for what is not finite: JSON has no NaN."""
-    floats = {name: float(value) for name, value in values.items()}
-    return {name: value if math.isfinite(value) else None for name, value in floats.items()}
+def _usual_metrics(
+    prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    p, y = _over_classes(prediction), _class_numbers(prediction, targets)
+    histograms = _histograms(prediction, others)
+    if isinstance(prediction.likelihood, Gaussian):
+        return _regression(p, y), {"reliability": _coverages(p, y), "histograms": histograms}
+    return _classification(p, y), {"reliability": _reliability(p, y), "histograms": histograms}
 
 
 def _over_classes(p: Prediction) -> Prediction:
-    """Return probabilities with classes on axis 1: a yes or no has two. Other predictions are as they were."""
+    """Put two classes, no and yes, on axis 1 of a Bernoulli prediction; other predictions stay unchanged."""
     if not isinstance(p.likelihood, Bernoulli):
         return p
     samples = None if p.samples is None else torch.stack([over_classes(draw, p) for draw in p.samples])
@@ -270,7 +255,7 @@ def _over_classes(p: Prediction) -> Prediction:
 
 
 def _class_numbers(p: Prediction, y: Tensor) -> Tensor:
-    """Return targets as the metrics take them: no and yes are 0 and 1, and those to be ignored -100."""
+    """Return class numbers for the metrics: 0 and 1 for no and yes, -100 for targets to ignore."""
     if isinstance(p.likelihood, Categorical) and not y.is_floating_point():
         y = y.long()
         return y.masked_fill(y == p.likelihood.ignore_index, -100)
@@ -283,25 +268,25 @@ def _class_numbers(p: Prediction, y: Tensor) -> Tensor:
 
 
 def _classification(p: Prediction, y: Tensor) -> dict[str, Any]:
-    probabilities, classes = metrics.flatten(p.mean, y)
+    probabilities, classes = scores.flatten(p.mean, y)
     figures = {
-        "accuracy": metrics.accuracy(probabilities, classes),
-        "nll": metrics.nll(probabilities, classes),
-        "brier": metrics.brier(probabilities, classes),
-        "ece": metrics.ece(probabilities, classes),
-        "ece20": metrics.ece(probabilities, classes, bins=20, smallest=5),
-        "adaptive_ece": metrics.adaptive_ece(probabilities, classes),
-        "classwise_ece": metrics.classwise_ece(probabilities, classes),
-        "mce": metrics.mce(probabilities, classes),
-        "cnll": metrics.calibrated_nll(p.mean, y),
-        "temperature": metrics.best_temperature(probabilities, classes),
-        "aurc": metrics.aurc(probabilities, classes),
+        "accuracy": scores.accuracy(probabilities, classes),
+        "nll": scores.nll(probabilities, classes),
+        "brier": scores.brier(probabilities, classes),
+        "ece": scores.ece(probabilities, classes),
+        "ece20": scores.ece(probabilities, classes, bins=20, smallest=5),
+        "adaptive_ece": scores.adaptive_ece(probabilities, classes),
+        "classwise_ece": scores.classwise_ece(probabilities, classes),
+        "mce": scores.mce(probabilities, classes),
+        "cnll": scores.calibrated_nll(p.mean, y),
+        "temperature": scores.best_temperature(probabilities, classes),
+        "aurc": scores.aurc(probabilities, classes),
         "disagreement": 0.0,
     }
     if p.samples is not None and len(p.samples) > 1:
-        figures["disagreement"] = metrics.disagreement(p.samples, y, error="members")
+        figures["disagreement"] = scores.disagreement(p.samples, y, error="members")
     if probabilities.shape[1] > 5:
-        figures["top5"] = metrics.top_k_accuracy(probabilities, classes, 5)
+        figures["top5"] = scores.top_k_accuracy(probabilities, classes, 5)
     return figures
 
 
@@ -310,20 +295,20 @@ def _regression(p: Prediction, y: Tensor) -> dict[str, Any]:
     assert p.variances is not None
     low, high = p.interval(0.95)
     return {
-        "rmse": metrics.rmse(p.mean, y),
-        "lpd": metrics.lpd(p.samples, p.variances, y),
-        "crps": metrics.crps(p.samples, p.variances, y),
-        "coverage": metrics.interval_coverage(low, high, y),
+        "rmse": scores.rmse(p.mean, y),
+        "lpd": scores.lpd(p.samples, p.variances, y),
+        "crps": scores.crps(p.samples, p.variances, y),
+        "coverage": scores.interval_coverage(low, high, y),
     }
 
 
-def _detection(known: Prediction, foreign: Prediction) -> dict[str, Any]:
-    """Return how well foreign rows are told from known ones, by each measure of uncertainty."""
-    scores = {"entropy": (_per_row(known.total), _per_row(foreign.total))}
-    scores["mutual_information"] = (_per_row(known.epistemic), _per_row(foreign.epistemic))
+def _detection(known: Prediction, other: Prediction) -> dict[str, Any]:
+    """Return how well each measure of uncertainty detects out-of-distribution rows."""
+    pairs = {"entropy": (_per_row(known.total), _per_row(other.total))}
+    pairs["mutual_information"] = (_per_row(known.epistemic), _per_row(other.epistemic))
     if known.likelihood.measure == "entropy":
-        scores["confidence"] = (_per_row(metrics.doubt(known.mean)), _per_row(metrics.doubt(foreign.mean)))
-    found = {by: numbers(metrics.detect(*pair)._asdict()) for by, pair in scores.items()}
+        pairs["confidence"] = (_per_row(scores.doubt(known.mean)), _per_row(scores.doubt(other.mean)))
+    found = {by: numbers(scores.detect(*pair)._asdict()) for by, pair in pairs.items()}
     return {**found["entropy"], "by": "entropy", "scores": found}
 
 
@@ -332,20 +317,20 @@ def _per_row(uncertainty: Tensor) -> Tensor:
 
 
 def _reliability(p: Prediction, y: Tensor) -> dict[str, Any]:
-    return {"bins": [asdict(each) for each in metrics.reliability(p.mean, y)]}
+    return {"bins": [asdict(each) for each in scores.reliability(p.mean, y)]}
 
 
 def _coverages(p: Prediction, y: Tensor) -> dict[str, Any]:
-    found = [(level, metrics.interval_coverage(*p.interval(level), y)) for level in LEVELS]
+    found = [(level, scores.interval_coverage(*p.interval(level), y)) for level in LEVELS]
     return {"levels": [{"level": level, "coverage": float(coverage)} for level, coverage in found]}
 
 
-def _histograms(p: Prediction, foreign: Mapping[str, Prediction]) -> dict[str, Any]:
-    """Return shares of rows by uncertainty, on edges that hold the test rows and the foreign ones alike."""
+def _histograms(p: Prediction, others: Mapping[str, Prediction]) -> dict[str, Any]:
+    """Return shares of rows by uncertainty, on the same edges for the test rows and all other sets."""
     found = {}
     for measure in ("total", "epistemic"):
         values = {"test": _per_row(getattr(p, measure)).double()}
-        values |= {name: _per_row(getattr(other, measure)).double() for name, other in foreign.items()}
+        values |= {name: _per_row(getattr(other, measure)).double() for name, other in others.items()}
         top = max(1e-9, *(float(rows.max()) for rows in values.values()))
         edges = torch.linspace(0, top, HISTOGRAM_BINS + 1, dtype=torch.float64, device="cpu")
         counts = {name: torch.histogram(rows, edges).hist / len(rows) for name, rows in values.items()}
@@ -356,7 +341,7 @@ def _histograms(p: Prediction, foreign: Mapping[str, Prediction]) -> dict[str, A
     return found
 
 
-def _noting_targets(loader: DataLoader[Any], targets: list[Tensor]) -> Iterator[Inputs]:
+def _recording_targets(loader: DataLoader[Any], targets: list[Tensor]) -> Iterator[Inputs]:
     for batch in loader:
         if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
             several = f"{type(batch).__name__} of {len(batch)}; nest several inputs, as in ((a, b), y)"

@@ -1,4 +1,4 @@
-"""`result.json`: what one run leaves behind. The schema is docs/design/0009; the report reads nothing else."""
+"""`result.json`: the record of one run. Schema: docs/design/0009. The report reads no other file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, UTC
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -18,21 +18,27 @@ from typing import Any
 
 import torch
 
-from leanbayes.runtime._files import write_text
+from leanbayes.runtime._files import parse_json, write_text
 
 SCHEMA = 1
 FILE = "result.json"
+GROUPED_BY = ("data.name", "data.root", "net")  # settings that define the group of a run in the report
+MACHINE = ("accelerator", "devices", "nodes", "compile", "channels_last")
+"""Fields of a recipe that choose the machine and the speed, not the result."""
+FREE = frozenset((*GROUPED_BY, "recipe.seed", *(f"recipe.{name}" for name in MACHINE)))
+"""Settings in which the seeds of one method may differ."""
+PREFIXES = ("data.", "judging.", "method.fields.")  # parts of a setting's name that are no part of its flag
 
 
 def write_result(folder: Path, result: dict[str, Any]) -> Path:
-    """Write a result under a temporary name, then rename it: there is a whole file or none."""
+    """Write a result; the file appears whole or not at all."""
     path = folder / FILE
-    write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", path)
+    write_json(result, path)
     return path
 
 
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Read a run's result; None where there is none.
+    """Return the result of a run; None if there is no file.
 
     Raises:
         ValueError: in one sentence, if the file is damaged.
@@ -40,13 +46,48 @@ def read_result(folder: Path) -> dict[str, Any] | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    try:
-        result = json.loads(path.read_text())
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"'{path}' is damaged ({error}); remove it to run again") from error
-    if not isinstance(result, dict) or result.get("schema") != SCHEMA:
+    result = read_json(path, "; remove it to run again")
+    if result.get("schema") != SCHEMA:
         raise ValueError(f"'{path}' is no result of schema {SCHEMA}; remove it to run again")
     return result
+
+
+def write_json(record: Mapping[str, Any], path: Path) -> None:
+    """Write an object as JSON; the file appears whole or not at all."""
+    write_text(json.dumps(record, indent=1, allow_nan=False) + "\n", path)
+
+
+def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Raises:
+        ValueError: in one sentence that ends with `remedy`, if the file is damaged or holds no object.
+    """
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"), f"'{path}'")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"'{path}' is damaged ({error}){remedy}") from error
+    except ValueError as error:
+        raise ValueError(f"{error}{remedy}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"'{path}' is damaged (expected an object, got a {type(found).__name__}){remedy}")
+    return found
+
+
+def cached_json(path: Path, key: Mapping[str, Any], compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the record in a file if it was computed for `key`; else compute it, write it and return it.
+
+    The record is `compute()` with `key` under "key". A damaged file is computed again.
+    """
+    wanted = json.loads(json.dumps(key))
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        found = {}
+    if found.get("key") != wanted:
+        write_json({**compute(), "key": wanted}, path)
+        found = read_json(path)
+    return found
 
 
 def now() -> str:
@@ -55,38 +96,31 @@ def now() -> str:
 
 
 def command() -> str:
-    """Return the command line that led here, as one can type it again."""
+    """Return the command line of this process, ready to type again."""
     name = Path(sys.argv[0]).name
-    return shlex.join(["leanbayes" if name in ("__main__.py", "cli.py", "leanbayes") else name, *sys.argv[1:]])
+    return shlex.join(["leanbayes" if name in ("__main__.py", "main.py", "leanbayes") else name, *sys.argv[1:]])
 
 
 @cache
 def commit() -> str:
-    """Return the commit of leanbayes, "+" where its source was changed; "unknown" outside of its own repository.
+    """Return the commit of leanbayes, with "+" if its source was changed; "unknown" outside its repository.
 
-    A copy without the repository that it was made of, as in a container, is told by the variable LEANBAYES_COMMIT.
+    The variable LEANBAYES_COMMIT sets it for a copy without a repository, such as a container.
     """
-    if said := os.environ.get("LEANBAYES_COMMIT"):
-        return said
-    here = Path(__file__).resolve().parent
-    return (_head(here) if _is_own(here) else None) or "unknown"
+    if known := os.environ.get("LEANBAYES_COMMIT"):
+        return known
+    package = Path(__file__).resolve().parent.parent
+    top = _git(package, "rev-parse", "--show-toplevel")
+    own = top is not None and package == Path(top).resolve() / "src" / "leanbayes" and _is_leanbayes(Path(top))
+    return (_head(package) if own else None) or "unknown"
 
 
 @cache
 def project_commit() -> str | None:
-    """Return the commit of the repository in which the command was typed; None outside of one, or if it is ours."""
+    """Return the commit of the repository in the working folder; None outside of one, or if it is leanbayes."""
     here = Path.cwd()
     top = _git(here, "rev-parse", "--show-toplevel")
-    return None if top is None or _is_ours(Path(top)) else _head(here)
-
-
-def processes_of(settings: Mapping[str, Any]) -> int:
-    """Return the number of processes that settings stand for: that of the launcher, else what the recipe says."""
-    recipe = settings.get("recipe")
-    fields = recipe if isinstance(recipe, Mapping) else {}
-    said = [settings.get("processes"), fields.get("devices", 1), fields.get("nodes", 1)]
-    launched, devices, nodes = (number if isinstance(number, int) else 0 for number in said)
-    return launched or devices * nodes or 1
+    return None if top is None or _is_leanbayes(Path(top)) else _head(here)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
@@ -105,14 +139,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _is_own(package: Path) -> bool:
-    """Say whether a package lies in leanbayes' own repository, where its source is; an installed copy does not."""
-    top = _git(package, "rev-parse", "--show-toplevel")
-    return top is not None and package == Path(top).resolve() / "src" / "leanbayes" and _is_ours(Path(top))
-
-
-def _is_ours(top: Path) -> bool:
-    """Say whether a repository is that of leanbayes."""
+def _is_leanbayes(top: Path) -> bool:
     try:
         with (top / "pyproject.toml").open("rb") as file:
             return bool(tomllib.load(file).get("project", {}).get("name") == "leanbayes")
@@ -121,14 +148,13 @@ def _is_ours(top: Path) -> bool:
 
 
 def _head(folder: Path) -> str | None:
-    """Return the commit of a folder's repository, "+" where a file in it was changed."""
+    """Return the commit of a folder's repository, with "+" if a tracked file was changed."""
     head = _git(folder, "rev-parse", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return head and head + ("+" if changed else "")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git says; None where it is not there, or fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
@@ -136,25 +162,20 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-# -------------------- settings
-# The settings of a run as a flat table: runs whose settings are equal differ by chance alone and may be averaged.
-
-
-PLACE = ("data.name", "data.root", "net")
-"""Where the data lie and what the network is called: the group of a run tells both."""
-MACHINE = ("accelerator", "devices", "nodes", "compile", "channels_last")
-"""Fields of a recipe that say where and how fast it runs, not what it does."""
-APART = frozenset((*PLACE, "recipe.seed", *(f"recipe.{name}" for name in MACHINE)))
-"""Settings in which the seeds of one method may differ."""
-UNSAID = ("data.", "judging.", "method.fields.")
-"""What flags of the command line leave out of a setting's name."""
+def processes_of(settings: Mapping[str, Any]) -> int:
+    """Return the number of processes of a run: the launcher's, else the recipe's."""
+    recipe = settings.get("recipe")
+    fields = recipe if isinstance(recipe, Mapping) else {}
+    recorded = [settings.get("processes"), fields.get("devices", 1), fields.get("nodes", 1)]
+    launched, devices, nodes = (number if isinstance(number, int) else 0 for number in recorded)
+    return launched or devices * nodes or 1
 
 
 def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return what two results must share to be seeds of one another, as {"recipe.epochs": "30", ...}.
+    """Return the settings that all seeds of a method share, as {"recipe.epochs": "30", ...}.
 
     Args:
-        record: the content of a result file, or as much as {"settings": ...} of it.
+        record: the content of a result file, or only {"settings": ...} of it.
     """
     own = record.get("settings")
     settings: dict[str, Any] = {"recipe": record.get("recipe") or {}, "where": []} | (
@@ -162,14 +183,23 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
     )
     settings["processes"] = processes_of(settings)
     digest = str((record.get("data") or {}).get("sha256") or "")[:8]
-    found = {name: write_value(value) for name, value in _flat(settings, "") if name not in APART}
+    found = {name: write_value(value) for name, value in _flat(settings) if name not in FREE}
     return found | ({"data.sha256": digest} if digest else {})
 
 
-def telling(runs: Sequence[Mapping[str, str]]) -> list[str]:
-    """Name the settings that tell runs apart, in their order; those that say nothing new are left out.
+def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Return the first setting that differs, as "recipe.lr: 0.1 there, 0.2 now"; "" if there is none."""
+    old, new = (dict(_flat({**settings, "processes": processes_of(settings)})) for settings in (there, here))
+    for name, value in new.items():
+        if name not in old or old[name] != value:
+            return f"{name}: {old.get(name)!r} there, {value!r} now"
+    return "a newer format" if old.keys() - new.keys() else ""
 
-    A setting that a run lacks, because a younger version introduced it, tells nothing by that.
+
+def differing(runs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names of settings that distinguish runs, in order, without redundant ones.
+
+    A setting that a run lacks, because a later version introduced it, does not distinguish it.
     """
     chosen: list[str] = []
     kinds = 1
@@ -182,16 +212,16 @@ def telling(runs: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def flag_of(name: str) -> str:
-    """Return what a setting is called on the command line."""
-    return next((name.removeprefix(prefix) for prefix in UNSAID if name.startswith(prefix)), name)
+    """Return the command-line name of a setting."""
+    return next((name.removeprefix(prefix) for prefix in PREFIXES if name.startswith(prefix)), name)
 
 
 def write_value(value: Any) -> str:
-    """Write a field as a person would: text without quotes, everything else as JSON."""
+    """Write a field: text without quotes, everything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
-def _flat(settings: Mapping[str, Any], above: str) -> Iterator[tuple[str, Any]]:
+def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{above}{name}.")

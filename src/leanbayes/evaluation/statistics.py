@@ -1,4 +1,4 @@
-"""Means over seeds and how far they can be trusted."""
+"""Means over seeds and their standard errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Estimate:
 
     Attributes:
         mean: the mean.
-        sem: its standard error, s / sqrt(n) with s^2 = sum (x - mean)^2 / (n - 1); None for one seed.
+        sem: its standard error s / sqrt(n), with s^2 = sum (x - mean)^2 / (n - 1); None for one seed.
         count: the number of seeds n.
-        bound: written before the mean where it is only a bound: "≥ ", "≤ ".
+        bound: "≥ " or "≤ " if the mean is only a bound; written before it.
     """
 
     mean: float
@@ -27,7 +27,7 @@ class Estimate:
 
 
 def estimate(values: Iterable[float | None]) -> Estimate | None:
-    """Estimate a mean from the values that are there; None when there are none."""
+    """Return the mean of the values that are not None; None if there are none."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -36,19 +36,19 @@ def estimate(values: Iterable[float | None]) -> Estimate | None:
 
 
 def curve(series: Iterable[Mapping[float, float | None]]) -> dict[float, Estimate]:
-    """Estimate a curve from one mapping {x: y} a seed, point by point, ordered by x."""
+    """Return the mean curve of one mapping {x: y} per seed, ordered by x."""
     seeds = list(series)
     points = {x: estimate(seed.get(x) for seed in seeds) for x in sorted({x for seed in seeds for x in seed})}
     return {x: point for x, point in points.items() if point is not None}
 
 
 def difference_error(one: Estimate, other: Estimate) -> float:
-    """Return the standard error of a difference of means, sqrt(sem_1^2 + sem_2^2); an unknown one counts as zero."""
+    """Return the standard error of a difference, sqrt(sem_1^2 + sem_2^2); an unknown error counts as zero."""
     return math.hypot(one.sem or 0.0, other.sem or 0.0)
 
 
 def number(value: Any) -> float | None:
-    """Return a finite number as a float and anything else (null, text, NaN, more than a float holds) as None."""
+    """Return a finite number as a float; None for anything else (null, text, NaN, overflow)."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -56,3 +56,8 @@ def number(value: Any) -> float | None:
     except OverflowError:
         return None
     return found if math.isfinite(found) else None
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return plain floats for JSON, with None in place of NaN and infinity."""
+    return {name: number(float(value)) for name, value in values.items()}

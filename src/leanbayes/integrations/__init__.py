@@ -1,1 +1,1 @@
-"""leanbayes in the manner of other libraries; each module imports its library, and `import leanbayes` none of them."""
+"""leanbayes for other libraries. Each module imports its library; `import leanbayes` imports none of them."""

@@ -1,6 +1,6 @@
-"""Converted models under Lightning's Trainer: a mixin with the steps, and a callback that lets the KL come in slowly.
+"""Converted models under Lightning's Trainer: a mixin with the steps, and a callback that anneals the KL.
 
-The mixin imports nothing, so it goes with the `LightningModule` of `lightning.pytorch` and of `pytorch_lightning`:
+The mixin imports nothing, so it works with `lightning.pytorch` and `pytorch_lightning`:
 
     class Classifier(ElboSteps, LightningModule):
         def __init__(self, net):
@@ -27,24 +27,24 @@ from leanbayes.distributions.likelihoods import Categorical
 from leanbayes.runtime.batches import Inputs
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-"""The names of the library; its parts do not mix, so one that the caller has imported goes first."""
+"""Names of the library. The two do not mix, so a package that is already imported comes first."""
 
 
 class ElboSteps:
-    """Steps of a `LightningModule`, to be named before it among the bases; `self.model` is the converted model.
+    """Steps of a `LightningModule`; name it before `LightningModule` among the bases.
 
-    The training loss is that of `lb.elbo`, nll + beta * KL / N, with the likelihood given to `lb.convert`. What does
-    not suit is a class attribute to set or a method to override: another optimiser, another kind of batch.
+    The training loss is that of `lb.elbo`, nll + beta * KL / N, with the likelihood given to `lb.convert`. Override a
+    method for another optimiser or another kind of batch.
 
     Attributes:
         model: a converted model, set in `__init__`.
-        num_data: rows of the data of all processes; None counts those of the training loader. N is their targets:
-            so many, times labels or pixels where the likelihood averages over these.
+        num_data: rows of the data of all processes; None counts those of the training loader. N is the number of
+            targets: rows, times labels or pixels if the likelihood averages over these.
         beta: weight of the KL; see `anneal_beta`.
         lr: learning rate of the shared weights.
         posterior_lr: learning rate of the posterior; None is `lr`.
         weight_decay: of the shared weights alone.
-        samples: draws of a validation.
+        samples: draws per validation step.
     """
 
     model: nn.Module
@@ -59,14 +59,13 @@ class ElboSteps:
     samples: int = 4
 
     def split(self, batch: Any) -> tuple[Inputs, Tensor]:
-        """Return inputs and target of a batch; several inputs, which loaders collect in a list, become a tuple."""
+        """Return inputs and target of a batch; a list of several inputs becomes a tuple."""
         if not (isinstance(batch, (tuple, list)) and len(batch) == 2):
             raise TypeError(f"expected batches (inputs, target), got {type(batch).__name__}; override split(batch)")
         x, y = batch
         return (tuple(x) if isinstance(x, list) else x), y
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Return the loss of `lb.elbo`, and log its terms."""
         x, y = self.split(batch)
         likelihood = own_likelihood(self.model) or Categorical()
         num_data = (self.num_data or self._count()) * targets_per_row(likelihood, y)
@@ -75,7 +74,7 @@ class ElboSteps:
         return terms.loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Log valid_nll, valid_epistemic and, for classes, valid_accuracy of the mean of a few draws."""
+        """Log valid_nll, valid_epistemic and, for classes, valid_accuracy."""
         x, y = self.split(batch)
         p = predict(self.model, x, samples=self.samples)
         figures = {"valid_nll": -p.likelihood.average(p.log_prob(y), y), "valid_epistemic": p.epistemic.mean()}
@@ -85,7 +84,7 @@ class ElboSteps:
         self.log_dict(figures, batch_size=len(y), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
-        """Return AdamW over the groups of `lb.parameter_groups`: the posterior has its own rate, and no decay."""
+        """Return AdamW over `lb.parameter_groups`: the posterior has its own rate and no decay."""
         groups = parameter_groups(
             self.model, lr=self.lr, posterior_lr=self.posterior_lr, weight_decay=self.weight_decay
         )
@@ -102,9 +101,9 @@ class ElboSteps:
 
 
 def anneal_beta(steps: int, *, start: float = 0.0, end: float = 1.0) -> Any:
-    """Return a Lightning callback that raises `beta` of the module linearly over so many optimiser steps.
+    """Return a Lightning callback that raises `beta` linearly over a number of optimiser steps.
 
-    It serves `ElboSteps`, and any module whose loss reads `self.beta`.
+    It works with `ElboSteps`, and with any module whose loss reads `self.beta`.
     """
 
     def set_beta(trainer: Any, module: Any, *batch: Any) -> None:

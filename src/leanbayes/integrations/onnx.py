@@ -1,9 +1,9 @@
-"""A whole predictive in one ONNX file: all draws, their mean and the uncertainties, without leanbayes or torch.
+"""Export a predictive distribution to one ONNX file: all draws, their mean and the uncertainties.
 
-The network is traced once, as a function of its inputs and of one draw's random variables, and this graph is repeated
-for every draw. What draws have in common is there once: the shared weights, every tensor with the same numbers, and
-every node whose inputs are those of an earlier draw (what runs before the first stochastic layer; whole draws of the
-same member). Rank-1 factors of 16 draws cost kilobytes; methods with a variable for every weight cost S weights.
+The network is traced once, as a function of its inputs and of one draw's random variables. The graph is repeated for
+each draw. Draws share their common parts: weights, equal tensors, and nodes with the same inputs (layers before the
+first stochastic one; equal draws of one member). Rank-1 factors of 16 draws cost kilobytes; methods with a variable per
+weight cost S copies of the weights.
 
 Needs torch 2.6 or later, whose exporter starts from `torch.export`.
 """
@@ -31,25 +31,19 @@ from leanbayes.core.conversion import own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.prediction import decompose, Decomposition
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._base import one_draw, StochasticLayer
-from leanbayes.methods.ensemble import Ensemble
+from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, repeat_rows, to_device
 from leanbayes.runtime.passes import draws, many_draws
 from leanbayes.runtime.twins import twin
 
-KEY = "leanbayes"
-"""Where the file's metadata say, in JSON, what was exported."""
-
-OUTPUTS = Decomposition._fields
-"""The names of the graph's outputs: mean, total, aleatoric, epistemic."""
-
-ROWS = "rows"
-"""What the graph calls the size of the batch."""
-
+KEY = "leanbayes"  # key of the file's metadata: JSON on the model, the likelihood and versions
+OUTPUTS = Decomposition._fields  # names of the graph's outputs: mean, total, aleatoric, epistemic
+ROWS = "rows"  # name of the batch size in the graph
 OLDEST_TORCH = "2.6"
 
 LARGEST_FILE = 2**31 - 2**26
-"""Bytes of tensors in one file: protobuf ends at 2 GiB. More go into a second file, `<name>.data`."""
+"""Most bytes of tensors in one file: protobuf is limited to 2 GiB. More go into a second file, `<name>.data`."""
 
 
 def export(  # noqa: PLR0913
@@ -67,19 +61,19 @@ def export(  # noqa: PLR0913
     """Write `lb.predict(model, x, samples=samples, seed=seed)` as one ONNX graph.
 
     Its outputs are `mean`, `total`, `aleatoric` and `epistemic` of a `Prediction`. Its inputs are `input`; `input_0`,
-    `input_1`, ... of a tuple; or the names of a mapping. Values that are no tensors stay as in the example. The file
-    appears at once; tensors beyond 2 GB lie beside it in `<name>.data`.
+    `input_1`, ... of a tuple; or the names of a mapping. Other values than tensors are constants from the example. The
+    file appears at once; tensors beyond 2 GB are stored in `<name>.data` next to it.
 
     Args:
         model: a converted model, an ensemble, or a plain network.
-        example: inputs, as `predict` takes them; their numbers do not matter, their shapes do.
+        example: inputs, as for `predict`; only their shapes matter.
         path: the `.onnx` file; its folder is made if needed.
         samples: S, the number of draws in the graph.
-        seed: names the draws.
+        seed: of the draws.
         likelihood: how to read outputs; default the model's own, else `Categorical`.
-        output: picks the tensor out of what the model returns.
-        dynamic_rows: let the number of rows vary; False fixes that of the example.
-        opset: version of the ONNX operators; default what torch recommends.
+        output: picks the tensor from the model's return value.
+        dynamic_rows: allow any number of rows; False fixes that of the example.
+        opset: version of the ONNX operators; default torch's choice.
 
     Raises:
         ImportError: if onnx and onnxscript are not installed.
@@ -109,11 +103,11 @@ class Function(nn.Module):
     """A model as a function of its inputs and of one draw's random variables.
 
     Attributes:
-        variables: those of every draw, in the order in which `forward` takes them.
+        variables: of each draw, in the order of the arguments of `forward`.
     """
 
     def __init__(self, model: nn.Module, example: Inputs, output: Output | None, seed: int, samples: int) -> None:
-        """Build the plain twin that a draw is folded into, and sample all draws, as `predict` does."""
+        """Build the plain network that draws are folded into, and sample all draws, as `predict` does."""
         super().__init__()
         found = dict(stochastic_layers(model))
         with draws(model, mean=True):
@@ -130,7 +124,7 @@ class Function(nn.Module):
         ]
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        """Return the outputs of the network; the tensors are those of the inputs, then the variables."""
+        """Return the network's outputs; the tensors are the inputs, then the variables."""
         given = iter(tensors)
         inputs = _filled(self.example, given)
         folded: dict[str, Tensor] = {}
@@ -139,21 +133,19 @@ class Function(nn.Module):
             where = f"network.{path}" if path else "network"
             plain = layer.fold({name: next(given) for name in names})
             folded |= {f"{where}.{name}": tensor for name, tensor in plain.items()}
-        # A layer that is used twice is one module under two names: torch would tie them, and restore only one.
+        # A layer that is used twice is one module with two names: torch would tie them, and restore only one.
         result: Tensor = functional_call(self.called, folded, (inputs,), tie_weights=False)
         return result
 
 
 class Called(nn.Module):
-    """A network that takes its inputs as one object, whatever they are."""
+    """A network that takes all inputs as one object."""
 
     def __init__(self, network: nn.Module, output: Output | None) -> None:
-        """Take the network, and what picks its output."""
         super().__init__()
         self.network, self.output = network, output
 
     def forward(self, inputs: Inputs) -> Tensor:
-        """Call the network."""
         return call(self.network, inputs, self.output)
 
 
@@ -161,12 +153,11 @@ class Summary(nn.Module):
     """The mean and the uncertainties of the outputs of S draws."""
 
     def __init__(self, likelihood: Likelihood) -> None:
-        """Take how to read outputs."""
         super().__init__()
         self.likelihood = likelihood
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Read the draws as further rows of one batch, and average over them."""
+        """Average over draws; the likelihood reads them as rows of one batch."""
         read = self.likelihood.predictive(torch.cat(tensors))
         means, own = (part.reshape(len(tensors), -1, *part.shape[1:]) for part in read)
         mean, aleatoric = means.mean(0), own.mean(0)
@@ -177,10 +168,10 @@ class Summary(nn.Module):
 
 
 class Tracer:
-    """Turns modules into ONNX models, all for the same inputs and operators."""
+    """Traces modules to ONNX models, all for the same inputs and operators."""
 
     def __init__(self, example: Inputs, output: Output | None, dynamic_rows: bool, opset: int | None) -> None:
-        """Take what the traces have in common; they need two rows, since they take a single one for a constant."""
+        """Store the inputs; a trace needs two rows, because torch takes a single one for a constant."""
         rows = leading_rows(example)
         if not rows:
             raise ValueError("expected an example with rows on the first axis of its first tensor, got none")
@@ -191,7 +182,6 @@ class Tracer:
         self.result = torch.empty(0)
 
     def inputs(self) -> list[Any]:
-        """Return the inputs of the whole graph."""
         from onnxscript import ir
 
         values = []
@@ -207,7 +197,7 @@ class Tracer:
         return self._trace(function, tensors, self.varies + [False] * len(function.variables[0]))
 
     def trace_summary(self, likelihood: Likelihood, samples: int) -> Any:
-        """Return what leads from the outputs of all draws to the mean and the uncertainties."""
+        """Return the map from the outputs of all draws to the mean and the uncertainties."""
         outputs = tuple(self.result.clone() for _ in range(samples))
         return self._trace(Summary(likelihood), outputs, [self.dynamic_rows] * samples)
 
@@ -221,7 +211,7 @@ class Tracer:
         except Exception as error:  # of many kinds, as the exporters choose
             reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
             raise ValueError(
-                f"torch cannot export this network ({reason}); see what torch.export.export says of lb.draw(model), or "
+                f"torch cannot export this network ({reason}); try torch.export.export on lb.draw(model), or "
                 "fix the number of rows with dynamic_rows=False"
             ) from error
         assert onnx is not None, "without a file name, the program is returned"
@@ -231,10 +221,9 @@ class Tracer:
 
 
 class Assembly:
-    """A graph that grows by repeating traced ones on other inputs; nothing is in it twice."""
+    """A graph of repeated traces on different inputs, without duplicate nodes."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
-        """Begin with the inputs alone."""
         self.inputs = list(inputs)
         self.nodes: list[Any] = []
         self.done: dict[tuple[Any, ...], Any] = {}
@@ -242,7 +231,7 @@ class Assembly:
         self.constants: dict[tuple[Any, ...], Any] = {}
 
     def constant(self, tensor: Tensor) -> Any:
-        """Return a tensor as a value of the graph, the same one for the same numbers."""
+        """Return a tensor as a value of the graph; equal tensors share one value."""
         from onnxscript import ir
 
         tensor = tensor.detach().cpu().contiguous()
@@ -253,9 +242,9 @@ class Assembly:
         return self.constants[key]
 
     def repeat(self, traced: Any, inputs: Sequence[Any]) -> list[Any]:
-        """Add a traced model on other inputs, less the nodes that are there already, and return its outputs."""
+        """Add a traced model on other inputs, without duplicate nodes, and return its outputs."""
         known: dict[Any, Any] = dict(zip(traced.graph.inputs, inputs, strict=True))
-        known[None] = None  # an optional input that is not given
+        known[None] = None  # an omitted optional input
         for value in traced.graph.initializers.values():
             if value not in self.weights:
                 self.weights[value] = _initialiser(f"weight_{len(self.weights)}/{value.name}", value.const_value)
@@ -268,7 +257,6 @@ class Assembly:
         return [known[value] for value in traced.graph.outputs]
 
     def model(self, results: Sequence[Any], like: Any) -> Any:
-        """Return the finished model, whose outputs are the results under their names."""
         from onnxscript import ir
 
         for name, value, traced in zip(OUTPUTS, results, like.graph.outputs, strict=True):
@@ -303,10 +291,10 @@ class Assembly:
 
 def _outputs(model: nn.Module, tracer: Tracer, whole: Assembly, samples: int, seed: int) -> list[Any]:
     """Add all draws to the graph and return their outputs; draw i of K members is draw i // K of member i mod K."""
-    if isinstance(model, Ensemble):
-        count = model.components
+    if members := members_of(model):
+        count = len(members)
         shares = [len(range(k, samples, count)) for k in range(count)]
-        each = [_outputs(m, tracer, whole, n, seed) for m, n in zip(model.members, shares, strict=True)]
+        each = [_outputs(m, tracer, whole, n, seed) for m, n in zip(members, shares, strict=True)]
         return [each[index % count][index // count] for index in range(samples)]
     if not samples:
         return []
@@ -329,7 +317,7 @@ def _tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _filled(inputs: Any, tensors: Iterator[Tensor]) -> Any:
-    """Put other tensors into nested inputs, in the order of `_tensors`."""
+    """Replace the tensors in nested inputs, in the order of `_tensors`."""
     if isinstance(inputs, Tensor):
         return next(tensors)
     if isinstance(inputs, Mapping):
@@ -346,11 +334,10 @@ def _initialiser(name: str, tensor: Any) -> Any:
 
 
 def _about(model: nn.Module, likelihood: Likelihood) -> dict[str, Any]:
-    """Say what was exported: methods with their fields, how outputs are read, and versions."""
-    methods = [layer.method for layer in model.modules() if isinstance(layer, (StochasticLayer, Ensemble))]
-    told = [{"method": method.name, "fields": method.fields()} for method in dict.fromkeys(methods)]
+    stochastic: Any = [m for m in model.modules() if isinstance(m, StochasticLayer) or members_of(m)]
+    methods = dict.fromkeys(module.method for module in stochastic)
     return {
-        "methods": told,
+        "methods": [{"method": method.name, "fields": method.fields()} for method in methods],
         "likelihood": {"name": type(likelihood).__name__, "options": likelihood.options},
         "uncertainty": "entropy in nats" if likelihood.measure == "entropy" else "variance",
         "versions": {"leanbayes": _version(), "torch": str(torch.__version__)},
@@ -365,7 +352,7 @@ def _version() -> str:
 
 
 def _save(model: Any, path: Path) -> Path:
-    """Write the model into a temporary folder beside `path`, and move what came of it; the data go first."""
+    """Write the model into a temporary folder next to `path`, then move the files, tensors first."""
     from onnxscript import ir
 
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values())
@@ -390,7 +377,6 @@ def _check(samples: int) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporters' remarks about themselves from the user; their errors still come."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

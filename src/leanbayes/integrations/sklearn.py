@@ -1,4 +1,4 @@
-"""`BayesianClassifier` and `BayesianRegressor`: any network and any method behind scikit-learn's interface."""
+"""`BayesianClassifier` and `BayesianRegressor`: any network and any method as a scikit-learn estimator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ from sklearn.utils import check_random_state  # type: ignore[import-untyped]
 from sklearn.utils.multiclass import check_classification_targets  # type: ignore[import-untyped]
 from sklearn.utils.validation import check_is_fitted, validate_data  # type: ignore[import-untyped]
 from torch import nn, Tensor
+from typing_extensions import override
 
 from leanbayes import models
 from leanbayes.compare.job import method_of, recipe_for
@@ -26,6 +27,7 @@ from leanbayes.core.conversion import convert
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
+from leanbayes.evaluation.evaluate import in_units
 from leanbayes.methods._base import Method
 from leanbayes.methods.rank1 import Rank1
 from leanbayes.runtime.batches import call
@@ -33,31 +35,23 @@ from leanbayes.runtime.twins import in_eval_mode
 from leanbayes.training import Recipe
 from leanbayes.training.fit import fit
 
-# -------------------- tables
-# What an estimator for tables chooses by itself: the network, the method, and how long to train.
-
-
 Net = nn.Module | Callable[..., nn.Module] | str | None
 """A network to copy, a function of the keywords `num_outputs` and `input_shape`, a name of `lb.models`, or None."""
 
-HIDDEN = 100
-"""Units of the one hidden layer of the default network."""
+HIDDEN = 100  # hidden units of the default network
+FEWEST_STEPS = 200  # fewest steps of a training: half a second on one core
+FEWEST_EPOCHS = 20  # fewest epochs; large tables have more steps than that in each
+BATCH_SIZES = (32, 512)  # smallest and largest batch
+STEPS_AN_EPOCH = 64  # batches per epoch, between the smallest and the largest batch size
+TALKATIVE = ("lightning_fabric.utilities.rank_zero", "lightning.fabric.utilities.rank_zero")
+"""Loggers of Fabric's advice; an estimator is silent."""
 
-FEWEST_STEPS = 200
-"""Steps of the shortest training: half a second on one core."""
-
-FEWEST_EPOCHS = 20
-"""Passes over large tables, which have more steps than that in each."""
-
-BATCH_SIZES = (32, 512)
-"""Smallest and largest batch."""
-
-STEPS_AN_EPOCH = 64
-"""Batches of an epoch, where they are neither the smallest nor the largest."""
+FLOATS = (np.float64, np.float32)  # types of numbers that are kept; others become the first
+FIRST_NOISE = 0.5  # initial noise, in standard deviations of the targets; it is learned
 
 
 def default_recipe(rows: int) -> Recipe:
-    """Return a recipe for a table of so many rows: a fixed number of steps for small ones, of epochs for large ones."""
+    """Return a recipe for a table: a fixed number of steps for small ones, of epochs for large ones."""
     smallest, largest = BATCH_SIZES
     batch_size = min(largest, max(smallest, rows // STEPS_AN_EPOCH))
     epochs = max(FEWEST_EPOCHS, round(FEWEST_STEPS * batch_size / max(rows, batch_size)))
@@ -65,7 +59,7 @@ def default_recipe(rows: int) -> Recipe:
 
 
 def chosen_method(method: Method | str | None) -> Method | None:
-    """Return the method that is meant: itself, by its name, the default; None for the plain network, "plain"."""
+    """Return a method, a method by its name, or the default; None for "plain"."""
     if method is None:
         return Rank1(components=4)
     if isinstance(method, str):
@@ -76,10 +70,10 @@ def chosen_method(method: Method | str | None) -> Method | None:
 
 
 def network(net: Net, *, num_outputs: int, features: int) -> nn.Module:
-    """Return a new network with `num_outputs` for each row of `features` numbers.
+    """Return a new network with `num_outputs` outputs for rows of `features` numbers.
 
     Raises:
-        TypeError: if `net` is none of the kinds that make a network.
+        TypeError: if `net` does not make a network.
         ValueError: if the network cannot take such rows, or its outputs have another shape.
     """
     made = _made(net, num_outputs=num_outputs, input_shape=(features,))
@@ -104,7 +98,7 @@ def _made(net: Any, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mod
 
 
 def _check_outputs(made: nn.Module, num_outputs: int, features: int) -> None:
-    """Run two rows of zeros through the network, which also gives lazy layers their sizes."""
+    """Pass two rows of zeros through the network; this also gives lazy layers their sizes."""
     try:
         with torch.no_grad(), in_eval_mode(made):
             outputs = call(made, torch.zeros(2, features))
@@ -117,45 +111,24 @@ def _check_outputs(made: nn.Module, num_outputs: int, features: int) -> None:
         )
 
 
-TALKATIVE = ("lightning_fabric.utilities.rank_zero", "lightning.fabric.utilities.rank_zero")
-"""Loggers by which Fabric gives advice on the machine; an estimator is silent."""
-
-FLOATS = (np.float64, np.float32)
-"""Types of numbers that are taken as they are; others become the first."""
-
-FIRST_NOISE = 0.5
-"""Standard deviation from which the noise is learned, in units of the targets' own."""
-
-
+@dataclass(kw_only=True, eq=False, repr=False)
 class _Bayesian(BaseEstimator):  # type: ignore[misc]
-    """What both estimators share: parameters, training, prediction."""
+    """Parameters, training and prediction of both estimators; `fit` checks the parameters."""
 
-    def __init__(
-        self,
-        *,
-        net: Net = None,
-        method: Method | str | None = None,
-        recipe: Recipe | None = None,
-        samples: int = 16,
-        standardize: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-    ) -> None:
-        """Keep the parameters as they are; `fit` checks them."""
-        self.net = net
-        self.method = method
-        self.recipe = recipe
-        self.samples = samples
-        self.standardize = standardize
-        self.random_state = random_state
-        self.device = device
+    net: Net = None
+    method: Method | str | None = None
+    recipe: Recipe | None = None
+    samples: int = 16
+    standardize: bool = True
+    random_state: int | np.random.RandomState | None = None
+    device: str = "auto"
 
     def uncertainty(self, X: ArrayLike) -> Prediction:
-        """Return what the draws say of each row, with the uncertainty split into aleatoric and epistemic."""
+        """Return the prediction of each row, with its uncertainty split into aleatoric and epistemic."""
         return self._predict(X, keep_samples=True)
 
     def _train(self, X: NDArray[Any], y: Tensor, likelihood: Likelihood, num_outputs: int) -> None:
-        """Make the network, convert it and train it; torch's generators are left as they were."""
+        """Make the network, convert it and train it; the state of torch's generators is restored."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         method = chosen_method(self.method)
         recipe = replace(self._recipe(method, len(X)), seed=seed)
@@ -180,41 +153,41 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
         return recipe if self.device == "auto" else replace(recipe, accelerator=self.device)
 
     def _predict(self, X: ArrayLike, *, keep_samples: bool) -> Prediction:
-        """Predict in float64, where what a network says of a row does not depend on the rows beside it."""
+        """Predict in float64, so that rounding does not make a row depend on the other rows."""
         check_is_fitted(self)
         inputs = _scaled(self.scaler_, validate_data(self, X, dtype=FLOATS, reset=False))
-        # numpy's integers come out of searches over parameters.
+        # searches over parameters pass numpy's integers
         samples = int(self.samples) if isinstance(self.samples, Integral) else self.samples
         exact = copy.deepcopy(self.model_).double()
         return predict(exact, inputs, self.likelihood_, samples=samples, seed=self.seed_, keep_samples=keep_samples)
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Say whether there is a trained model: a `fit` that failed leaves none."""
+        """Return whether there is a trained model; a failed `fit` leaves none."""
         return "model_" in vars(self)
 
 
 class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
-    """A classifier that says how sure it is: a network whose weights have a posterior, for tables of numbers.
+    """A classifier with uncertainty for tables of numbers: a network whose weights have a posterior.
 
     Args:
-        net: None, an MLP with one hidden layer; a function of `num_outputs` and `input_shape` that makes a network; a
-            network, of which every `fit` trains a copy; or a name of `lb.models`. It takes rows (B, features); one for
+        net: None for an MLP with one hidden layer; a function of `num_outputs` and `input_shape` that makes a network;
+            a network (each `fit` trains a copy); or a name of `lb.models`. It takes rows (B, features); a network for
             images begins with `nn.Unflatten`.
-        method: None, `lb.Rank1(components=4)`; any method or its name, such as "mean_field"; "plain" is the network
-            as it is.
+        method: None for `lb.Rank1(components=4)`; any method or its name, such as "mean_field"; "plain" for the
+            unconverted network.
         recipe: how to train; its seed is replaced by one from `random_state`. None chooses by the number of rows and
             the method: about a second on one core up to a thousand rows.
-        samples: draws of a prediction.
-        standardize: bring every column to mean zero and standard deviation one first.
-        random_state: of weights, noise, batches and draws; an integer makes `fit` repeatable. torch's own generators
-            are left alone.
-        device: where to train: "auto", "cpu", "cuda", ...; "auto" leaves it to the recipe. Predictions are made on the
-            CPU, so that a trained estimator can be kept and used anywhere.
+        samples: draws per prediction.
+        standardize: scale each column to mean zero and standard deviation one.
+        random_state: of weights, noise, batches and draws; an integer makes `fit` repeatable. The state of torch's
+            generators is restored.
+        device: of the training: "auto", "cpu", "cuda", ...; "auto" leaves it to the recipe. Predictions run on the
+            CPU, so that a trained estimator works anywhere.
 
     Attributes:
         classes_: the labels, in the order of the columns of `predict_proba`.
-        model_: the trained model, for every function of leanbayes; its inputs are `scaler_.transform(X)`.
-        history_: what happened in each epoch.
+        model_: the trained model; its inputs are `scaler_.transform(X)`.
+        history_: losses of each epoch.
 
     Example:
         >>> classifier = BayesianClassifier(method="rank1", random_state=0).fit(X, y)
@@ -248,51 +221,26 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
             return np.log(self.predict_proba(X))
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
-    """A regression that says how sure it is: a network whose weights have a posterior, and noise that is learned.
+    """A regression with uncertainty: a network whose weights have a posterior, with learned noise.
 
     Args:
         net: as for `BayesianClassifier`; with `heteroscedastic` it has two outputs for each target.
-        method: as for `BayesianClassifier`.
-        recipe: as for `BayesianClassifier`.
-        samples: draws of a prediction.
-        standardize: bring every column to mean zero and standard deviation one first; targets always are.
-        random_state: as for `BayesianClassifier`.
-        device: as for `BayesianClassifier`.
-        heteroscedastic: let the network say for each row how large the noise is, instead of learning one number.
+        method, recipe, samples, random_state, device: as for `BayesianClassifier`.
+        standardize: scale each column to mean zero and standard deviation one; targets are always scaled.
+        heteroscedastic: let the network predict the noise of each row, instead of one number for all rows.
 
     Attributes:
         model_: the trained model; its inputs are `scaler_.transform(X)`, its targets `target_scaler_.transform(y)`.
-        history_: what happened in each epoch.
+        history_: losses of each epoch.
 
     Example:
         >>> regressor = BayesianRegressor(random_state=0).fit(X, y)
         >>> mean, std = regressor.predict(X_test, return_std=True)
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        net: Net = None,
-        method: Method | str | None = None,
-        recipe: Recipe | None = None,
-        samples: int = 16,
-        standardize: bool = True,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        heteroscedastic: bool = False,
-    ) -> None:
-        """Keep the parameters as they are; `fit` checks them."""
-        super().__init__(
-            net=net,
-            method=method,
-            recipe=recipe,
-            samples=samples,
-            standardize=standardize,
-            random_state=random_state,
-            device=device,
-        )
-        self.heteroscedastic = heteroscedastic
+    heteroscedastic: bool = False
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Train on rows (n, features) with targets (n,) or (n, targets)."""
@@ -312,49 +260,36 @@ class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
     ) -> NDArray[np.float64] | tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the mean of each target, and on request the standard deviation of the prediction.
 
-        Its square is the total variance, aleatoric + epistemic: the noise of the targets, and what the draws disagree
-        on.
+        Its square is the total variance: aleatoric (noise of the targets) + epistemic (variance between draws).
         """
         prediction = self._predict(X, keep_samples=False)
         mean, std = (values[:, 0] if self._one_target else values for values in (prediction.mean, prediction.std))
         return (mean.numpy(), std.numpy()) if return_std else mean.numpy()
 
+    @override
     def _predict(self, X: ArrayLike, *, keep_samples: bool) -> Prediction:
-        """Predict in the units of the targets."""
         p = super()._predict(X, keep_samples=keep_samples)
-        shift, scale = (torch.from_numpy(values) for values in (self.target_scaler_.mean_, self.target_scaler_.scale_))
-        variance = scale.square()
-        return replace(
-            p,
-            mean=shift + scale * p.mean,
-            total=variance * p.total,
-            aleatoric=variance * p.aleatoric,
-            epistemic=variance * p.epistemic,
-            samples=None if p.samples is None else shift + scale * p.samples,
-            variances=None if p.variances is None else variance * p.variances,
-        )
+        return in_units(p, *(torch.from_numpy(v) for v in (self.target_scaler_.mean_, self.target_scaler_.scale_)))
 
     def __sklearn_tags__(self) -> Any:
-        """Say that y may have several columns."""
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
 
 def _scaled(scaler: Any, values: NDArray[Any]) -> Tensor:
-    """Return columns as a network sees them; means are subtracted before anything is rounded to float32."""
+    """Return network inputs; means are subtracted before rounding to float32."""
     return torch.from_numpy(scaler.transform(values.astype(np.float64)))
 
 
 def _own_randomness(recipe: Recipe) -> AbstractContextManager[None]:
-    """Return a context that leaves torch's generators as they were, without waking a GPU that nobody uses."""
+    """Return a context that restores torch's generators, without initialising an unused GPU."""
     used = recipe.accelerator != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if used else ())
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Keep Fabric's advice to itself while a model is trained."""
     loggers = [logging.getLogger(name) for name in TALKATIVE]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -6,7 +6,7 @@ import abc
 import inspect
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -286,6 +286,10 @@ class Method(abc.ABC):
     def choose(self, layers: Sequence[tuple[str, nn.Module]]) -> set[str]:
         """Return the paths of the layers to convert if the user names none; default all targets."""
         return {path for path, _ in layers}
+
+    def build(self, make_network: Callable[[int], nn.Module], seed: int) -> nn.Module:
+        """Return the network that training starts from: `make_network(seed)`, or an ensemble of several."""
+        return make_network(seed)
 
     def whole(self, model: nn.Module) -> nn.Module | None:
         """Return a new model around whole copies of this one; None for methods that wrap layers."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeVar
@@ -158,6 +158,10 @@ class DeepEnsemble(Method):
     @override
     def wrap(self, layer: nn.Module) -> StochasticLayer:
         raise TypeError("an explicit ensemble copies whole networks, not layers; give no `where`")
+
+    @override
+    def build(self, make_network: Callable[[int], nn.Module], seed: int) -> Ensemble:
+        return Ensemble([make_network(seed + 1000 * k) for k in range(self.components)], self)
 
     @override
     def whole(self, model: nn.Module) -> Ensemble:

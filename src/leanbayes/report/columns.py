@@ -1,4 +1,4 @@
-"""The columns of the comparison: what each figure is called, which way is better, how it is written."""
+"""The columns of the comparison: name, direction and format of each figure."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from leanbayes import shift
 from leanbayes.evaluation.statistics import Estimate, number
-from leanbayes.report.load import Run
-from leanbayes.report.looks import cut
+from leanbayes.report.load import cut, Run
 
 Key = tuple[str, ...]
+Rows = Sequence[dict[str, Any]]
+MEASURES = ("accuracy", "nll", "ece", "epistemic", "aleatoric")
 SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "confidence": "confidence"}
 
 
@@ -22,18 +24,18 @@ class Column:
     """One figure of merit or cost.
 
     Attributes:
-        key: where a run's facts keep it.
+        key: its key in the facts of a run.
         title: its name in the head of the table.
-        group: the columns it stands with.
-        better: which way is better.
-        help: what it means, in a sentence.
+        group: name of its group of columns.
+        better: the better direction.
+        help: its meaning, in a sentence.
         unit: written after the title.
-        scale: the factor between the file's number and the written one (100 for percent).
-        style: "number" gets equal decimals down the column; "short" three digits each; "count"; "time" in seconds.
+        scale: factor from the file's number to the written one (100 for percent).
+        style: "number" has equal decimals down the column; "short" has three digits each; "count"; "time" in seconds.
         digits: significant digits of a typical value.
-        alone: the title where the name of the group does not stand above it.
-        marked: whether the best is marked; costs are not, the plain network would always win.
-        place: "brief" shows it in the terminal too, "main" in every other table, "rest" below the main table only.
+        alone: the title in tables without names of groups.
+        marked: whether the best is marked; costs are not, because the plain network would always win.
+        place: "brief" is in all tables, "main" in all but the terminal's, "rest" only below the main table.
     """
 
     key: Key
@@ -51,11 +53,11 @@ class Column:
 
     @property
     def head(self) -> str:
-        """Title and unit, as they read without the name of the group."""
+        """Title and unit, for tables without names of groups."""
         return f"{self.alone or self.title} {self.unit}".rstrip()
 
     def decimals(self, estimates: Iterable[Estimate]) -> int:
-        """Choose one number of decimals for the column: enough for typical values and typical standard errors."""
+        """Return the decimals of the column: enough for typical values and typical standard errors."""
         known = list(estimates)
         middle = _middle([abs(e.mean * self.scale) for e in known])
         error = _middle([e.sem * self.scale for e in known if e.sem])
@@ -63,7 +65,7 @@ class Column:
         return min(max(wanted, -math.floor(math.log10(error)) if error else 0, 0), 5)
 
     def write(self, estimate: Estimate, decimals: int) -> tuple[str, str]:
-        """Write the mean and its standard error; a cost that is the same in every run needs none."""
+        """Return the mean and its standard error as text; a constant cost has no error."""
         mean = estimate.mean * self.scale
         if self.style != "number":
             return _WRITERS[self.style](mean), ""
@@ -75,12 +77,11 @@ class Column:
 
 
 def _middle(sizes: list[float]) -> float:
-    """Return the median of the sizes that are not zero, or zero."""
     return statistics.median([size for size in sizes if size] or [0.0])
 
 
 def duration(seconds: float) -> str:
-    """Write a time with the unit that suits it."""
+    """Write a time in s, min or h."""
     for size, unit in ((3600, "h"), (60, "min")):
         if seconds >= size:
             return f"{seconds / size:.1f} {unit}"
@@ -90,210 +91,129 @@ def duration(seconds: float) -> str:
 _WRITERS: dict[str, Callable[[float], str]] = {"short": "{:.3g}".format, "count": "{:,.0f}".format, "time": duration}
 
 
-def test_columns(task: str) -> list[Column]:
-    """List the columns on the test set."""
-    return list(REGRESSION if task == "regression" else CLASSIFICATION)
+def _column(section: str, group: str, name: str, title: str, better: Any, help: str, **options: Any) -> Column:
+    """Return a column; `percent=True` writes a share in percent."""
+    if options.pop("percent", False):
+        options |= {"unit": "%", "scale": 100}
+    return Column(key=(section, name), title=title, group=group, better=better, help=help, **options)
 
 
-def foreign_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column]:
-    """List the columns on one set of foreign inputs.
-
-    Args:
-        name: the set.
-        scores: the uncertainties by which it was told apart from the test set.
-        brief: whether the terminal has room for it.
-    """
-    group, short = "Foreign inputs", cut(name)
-    what = f"test inputs against {name}"
-    return [
-        Column(
-            key=("ood", name, "auroc"), title=f"AUROC {short}", group=group, better="higher",
-            place="brief" if brief else "main",
-            help=f"Area under the ROC curve, {what} by uncertainty: 1 tells them apart, 0.5 is chance.",
-        ),
-        Column(
-            key=("ood", name, "aupr"), title=f"AUPR {short}", group=group, better="higher", place="rest",
-            help=f"Area under the precision-recall curve, {what}.",
-        ),
-        Column(
-            key=("ood", name, "fpr95"), title=f"FPR95 {short}", group=group, better="lower", place="rest",
-            help=f"Share of test inputs taken for foreign where 95 % of {name} are found.",
-        ),
-        *(
-            Column(
-                key=("ood", name, score, "auroc"), title=f"AUROC {short} by {SCORES.get(score, score)}", group=group,
-                better="higher", place="rest", help=f"Area under the ROC curve, {what} by {SCORES.get(score, score)}.",
-            )
-            for score in scores
-        ),
-    ]  # fmt: skip
-
+_test = partial(_column, "test", "Test set")
+_corrupted = partial(_column, "shift", "Corrupted")
+_cost = partial(_column, "cost", "Cost", better="lower", marked=False)
 
 CLASSIFICATION = (
-    Column(
-        key=("test", "accuracy"), title="Accuracy", unit="%", scale=100, digits=4, group="Test set", better="higher",
-        place="brief", help="Share of test inputs whose most probable class is right.",
-    ),
-    Column(
-        key=("test", "nll"), title="NLL", group="Test set", better="lower", place="brief",
-        help="Mean of -log p(true class), in nats: right and unsure costs little, wrong and sure costs much.",
-    ),
-    Column(
-        key=("test", "cnll"), title="Calibrated NLL", group="Test set", better="lower",
-        help="NLL after the best temperature, found by two-fold cross-validation: what is left once sharpness is free.",
-    ),
-    Column(
-        key=("test", "ensemble_equivalent"), title="Ensemble equivalent", digits=2, group="Test set",
-        better="higher", marked=False,
-        help="Networks that a deep ensemble needs for the same calibrated NLL, along the line between those measured.",
-    ),
-    Column(
-        key=("test", "ece"), title="ECE", unit="%", scale=100, group="Test set", better="lower", place="brief",
-        help="Expected calibration error: mean gap between confidence and accuracy over bins.",
-    ),
-    Column(
-        key=("test", "brier"), title="Brier", group="Test set", better="lower",
-        help="Mean squared distance between the probabilities and the truth.",
-    ),
-    Column(
-        key=("test", "aurc"), title="AURC", group="Test set", better="lower",
-        help="Area under the risk-coverage curve: the error rate when the least certain inputs are handed on.",
-    ),
-    Column(
-        key=("test", "top5"), title="Top-5 accuracy", unit="%", scale=100, digits=4, group="Test set",
-        better="higher", place="rest", help="Share of test inputs whose class is among the five most probable.",
-    ),
-    Column(
-        key=("test", "mce"), title="Largest calibration gap", unit="%", scale=100, group="Test set", better="lower",
-        place="rest", help="The largest gap between confidence and accuracy of any bin.",
-    ),
-    Column(
-        key=("test", "ece20"), title="ECE, 20 bins", unit="%", scale=100, group="Test set", better="lower",
-        place="rest", help="Expected calibration error with 20 bins.",
-    ),
-    Column(
-        key=("test", "adaptive_ece"), title="Adaptive ECE", unit="%", scale=100, group="Test set", better="lower",
-        place="rest", help="Calibration error over bins that hold equally many inputs.",
-    ),
-    Column(
-        key=("test", "classwise_ece"), title="Classwise ECE", unit="%", scale=100, group="Test set", better="lower",
-        place="rest", help="Calibration error of every class's probability, averaged over classes.",
-    ),
-    Column(
-        key=("test", "temperature"), title="Temperature", group="Test set", better="lower", marked=False,
-        place="rest", help="The temperature that calibrates best: above 1 the network was too sure.",
-    ),
-    Column(
-        key=("test", "disagreement"), title="Disagreement", group="Test set", better="higher", marked=False,
-        place="rest", help="How often two draws name different classes, over the mean error of the draws: diversity.",
-    ),
+    _test("accuracy", "Accuracy", "higher", "Share of test inputs whose most probable class is right.", percent=True,
+          digits=4, place="brief"),
+    _test("nll", "NLL", "lower", "Mean of -log p(true class), in nats: right and unsure costs little, wrong and sure "
+          "costs much.", place="brief"),
+    _test("cnll", "Calibrated NLL", "lower", "NLL after the best temperature, found by two-fold cross-validation: the "
+          "loss that remains once sharpness is free."),
+    _test("ensemble_equivalent", "Ensemble equivalent", "higher", "Networks that a deep ensemble needs for the same "
+          "calibrated NLL, along the line between those measured.", digits=2, marked=False),
+    _test("ece", "ECE", "lower", "Expected calibration error: mean gap between confidence and accuracy over bins.",
+          percent=True, place="brief"),
+    _test("brier", "Brier", "lower", "Mean squared distance between the probabilities and the truth."),
+    _test("aurc", "AURC", "lower", "Area under the risk-coverage curve: the error rate when the least certain inputs "
+          "are handed on."),
+    _test("top5", "Top-5 accuracy", "higher", "Share of test inputs whose class is among the five most probable.",
+          percent=True, digits=4, place="rest"),
+    _test("mce", "Largest calibration gap", "lower", "The largest gap between confidence and accuracy of any bin.",
+          percent=True, place="rest"),
+    _test("ece20", "ECE, 20 bins", "lower", "Expected calibration error with 20 bins.", percent=True, place="rest"),
+    _test("adaptive_ece", "Adaptive ECE", "lower", "Calibration error over bins that hold equally many inputs.",
+          percent=True, place="rest"),
+    _test("classwise_ece", "Classwise ECE", "lower", "Calibration error of every class's probability, averaged over "
+          "classes.", percent=True, place="rest"),
+    _test("temperature", "Temperature", "lower", "The temperature that calibrates best: above 1 the network was too "
+          "sure.", marked=False, place="rest"),
+    _test("disagreement", "Disagreement", "higher", "How often two draws name different classes, over the mean error "
+          "of the draws: diversity.", marked=False, place="rest"),
 )  # fmt: skip
 
 REGRESSION = (
-    Column(
-        key=("test", "rmse"), title="RMSE", group="Test set", better="lower", place="brief",
-        help="Root of the mean squared error, in the target's units.",
-    ),
-    Column(
-        key=("test", "lpd"), title="LPD", group="Test set", better="higher", place="brief",
-        help="Mean log predictive density of the true targets.",
-    ),
-    Column(
-        key=("test", "crps"), title="CRPS", group="Test set", better="lower", place="brief",
-        help="Continuous ranked probability score, in the target's units: the error of the whole distribution.",
-    ),
-    Column(
-        key=("test", "coverage"), title="Coverage of 95\u00a0% interval", unit="%", scale=100, group="Test set",
-        better="higher", marked=False, place="brief",
-        help="Share of targets inside the central 95 % interval: 95 would be right.",
-    ),
+    _test("rmse", "RMSE", "lower", "Root of the mean squared error, in the target's units.", place="brief"),
+    _test("lpd", "LPD", "higher", "Mean log predictive density of the true targets.", place="brief"),
+    _test("crps", "CRPS", "lower", "Continuous ranked probability score, in the target's units: the error of the whole "
+          "distribution.", place="brief"),
+    _test("coverage", "Coverage of 95\u00a0% interval", "higher", "Share of targets inside the central 95 % interval: "
+          "95 would be right.", percent=True, marked=False, place="brief"),
 )  # fmt: skip
 
 CORRUPTED = (
-    Column(
-        key=("shift", "accuracy"), title="Accuracy", alone="Corrupted accuracy", unit="%", scale=100, digits=4,
-        group="Corrupted", better="higher",
-        help="Accuracy on corrupted test images, mean over corruptions and severities.",
-    ),
-    Column(
-        key=("shift", "nll"), title="NLL", alone="Corrupted NLL", group="Corrupted", better="lower",
-        help="NLL on corrupted test images, mean over corruptions and severities.",
-    ),
-    Column(
-        key=("shift", "ece"), title="ECE", alone="Corrupted ECE", unit="%", scale=100, group="Corrupted",
-        better="lower",
-        help="Calibration error on corrupted test images, mean over corruptions and severities.",
-    ),
-    Column(
-        key=("shift", "mce"), title="mCE", unit="%", scale=100, digits=4, group="Corrupted", better="lower",
-        place="brief", help="Mean corruption error: errors under corruption in percent of the plain network's.",
-    ),
-    Column(
-        key=("shift", "relative_mce"), title="Relative mCE", unit="%", scale=100, digits=4, group="Corrupted",
-        better="lower", place="rest",
-        help="Errors added by corruption, in percent of those added to the plain network.",
-    ),
+    _corrupted("accuracy", "Accuracy", "higher", "Accuracy on corrupted test images, mean over corruptions and "
+               "severities.", alone="Corrupted accuracy", percent=True, digits=4),
+    _corrupted("nll", "NLL", "lower", "NLL on corrupted test images, mean over corruptions and severities.",
+               alone="Corrupted NLL"),
+    _corrupted("ece", "ECE", "lower", "Calibration error on corrupted test images, mean over corruptions and "
+               "severities.", alone="Corrupted ECE", percent=True),
+    _corrupted("mce", "mCE", "lower", "Mean corruption error: errors under corruption in percent of the plain "
+               "network's.", percent=True, digits=4, place="brief"),
+    _corrupted("relative_mce", "Relative mCE", "lower", "Errors added by corruption, in percent of those added to the "
+               "plain network.", percent=True, digits=4, place="rest"),
 )  # fmt: skip
 
 COST = (
-    Column(
-        key=("cost", "extra_percent"), title="Extra params", unit="%", style="short", group="Cost", better="lower",
-        marked=False, place="brief", help="Parameters beyond the plain network's.",
-    ),
-    Column(
-        key=("cost", "training_ratio"), title="Train", unit="x", group="Cost", better="lower", marked=False,
-        place="brief",
-        help="A whole training, in trainings of the plain network: steps before a late conversion cost one.",
-    ),
-    Column(
-        key=("cost", "train_step_ratio"), title="Train step", unit="x", group="Cost", better="lower", marked=False,
-        place="rest", help="Time of a training step once converted, in training steps of the plain network.",
-    ),
-    Column(
-        key=("cost", "answer_passes"), title="Answer", unit="passes", group="Cost", better="lower", marked=False,
-        place="brief",
-        help="Cost of one answer in passes of the plain network: the passes it takes times the cost of one.",
-    ),
-    Column(
-        key=("cost", "passes"), title="Passes", style="count", group="Cost", better="lower", marked=False,
-        help="Passes that one answer takes: a pass for every draw, or for every member of an ensemble.",
-    ),
-    Column(
-        key=("cost", "predict_ratio"), title="One pass", unit="x", group="Cost", better="lower", marked=False,
-        place="rest", help="Time of one of these passes, in passes of the plain network.",
-    ),
-    Column(
-        key=("cost", "train_seconds"), title="Time", style="time", alone="Training time", group="Cost",
-        better="lower", marked=False,
-        help="Time that training took.",
-    ),
-    Column(
-        key=("cost", "peak_memory_mb"), title="Peak memory", unit="MB", group="Cost", better="lower", marked=False,
-        place="rest", help="Most memory in use.",
-    ),
-    Column(
-        key=("cost", "extra_parameters"), title="Extra parameters", style="count", group="Cost", better="lower",
-        marked=False, place="rest", help="Parameters beyond the plain network's, counted.",
-    ),
+    _cost("extra_percent", "Extra params", help="Parameters beyond the plain network's.", unit="%", style="short",
+          place="brief"),
+    _cost("training_ratio", "Train", help="A whole training, in trainings of the plain network: steps before a late "
+          "conversion cost one.", unit="x", place="brief"),
+    _cost("train_step_ratio", "Train step", help="Time of a training step once converted, in training steps of the "
+          "plain network.", unit="x", place="rest"),
+    _cost("answer_passes", "Answer", help="Cost of one answer in passes of the plain network: the passes it takes "
+          "times the cost of one.", unit="passes", place="brief"),
+    _cost("passes", "Passes", help="Passes that one answer takes: a pass for every draw, or for every member of an "
+          "ensemble.", style="count"),
+    _cost("predict_ratio", "One pass", help="Time of one of these passes, in passes of the plain network.", unit="x",
+          place="rest"),
+    _cost("train_seconds", "Time", help="Time that training took.", style="time", alone="Training time"),
+    _cost("peak_memory_mb", "Peak memory", help="Most memory in use.", unit="MB", place="rest"),
+    _cost("extra_parameters", "Extra parameters", help="Parameters beyond the plain network's, counted.",
+          style="count", place="rest"),
 )  # fmt: skip
 
 
-# -------------------- corrupted
-# What runs tell about corrupted images: means, errors relative to the plain network, curves over severity.
+def test_columns(task: str) -> list[Column]:
+    """Return the columns of the test set."""
+    return list(REGRESSION if task == "regression" else CLASSIFICATION)
 
 
-Rows = Sequence[dict[str, Any]]
-MEASURES = ("accuracy", "nll", "ece", "epistemic", "aleatoric")
+def ood_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column]:
+    """Return the columns of one out-of-distribution set.
+
+    Args:
+        name: the set.
+        scores: further uncertainties that were used to detect it.
+        brief: whether the terminal shows it.
+    """
+    group, short = "Out-of-distribution inputs", cut(name)
+    what = f"test inputs against {name}"
+    area = "Area under the ROC curve"
+
+    def column(key: Key, title: str, better: Any, help: str, place: Any = "rest") -> Column:
+        return Column(key=("ood", name, *key), title=title, group=group, better=better, help=help, place=place)
+
+    first = f"{area}, {what} by uncertainty: 1 separates them, 0.5 is chance."
+    found = f"Share of test inputs taken for out-of-distribution ones where 95 % of {name} are found."
+    return [
+        column(("auroc",), f"AUROC {short}", "higher", first, "brief" if brief else "main"),
+        column(("aupr",), f"AUPR {short}", "higher", f"Area under the precision-recall curve, {what}."),
+        column(("fpr95",), f"FPR95 {short}", "lower", found),
+        *(
+            column((score, "auroc"), f"AUROC {short} by {by}", "higher", f"{area}, {what} by {by}.")
+            for score, by in ((score, SCORES.get(score, score)) for score in scores)
+        ),
+    ]
 
 
 def rows_of(run: Run) -> list[dict[str, Any]]:
-    """Return the rows {corruption, severity, accuracy, nll, ece, ...} of a run, without those that lack a number."""
+    """Return the rows {corruption, severity, accuracy, nll, ece, ...} of a run that lack no number."""
     rows = [dict(row) for row in run.rows("metrics", "shift")]
     return [row for row in rows if all(number(row.get(key)) is not None for key in ("severity", *MEASURES))]
 
 
 def mean_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Average rows over seeds: the plain network's are what an mCE divides by."""
+    """Average rows over seeds. The rows of the plain network are the denominator of an mCE."""
     found: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for run in runs:
         for row in rows_of(run):
@@ -305,7 +225,7 @@ def mean_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
 
 
 def corrupted_facts(run: Run, plain: Rows) -> dict[str, float | None]:
-    """Return means over corruptions and severities and, where the plain network is known, the (relative) mCE."""
+    """Return means over corruptions and severities; with rows of the plain network, also the (relative) mCE."""
     rows = rows_of(run)
     if not any(row["severity"] for row in rows):
         return {}
@@ -318,7 +238,7 @@ def corrupted_facts(run: Run, plain: Rows) -> dict[str, float | None]:
 
 
 def over_severity(run: Run, measure: str) -> dict[float, float | None]:
-    """Average one measure over the corruptions of each severity; severity 0 is the clean images."""
+    """Average one measure over the corruptions of each severity; severity 0 means clean images."""
     rows = rows_of(run)
     severities = sorted({float(row["severity"]) for row in rows})
     return dict(zip(severities, shift.severity_curve(rows, measure), strict=True))

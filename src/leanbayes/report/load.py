@@ -1,28 +1,30 @@
-"""Find the result files under a folder and put together what belongs together."""
+"""Load the result files under a folder; group runs by data and network, and name each contender."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from leanbayes.evaluation.result import FILE, SCHEMA, settings_of
+from leanbayes.evaluation.result import differing, FILE, flag_of, SCHEMA, settings_of, write_value
 from leanbayes.evaluation.statistics import number
-from leanbayes.report.looks import cut, cut_apart, labels_of, Look, looks_of, natural
 from leanbayes.runtime._files import local
 
-# -------------------- checks
-# Which numbers of a result cannot be true: the report names them instead of failing on them.
-
-
-LARGEST = 1e100  # larger numbers overflow when they are squared
+REFERENCE = "plain"  # the network without a method, the unit of all costs and of the mCE
+SECTIONS: dict[str, type] = {
+    **dict.fromkeys(("method", "network", "data", "recipe", "metrics", "cost", "figures", "environment"), dict),
+    "history": list,
+}
+LARGEST = 1e100  # the square of a larger number overflows
 DEEPEST = 30  # levels of lists and mappings
 SHOWN = 40  # characters of a field or a value in a message
-ABOVE = {  # what these numbers must be larger than
+ABOVE = {  # lower limits of these numbers
     "cost.train_step_ratio": 0,
     "cost.predict_ratio": 0,
     "cost.passes": 0,
@@ -31,58 +33,70 @@ ABOVE = {  # what these numbers must be larger than
     "recipe.samples": 0,
     "method.fields.components": 0,
 }
-
-
-def complaint(record: Mapping[str, Any]) -> str | None:
-    """Name the first field that cannot be true, and say what was expected of it; None where there is none."""
-    for field, value, depth in _fields(record):
-        if depth > DEEPEST:
-            return f"expected at most {DEEPEST} levels, got more in `{_short(field)}`"
-        if not _is_number(value):
-            continue
-        if abs(value) > LARGEST:
-            return f"expected `{_short(field)}` to be at most {LARGEST:g}, got {_short(str(value))}"
-        if value <= ABOVE.get(field, -math.inf):
-            return f"expected `{field}` to be above {ABOVE[field]}, got {value}"
-    return None
-
-
-def _fields(record: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
-    """Yield every value with its path and its depth; without recursion, for a file may be nested deeply."""
-    waiting: list[tuple[str, Any, int]] = [("", record, 0)]
-    while waiting:
-        path, value, depth = waiting.pop()
-        yield path, value, depth
-        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-        waiting += [(f"{path}.{key}" if path else str(key), inner, depth + 1) for key, inner in items]
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a value counts as a number; what is not finite counts as missing."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole or (isinstance(value, float) and math.isfinite(value))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-
-
-REFERENCE = "plain"  # the network without a method: what every cost and every mCE is relative to
-SECTIONS: dict[str, type] = {
-    "method": dict,
-    "network": dict,
-    "data": dict,
-    "recipe": dict,
-    "metrics": dict,
-    "cost": dict,
-    "figures": dict,
-    "history": list,
-    "environment": dict,
+LONGEST = 80  # characters of a label on the page; the whole label shows on hover
+TAIL = 24  # of them from the end, where versions differ
+COLOURS = 11  # number of colours in the style sheet
+VERSIONS = 4  # looks of one colour: the method, and three for its versions
+UNKNOWN_SHAPE = 7  # the marker of methods that are not in FIXED
+FIXED = {  # colour and marker
+    "plain": (0, 0),
+    "rank1": (1, 1),
+    "patch": (2, 4),
+    "implicit": (3, 3),
+    "variance": (4, 5),
+    "batch_ensemble": (5, 2),
+    "nested": (6, 6),
+    "deep_ensemble": (7, 0),
+    "dropconnect": (8, 3),
+    "mc_dropout": (9, 1),
+    "mean_field": (10, 2),
 }
 
 
+@dataclass(frozen=True)
+class Look:
+    """Colour and marker of one contender, the same in every report.
+
+    Attributes:
+        series: its number in the group; the page selects its marks by it.
+        colour: number of the colour in the style sheet.
+        shape: number of the marker.
+        version: 0 for the method; its versions have hollow markers and dashed lines.
+    """
+
+    series: int
+    colour: int
+    shape: int
+    version: int = 0
+
+    @property
+    def classes(self) -> str:
+        return f"n{self.series} s{self.colour}" + (f" v{self.version}" if self.version else "")
+
+
+def looks_of(contenders: Iterable[tuple[str, str]]) -> list[Look]:
+    """Return a look for each pair of a method's name and a label.
+
+    Colour and marker depend on the name alone. A label that differs from the name is a version of the method.
+    """
+    found: list[Look] = []
+    versions: dict[str, int] = {}
+    for series, (name, label) in enumerate(contenders):
+        version = 0
+        if label != name:
+            versions[name] = versions.get(name, 0) + 1
+            version = 1 + (versions[name] - 1) % (VERSIONS - 1)
+        found.append(Look(series, *_fixed(name), version))
+    return found
+
+
+def _fixed(name: str) -> tuple[int, int]:
+    """Return colour and marker of a method; the colour of an unknown one is a checksum of its name."""
+    return FIXED.get(name) or (1 + zlib.crc32(name.encode()) % (COLOURS - 1), UNKNOWN_SHAPE)
+
+
 class DamagedResult(ValueError):
-    """A result file that cannot be read; the message says which and why."""
+    """A result file that cannot be read; the message has its name and the reason."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +104,7 @@ class Run:
     """One result file.
 
     Attributes:
-        path: where it was found, relative to the folder of the report.
+        path: of the file, relative to the folder of the report.
         record: its content.
     """
 
@@ -99,67 +113,62 @@ class Run:
 
     @property
     def done(self) -> bool:
-        """Whether the run came to its end."""
         return bool(self.record["status"] == "done")
 
     @property
     def name(self) -> str:
-        """Name of the method."""
         return str(self.record["method"]["name"])
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of the method."""
         found = self.part("method", "fields")
         return dict(found) if isinstance(found, Mapping) else {}
 
     @property
     def label(self) -> str:
-        """What the run calls its method."""
         return str(self.record["method"].get("label") or self.name)
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """What it shares with the other seeds of its method."""
+        """The settings that all seeds of its method share."""
         return settings_of(self.record)
 
     @property
     def seed(self) -> str:
-        """The seed, as text."""
         return str(self.record.get("seed"))
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Data, network and task: runs with equal keys can be compared."""
+        """Data, network and task; runs with equal keys are compared."""
         data = self.record["data"]
-        judged = " (held-out training rows)" if number(data.get("held_out")) else ""
-        return str(data["name"]) + judged, str(self.record["network"]["name"]), str(data.get("task", "classification"))
+        rows = " (held-out training rows)" if number(data.get("held_out")) else ""
+        return str(data["name"]) + rows, str(self.record["network"]["name"]), str(data.get("task", "classification"))
 
     def part(self, *path: str) -> Any:
-        """Return what lies at the end of a path of keys, None where the path breaks off."""
+        """Return the value at a path of keys; None if the path does not exist."""
         value: Any = self.record
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         return value
 
     def number(self, *path: str) -> float | None:
-        """Return the finite number at the end of a path, or None."""
+        """Return the finite number at a path, or None."""
         return number(self.part(*path))
 
     def rows(self, *path: str) -> list[Mapping[str, Any]]:
-        """Return the records of the list at the end of a path; an absent list is empty."""
+        """Return the records of the list at a path; an absent list is empty."""
         value = self.part(*path)
         return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A method with its settings, and the seeds it came through.
+    """A method with its settings, and its finished seeds.
 
     Attributes:
-        label: the name; with the settings that differ where one method takes part several times; cut if it is long.
+        label: the name, with the settings that differ if one method occurs several times; cut if it is long.
         name: the name of the method.
-        runs: the runs that came to their end, by seed; each seed once.
+        runs: the finished runs, by seed; each seed once.
         look: its colour and its marker.
         whole: the label, not cut.
     """
@@ -172,18 +181,16 @@ class Contender:
 
     @property
     def is_reference(self) -> bool:
-        """Whether this is the network without a method."""
         return self.name == REFERENCE
 
     @property
     def series(self) -> int:
-        """Its number in the group."""
         return self.look.series
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that did not come to its end: who, which seed, where, and the error it left."""
+    """A failed run: label, seed, path and error."""
 
     label: str
     seed: str
@@ -193,7 +200,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Group:
-    """Everything that was run on one data set with one network; a sentence for every run that another one replaces."""
+    """All runs on one data set with one network; `replaced` has a sentence for each run that does not count."""
 
     data: str
     network: str
@@ -204,23 +211,20 @@ class Group:
 
     @property
     def title(self) -> str:
-        """Data and network."""
         return f"{self.data}, {self.network}"
 
     @property
     def plain(self) -> Contender | None:
-        """The network without a method, if it took part."""
         return next((contender for contender in self.contenders if contender.is_reference), None)
 
     @cached_property
     def runs(self) -> tuple[Run, ...]:
-        """All runs that came to their end."""
         return tuple(run for contender in self.contenders for run in contender.runs)
 
 
 @dataclass(frozen=True)
 class Results:
-    """What lay under a folder: groups of runs, and a sentence for every file that could not be read."""
+    """Groups of runs, and a sentence for each file that cannot be read."""
 
     groups: tuple[Group, ...]
     damaged: tuple[str, ...]
@@ -230,10 +234,10 @@ def load_results(folder: str | Path) -> Results:
     """Read every `result.json` under a folder.
 
     Args:
-        folder: the output folder of `leanbayes compare`: <data>/<net>/<method>/seed<k>/result.json lie below it.
+        folder: the output folder of `leanbayes compare`, with <data>/<net>/<method>/seed<k>/result.json.
 
     Returns:
-        The results, grouped by data and network; a damaged file becomes a sentence in `damaged`.
+        The results, grouped by data and network; `damaged` names the damaged files.
     """
     folder = local(folder)
     files = sorted(folder.rglob(FILE))
@@ -252,7 +256,6 @@ def load_results(folder: str | Path) -> Results:
 
 
 def _read(file: Path, name: str) -> Run:
-    """Read one file, or say what is wrong with it."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -274,7 +277,7 @@ def _read(file: Path, name: str) -> Run:
 
 
 def _group(key: tuple[str, str, str], runs: list[Run]) -> Group:
-    """Sort runs into contenders, the reference first and the others by name, and failures."""
+    """Return contenders, the reference first and the others by name, and failures."""
     labels = labels_of(runs)
     order = sorted(set(labels.values()), key=lambda label: (label[0] != REFERENCE, *map(natural, label)))
     shown = cut_apart(dict.fromkeys(label for _, label in order))
@@ -308,3 +311,82 @@ def _group(key: tuple[str, str, str], runs: list[Run]) -> Group:
 
 def _by_seed(run: Run) -> tuple[float, str, str]:
     return number(run.record.get("seed")) or 0.0, str(run.record.get("created")), run.path
+
+
+def cut(text: str) -> str:
+    """Return a text of at most LONGEST characters, without the middle of a longer one."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - TAIL - 1]}…{text[-TAIL:]}"
+
+
+def cut_apart(labels: Iterable[str]) -> dict[str, str]:
+    """Cut labels, and number those that would become equal."""
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for label in labels:
+        short, number = cut(label), 1
+        while short in taken:
+            number += 1
+            short = f"{cut(label)} ({number})"
+        found[label] = short
+        taken.add(short)
+    return found
+
+
+def labels_of(runs: Iterable[Run]) -> dict[str, tuple[str, str]]:
+    """Return method and label of each run by path: its own label or method, with the settings that differ."""
+    values: dict[tuple[str, str], set[str]] = {}
+    runs = list(runs)
+    for run in runs:
+        for field, value in run.fields.items():
+            values.setdefault((run.name, field), set()).add(write_value(value))
+    versions: dict[tuple[str, str, tuple[str, ...]], list[Run]] = {}
+    for run in runs:
+        fields = sorted(field for (name, field), found in values.items() if name == run.name and len(found) > 1)
+        values_of = tuple(f"{field}={write_value(run.fields.get(field))}" for field in fields)
+        versions.setdefault((run.name, run.label, values_of if run.label == run.name else ()), []).append(run)
+    labels = {}
+    for (name, label, values_of), alike in versions.items():
+        names = differing([run.settings for run in alike])
+        for run in alike:
+            apart = ", ".join([*values_of, *(f"{flag_of(each)}={run.settings.get(each, 'unset')}" for each in names)])
+            labels[run.path] = (name, f"{label} ({apart})" if apart else label)
+    return labels
+
+
+def natural(text: str) -> list[tuple[float, str]]:
+    """Return a sort key by which components=4 comes before components=16."""
+    return [(float(part), "") if part.isdecimal() else (0.0, part) for part in re.split(r"(\d+)", text)]
+
+
+def complaint(record: Mapping[str, Any]) -> str | None:
+    """Return a sentence on the first number that cannot be true; None if all are plausible."""
+    for field, value, depth in _fields(record):
+        if depth > DEEPEST:
+            return f"expected at most {DEEPEST} levels, got more in `{_short(field)}`"
+        if not _is_number(value):
+            continue
+        if abs(value) > LARGEST:
+            return f"expected `{_short(field)}` to be at most {LARGEST:g}, got {_short(str(value))}"
+        if value <= ABOVE.get(field, -math.inf):
+            return f"expected `{field}` to be above {ABOVE[field]}, got {value}"
+    return None
+
+
+def _fields(record: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
+    """Yield each value with its path and depth; without recursion, because a file may be nested deeply."""
+    waiting: list[tuple[str, Any, int]] = [("", record, 0)]
+    while waiting:
+        path, value, depth = waiting.pop()
+        yield path, value, depth
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        waiting += [(f"{path}.{key}" if path else str(key), inner, depth + 1) for key, inner in items]
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a finite number; others count as missing."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return whole or (isinstance(value, float) and math.isfinite(value))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

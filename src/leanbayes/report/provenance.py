@@ -1,4 +1,4 @@
-"""What was run and how to repeat it; and what makes a comparison less fair than it looks."""
+"""Provenance of a group: data, network, commits, commands, converted layers, and remarks on fairness."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from leanbayes.core.coverage import percent
 from leanbayes.evaluation.result import write_value
 from leanbayes.report.load import Contender, Group, Run
 
-# -------------------- layers
-# Which layers carry the method of a contender, as far as its runs tell.
+VERSIONS = ("python", "torch", "leanbayes")
 
 
 @dataclass(frozen=True)
 class Layers:
-    """What conversion did to one contender's network.
+    """The converted layers of one contender.
 
     Attributes:
-        contender: who.
-        sentence: how many layers were converted, of how many.
-        skipped: a line for every layer with parameters that stayed as it was: its path, its kind, the reason.
+        contender: the contender.
+        sentence: the number of converted layers.
+        skipped: path, kind and reason of each layer with parameters that was not converted.
     """
 
     contender: Contender
@@ -31,13 +30,13 @@ class Layers:
 
 
 def converted_layers(group: Group) -> list[Layers]:
-    """Tell of every contender but the plain network, which has no layer to convert; old results do not say."""
+    """Return the converted layers of each method; older results do not record them."""
     found = (_layers(contender) for contender in group.contenders if not contender.is_reference)
     return [layers for layers in found if layers]
 
 
 def _layers(contender: Contender) -> Layers | None:
-    """Read the first run that tells: all seeds of a contender convert the same network."""
+    """Read the first run that records its layers: all seeds convert the same network."""
     for run in contender.runs:
         converted, total = (run.part("cost", "layers", name) for name in ("converted", "total"))
         if isinstance(converted, int) and isinstance(total, int):
@@ -48,7 +47,7 @@ def _layers(contender: Contender) -> Layers | None:
 
 
 def _sentence(run: Run, converted: int, total: int) -> str:
-    """Return the share of weights and layers that carry the method; older results count layers of all kinds."""
+    """Return the share of converted weights and layers; older results count layers of all kinds."""
     eligible, things, covered = (run.part("cost", "layers", name) for name in ("eligible", "things", "covered"))
     if not isinstance(eligible, int) or not isinstance(things, str):
         return f"{converted} of {total} layers converted"
@@ -56,20 +55,17 @@ def _sentence(run: Run, converted: int, total: int) -> str:
     return f"{share}{converted} of {eligible} {things} converted"
 
 
-VERSIONS = ("python", "torch", "leanbayes")
-
-
 @dataclass(frozen=True)
 class Provenance:
-    """Where the figures of a group come from.
+    """The origin of the figures of a group.
 
     Attributes:
         facts: pairs of a name and a text: data, network, seeds, commit, device, versions.
-        layers: which layers each contender converted.
+        layers: the converted layers of each contender.
         recipe: fields of the recipe that all runs share, with their values.
         differing: fields of the recipe that differ, with the value of each contender.
         commands: the command lines, each once.
-        remarks: sentences on runs that do not count, and on what differs between those that are compared.
+        remarks: sentences on runs that do not count, and on differences between the runs.
     """
 
     facts: list[tuple[str, str]]
@@ -81,7 +77,7 @@ class Provenance:
 
 
 def provenance(group: Group) -> Provenance:
-    """Collect what was run in a group."""
+    """Return the provenance of a group."""
     runs = group.runs
     recipe, differing = _recipe(group)
     facts = [
@@ -106,7 +102,6 @@ def provenance(group: Group) -> Provenance:
 
 
 def _unique(values: Iterable[Any]) -> list[str]:
-    """Return the texts among the values, each once, in their order."""
     return list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
 
 
@@ -121,8 +116,8 @@ def _count(value: Any) -> str:
 def _data(run: Run) -> str:
     data = run.record["data"]
     digest = f", sha256 {str(data['sha256'])[:12]}" if data.get("sha256") else ""
-    judged = "held-out training inputs" if data.get("held_out") else "test inputs"
-    return f"{data['name']}: {_count(data.get('train'))} training and {_count(data.get('test'))} {judged}{digest}"
+    rows = "held-out training inputs" if data.get("held_out") else "test inputs"
+    return f"{data['name']}: {_count(data.get('train'))} training and {_count(data.get('test'))} {rows}{digest}"
 
 
 def _network(run: Run) -> str:
@@ -134,9 +129,9 @@ def _device(run: Run) -> str:
     device, threads = run.part("environment", "device"), run.part("environment", "threads")
     if not device:
         return ""
-    said = f"{device}, {threads} thread{'s' if threads != 1 else ''}" if threads else str(device)
+    text = f"{device}, {threads} thread{'s' if threads != 1 else ''}" if threads else str(device)
     processes = run.part("environment", "processes") or 1
-    return said if processes == 1 else f"{said}, {processes} processes"
+    return text if processes == 1 else f"{text}, {processes} processes"
 
 
 def _versions(run: Run) -> str:
@@ -145,7 +140,6 @@ def _versions(run: Run) -> str:
 
 
 def _seeds(group: Group) -> str:
-    """List the seeds once where all contenders have the same ones, else by contender."""
     seeds = {contender.label: ", ".join(run.seed for run in contender.runs) for contender in group.contenders}
     if len(set(seeds.values())) == 1:
         return next(iter(seeds.values()))
@@ -158,7 +152,7 @@ def _period(runs: Iterable[Run]) -> str:
 
 
 def _minute(time: str) -> str:
-    """Write a time to the minute; what is no ISO 8601 time stays as it is."""
+    """Write an ISO 8601 time to the minute; any other text stays unchanged."""
     try:
         return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
     except ValueError:
@@ -166,7 +160,7 @@ def _minute(time: str) -> str:
 
 
 def _recipe(group: Group) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Split the recipe into what all contenders share and what differs between them; the seed is told elsewhere."""
+    """Split the recipe, without the seed, into shared fields and fields that differ between contenders."""
     names = _unique(name for run in group.runs for name in (run.part("recipe") or {}) if name != "seed")
     shared, differing = [], []
     for name in names:
@@ -183,7 +177,6 @@ def _values(contender: Contender, name: str) -> str:
 
 
 def _remarks(runs: Iterable[Run]) -> list[str]:
-    """Say what differs between runs that the tables put side by side."""
     runs = list(runs)
     found = []
     for what, values, effect in (

@@ -1,41 +1,201 @@
-"""The comparison as data: a row for every contender, a column for every figure, the best marked."""
+"""The comparison as data: a row for each contender, a column for each figure, the best marked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
-from leanbayes.evaluation.statistics import Estimate, estimate, number
+from leanbayes.evaluation.statistics import difference_error, Estimate, estimate, number
 from leanbayes.metrics import ensemble_equivalent
 from leanbayes.report.columns import (
     Column,
     CORRUPTED,
     corrupted_facts,
     COST,
-    foreign_columns,
     Key,
     mean_rows,
+    ood_columns,
     Rows,
     test_columns,
 )
 from leanbayes.report.load import Contender, Group, REFERENCE, Run
-from leanbayes.report.marks import decimals_of, Mark, marks_of
 
-# -------------------- equivalent
-# How many networks of a deep ensemble is a method worth?
-
-
-ENSEMBLE = "deep_ensemble"  # whole copies of the network: what others are measured in
+ENSEMBLE = "deep_ensemble"  # whole copies of the network, the unit of `ensemble_equivalents`
 SIGNS = {"at least": "≥ ", "at most": "≤ ", "": ""}
+MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, for any number of draws
+MORE = 2  # extra decimals at most; a smaller difference does not matter to a reader
+Mark = Literal["best", "near", ""]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure of one contender: the estimate, its text, and its mark."""
+
+    estimate: Estimate
+    mean: str
+    sem: str
+    mark: Mark
+
+    @property
+    def text(self) -> str:
+        return f"{self.mean} ± {self.sem}" if self.sem else self.mean
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender; a missing figure is None."""
+
+    contender: Contender
+    cells: tuple[Cell | None, ...]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A table of contenders and figures."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether any cell has a standard error; with one seed, none has."""
+        return any(cell.sem for row in self.rows for cell in row.cells if cell)
+
+    def only(self, *places: str) -> Comparison:
+        kept = [i for i, column in enumerate(self.columns) if column.place in places]
+        rows = (Row(row.contender, tuple(row.cells[i] for i in kept)) for row in self.rows)
+        return Comparison(tuple(self.columns[i] for i in kept), tuple(rows))
+
+    def groups(self) -> list[tuple[str, int]]:
+        """Return the groups of neighbouring columns, each with its number of columns."""
+        return [(name, len(list(columns))) for name, columns in groupby(self.columns, lambda column: column.group)]
+
+
+def comparison(group: Group) -> Comparison:
+    """Compare the contenders of a group on each figure that at least one of them has."""
+    estimates = estimates_of(group)
+    columns = [c for c in _columns(group) if any(c.key in found for found in estimates)]
+    cells = [_cells(column, [found.get(column.key) for found in estimates]) for column in columns]
+    rows = (Row(contender, tuple(column[i] for column in cells)) for i, contender in enumerate(group.contenders))
+    return Comparison(tuple(columns), tuple(rows))
+
+
+def estimates_of(group: Group) -> list[dict[Key, Estimate]]:
+    """Return the mean over seeds of each figure, for each contender."""
+    plain = mean_rows(group.plain.runs) if group.plain else []
+    found = []
+    for contender in group.contenders:
+        seeds = [facts(run, plain) for run in contender.runs]
+        keys = {key for seed in seeds for key in seed}
+        estimates = {key: estimate(seed.get(key) for seed in seeds) for key in keys}
+        found.append({key: value for key, value in estimates.items() if value is not None})
+    for mine, worth in zip(found, ensemble_equivalents(group, found), strict=True):
+        if worth is not None:
+            mine["test", "ensemble_equivalent"] = worth
+    return found
+
+
+def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
+    """Return the figures of one run by keys such as ("test", "nll") or ("ood", "svhn", "entropy", "auroc").
+
+    Args:
+        run: the run.
+        plain: rows of the plain network under corruption, the reference of an mCE.
+    """
+    found: dict[Key, float | None] = {("shift", key): value for key, value in corrupted_facts(run, plain).items()}
+    for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
+        found |= {(section, key): value for key, value in _numbers(content)}
+    found["cost", "training_ratio"] = training_ratio(run)
+    found["cost", "passes"] = passes_of(run)
+    found["cost", "answer_passes"] = answer_passes(run)
+    for name, content in _items(run.part("metrics", "ood")):
+        found |= {("ood", name, key): value for key, value in _numbers(content)}
+        for score, content_by_score in _items(content.get("scores")):
+            found |= {("ood", name, score, key): value for key, value in _numbers(content_by_score)}
+    return found
+
+
+def _numbers(content: Any) -> Iterator[tuple[str, float]]:
+    for key, value in content.items() if isinstance(content, Mapping) else ():
+        if (found := number(value)) is not None:
+            yield key, found
+
+
+def _items(content: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    items = content.items() if isinstance(content, Mapping) else ()
+    return [(key, value) for key, value in items if isinstance(value, Mapping)]
+
+
+def _columns(group: Group) -> list[Column]:
+    scores: dict[str, dict[str, None]] = {}
+    for run in group.runs:
+        for name, content in _items(run.part("metrics", "ood")):
+            others = [score for score, _ in _items(content.get("scores")) if score != content.get("by")]
+            scores.setdefault(name, {}).update(dict.fromkeys(others))
+    ood = [c for i, name in enumerate(sorted(scores)) for c in ood_columns(name, scores[name], brief=i < 2)]
+    return [*test_columns(group.task), *CORRUPTED, *ood, *COST]
+
+
+def _cells(column: Column, estimates: list[Estimate | None]) -> list[Cell | None]:
+    known = [found for found in estimates if found is not None]
+    decimals = decimals_of(column, known)
+    marks = iter(marks_of(column, known, decimals))
+    return [None if found is None else Cell(found, *column.write(found, decimals), next(marks)) for found in estimates]
+
+
+def decimals_of(column: Column, estimates: Sequence[Estimate]) -> int:
+    """Return the decimals of a column, enough to distinguish the best from worse values."""
+    usual = column.decimals(estimates)
+    if not column.marked or not estimates:
+        return usual
+    best = _best(column, estimates)
+    worse = [found for found in estimates if not _may_equal(found, best)]
+
+    def distinguishes(decimals: int) -> bool:
+        return _text(column, best, decimals) not in {_text(column, found, decimals) for found in worse}
+
+    return next((decimals for decimals in range(usual, usual + MORE + 1) if distinguishes(decimals)), usual)
+
+
+def marks_of(column: Column, estimates: Sequence[Estimate], decimals: int) -> list[Mark]:
+    """Mark the best mean and equal texts as "best", and means within one standard error of it as "near".
+
+    The standard error is that of the difference. If all texts are equal, there is no best.
+    """
+    read = [_text(column, found, decimals) for found in estimates]
+    if not column.marked or len(set(read)) < 2:
+        return [""] * len(estimates)
+    best = _best(column, estimates)
+    top = _text(column, best, decimals)
+
+    def mark(found: Estimate, text: str) -> Mark:
+        if text == top:
+            return "best"
+        return "near" if _may_equal(found, best) else ""
+
+    return [mark(found, text) for found, text in zip(estimates, read, strict=True)]
+
+
+def _best(column: Column, estimates: Sequence[Estimate]) -> Estimate:
+    sign = 1 if column.better == "higher" else -1
+    return max(estimates, key=lambda found: sign * found.mean)
+
+
+def _may_equal(found: Estimate, best: Estimate) -> bool:
+    return abs(found.mean - best.mean) <= difference_error(found, best)
+
+
+def _text(column: Column, found: Estimate, decimals: int) -> str:
+    return column.write(found, decimals)[0]
 
 
 def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> list[Estimate | None]:
-    """Measure every contender in networks of a deep ensemble with the same calibrated NLL.
+    """Return the size of the deep ensemble with the same calibrated NLL, for each contender.
 
-    The curve, a + b / K between two measured sizes K, goes through the plain network, which is an ensemble of one, and
-    the ensembles of the group; without both there is none.
+    The curve is a + b / K between measured sizes K. It needs the plain network (K = 1) and an ensemble of the group;
+    without both, all values are None.
     """
     scores = [found.get(("test", "cnll")) for found in estimates]
     known = [(c, score) for c, score in zip(group.contenders, scores, strict=True) if score is not None]
@@ -47,28 +207,21 @@ def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> 
 
 
 def _networks(contender: Contender) -> int | None:
-    """Return how many independent networks a contender consists of; None for methods inside one network."""
+    """Return the number of independent networks of a contender; None for methods inside one network."""
     if contender.is_reference:
         return 1
     size = contender.runs[0].fields.get("components")
     return size if contender.name == ENSEMBLE and isinstance(size, int) and size > 0 else None
 
 
-# -------------------- price
-# What a whole training costs in trainings of the plain network, and an answer in its passes.
-
-
-MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, however many draws are asked for
-
-
 def training_ratio(run: Run) -> float | None:
-    """Return the cost of a training, from the measured step and the recipe; None where the step was not measured.
+    """Return the cost of a training, from the measured step and the recipe; None if the step was not measured.
 
         plain epochs + (split epochs + K tiled epochs) * draws * step ratio
         -------------------------------------------------------------------
                                     epochs
 
-    Epochs before the conversion train the plain network; a tiled step gives every row to all K components.
+    Epochs before the conversion train the plain network. A tiled step gives each row to all K components.
     """
     step = run.number("cost", "train_step_ratio")
     epochs = run.number("recipe", "epochs")
@@ -87,16 +240,16 @@ def _least(found: float | None, most: float) -> float:
 
 
 def answer_passes(run: Run) -> float | None:
-    """Return the cost of one answer in passes of the plain network; None where it was not measured.
+    """Return the cost of one answer in passes of the plain network; None if it was not measured.
 
-    answer = passes * predict ratio: an answer of 16 draws, each at 1.1 plain passes, costs 17.6.
+    answer = passes * predict ratio. For example, 16 draws at 1.1 plain passes each cost 17.6.
     """
     passes, ratio = passes_of(run), run.number("cost", "predict_ratio")
     return None if passes is None or ratio is None else passes * ratio
 
 
 def passes_of(run: Run) -> float | None:
-    """Return how many passes an answer takes: as recorded, else by the draws or the members; None if unknown."""
+    """Return the passes per answer: recorded, else the number of draws or members; None if unknown."""
     recorded = run.number("cost", "passes")
     if recorded is not None:
         return recorded
@@ -105,125 +258,3 @@ def passes_of(run: Run) -> float | None:
     draws = run.number("settings", "judging", "samples")
     members = run.number("method", "fields", "components") if run.name in MEMBERS else None
     return min((count for count in (draws, members) if count), default=None)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One figure of one contender: the estimate, how it is written, whether it is the best or near it."""
-
-    estimate: Estimate
-    mean: str
-    sem: str
-    mark: Mark
-
-    @property
-    def text(self) -> str:
-        """Mean and standard error in one line."""
-        return f"{self.mean} ± {self.sem}" if self.sem else self.mean
-
-
-@dataclass(frozen=True)
-class Row:
-    """One contender; a figure it lacks is None."""
-
-    contender: Contender
-    cells: tuple[Cell | None, ...]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A comparison."""
-
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
-
-    @property
-    def has_errors(self) -> bool:
-        """Whether any cell has a standard error: with one seed none has."""
-        return any(cell.sem for row in self.rows for cell in row.cells if cell)
-
-    def only(self, *places: str) -> Table:
-        """Return the table of the columns that have their place there."""
-        kept = [i for i, column in enumerate(self.columns) if column.place in places]
-        rows = (Row(row.contender, tuple(row.cells[i] for i in kept)) for row in self.rows)
-        return Table(tuple(self.columns[i] for i in kept), tuple(rows))
-
-    def groups(self) -> list[tuple[str, int]]:
-        """Return the groups of neighbouring columns, each with the number of columns it spans."""
-        return [(name, len(list(columns))) for name, columns in groupby(self.columns, lambda column: column.group)]
-
-
-def comparison(group: Group) -> Table:
-    """Compare the contenders of a group on everything that at least one of them measured."""
-    estimates = estimates_of(group)
-    columns = [c for c in _columns(group) if any(c.key in found for found in estimates)]
-    cells = [_cells(column, [found.get(column.key) for found in estimates]) for column in columns]
-    rows = (Row(contender, tuple(column[i] for column in cells)) for i, contender in enumerate(group.contenders))
-    return Table(tuple(columns), tuple(rows))
-
-
-def estimates_of(group: Group) -> list[dict[Key, Estimate]]:
-    """Estimate every figure of every contender over its seeds."""
-    plain = mean_rows(group.plain.runs) if group.plain else []
-    found = []
-    for contender in group.contenders:
-        seeds = [facts(run, plain) for run in contender.runs]
-        keys = {key for seed in seeds for key in seed}
-        estimates = {key: estimate(seed.get(key) for seed in seeds) for key in keys}
-        found.append({key: value for key, value in estimates.items() if value is not None})
-    for mine, worth in zip(found, ensemble_equivalents(group, found), strict=True):
-        if worth is not None:
-            mine["test", "ensemble_equivalent"] = worth
-    return found
-
-
-def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
-    """Collect the figures of one run under keys such as ("test", "nll") or ("ood", "svhn", "entropy", "auroc").
-
-    Args:
-        run: the run.
-        plain: rows of the plain network under corruption, which an mCE is relative to.
-    """
-    found: dict[Key, float | None] = {("shift", key): value for key, value in corrupted_facts(run, plain).items()}
-    for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
-        found |= {(section, key): value for key, value in _numbers(content)}
-    found["cost", "training_ratio"] = training_ratio(run)
-    found["cost", "passes"] = passes_of(run)
-    found["cost", "answer_passes"] = answer_passes(run)
-    for name, content in _items(run.part("metrics", "ood")):
-        found |= {("ood", name, key): value for key, value in _numbers(content)}
-        for score, content_by_score in _items(content.get("scores")):
-            found |= {("ood", name, score, key): value for key, value in _numbers(content_by_score)}
-    return found
-
-
-def _numbers(content: Any) -> Iterator[tuple[str, float]]:
-    """Yield the finite numbers of a mapping."""
-    for key, value in content.items() if isinstance(content, Mapping) else ():
-        if (found := number(value)) is not None:
-            yield key, found
-
-
-def _items(content: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the mappings inside a mapping."""
-    items = content.items() if isinstance(content, Mapping) else ()
-    return [(key, value) for key, value in items if isinstance(value, Mapping)]
-
-
-def _columns(group: Group) -> list[Column]:
-    """List all columns that a group may fill, in their order."""
-    scores: dict[str, dict[str, None]] = {}
-    for run in group.runs:
-        for name, content in _items(run.part("metrics", "ood")):
-            others = [score for score, _ in _items(content.get("scores")) if score != content.get("by")]
-            scores.setdefault(name, {}).update(dict.fromkeys(others))
-    foreign = [c for i, name in enumerate(sorted(scores)) for c in foreign_columns(name, scores[name], brief=i < 2)]
-    return [*test_columns(group.task), *CORRUPTED, *foreign, *COST]
-
-
-def _cells(column: Column, estimates: list[Estimate | None]) -> list[Cell | None]:
-    """Write a column: equal decimals, marks at the best and at those that may be as good."""
-    known = [found for found in estimates if found is not None]
-    decimals = decimals_of(column, known)
-    marks = iter(marks_of(column, known, decimals))
-    return [None if found is None else Cell(found, *column.write(found, decimals), next(marks)) for found in estimates]

@@ -1,13 +1,15 @@
-"""The comparison as text: Markdown for pages, a table for the terminal."""
+"""Tables as text: Markdown for pages, rich tables for the terminal."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TYPE_CHECKING
 
 from leanbayes.report.load import Failure, Group, Results
 from leanbayes.report.provenance import provenance
-from leanbayes.report.table import comparison, Table
+from leanbayes.report.table import comparison
 from leanbayes.report.verdict import RULE, verdict
 
 if TYPE_CHECKING:
@@ -15,8 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 WIDTH = 100
-NAME_WIDTH = 8
-"""Columns of the terminal that names of methods get at least; longer ones are folded."""
+NAME_WIDTH = 8  # least width of the methods' names in the terminal; longer names are folded
 MARKDOWN_MARKS = {"best": "**{}**", "near": "*{}*", "": "{}"}
 TERMINAL_MARKS = {"best": "[bold green]{}[/]", "near": "[green]{}[/]", "": "{}"}
 LEGEND = (
@@ -25,24 +26,84 @@ LEGEND = (
 )
 
 
-def markdown(results: Results) -> str:
-    """Write every group as a section of Markdown: the verdict, the table, what was run.
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table of text.
 
-    The text depends on the results alone, so a committed table can be rendered again and compared.
+    Attributes:
+        heads: names of the columns.
+        rows: cells of each row.
+        marks: "best", "near" or "" for each cell; empty if no cell is marked.
+        title: heading in the terminal.
+        left: number of columns with text, aligned left; the others hold numbers, aligned right.
+    """
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    marks: Sequence[Sequence[str]] = ()
+    title: str = ""
+    left: int = 1
+
+    def markdown(self) -> str:
+        ruler = ["---" if i < self.left else "---:" for i in range(len(self.heads))]
+        texts = [[inline(cell) if i < self.left else cell for i, cell in enumerate(row)] for row in self.rows]
+        lines = [list(self.heads), ruler, *_marked(texts, self.marks, MARKDOWN_MARKS)]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+    def rich(self) -> RichTable:
+        from rich import box
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        with_numbers = self.left < len(self.heads)
+        padding = 0 if with_numbers else (0, 1, 0, 0)
+        vertical: Literal["bottom", "top"] = "bottom" if with_numbers else "top"
+        made = RichTable(box=box.SIMPLE_HEAD, title=escape(self.title), title_justify="left", padding=padding)
+        for i, head in enumerate(self.heads):
+            if i < self.left:
+                made.add_column(escape(head), overflow="fold", min_width=NAME_WIDTH, vertical=vertical)
+            else:
+                made.add_column(escape(head.replace(" ", "\n")), justify="right", vertical="bottom", no_wrap=True)
+        texts = [[escape(cell) for cell in row] for row in self.rows]
+        for row in _marked(texts, self.marks, TERMINAL_MARKS):
+            made.add_row(*row)
+        return made
+
+    def print(self) -> None:
+        from rich.console import Console
+
+        Console().print(self.rich(), highlight=False)
+
+
+def _marked(
+    rows: Sequence[Sequence[str]], marks: Sequence[Sequence[str]], forms: dict[str, str]
+) -> Sequence[Sequence[str]]:
+    if not marks:
+        return rows
+    return [
+        [forms[mark].format(cell) if cell else "" for cell, mark in zip(*pair, strict=True)]
+        for pair in zip(rows, marks, strict=True)
+    ]
+
+
+def markdown(results: Results) -> str:
+    """Return each group as a section of Markdown: the verdict, the table, the settings.
+
+    The text depends on the results alone, so a committed table can be checked against them.
     """
     sections = [_section(group) for group in results.groups]
-    damaged = [f"Not read: {_inline(sentence)}" for sentence in results.damaged]
+    damaged = [f"Not read: {inline(sentence)}" for sentence in results.damaged]
     return "\n\n".join([*sections, *damaged]) + "\n"
 
 
 def terminal(results: Results, console: Console | None = None) -> None:
-    """Print every group as a table that fits 100 columns, with the verdict and the failures below.
+    """Print each group as a table of at most 100 columns, with the verdict and the failures below.
 
     A narrower terminal gets fewer figures.
 
     Args:
-        results: what `load_results` returned.
-        console: where to print; when not given, standard output, at most 100 columns wide.
+        results: the result of `load_results`.
+        console: where to print; default standard output, at most 100 columns wide.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -53,7 +114,7 @@ def terminal(results: Results, console: Console | None = None) -> None:
             console.width = WIDTH
     for group in results.groups:
         if group.contenders:
-            _print_table(group, console)
+            _print_group(group, console)
         console.print(f"[bold]{escape(verdict(group).sentence)}[/]", highlight=False)
         for failure in group.failures:
             console.print(f"[red]{escape(_failed(failure))}[/]", highlight=False)
@@ -61,75 +122,66 @@ def terminal(results: Results, console: Console | None = None) -> None:
         console.print(f"[red]Not read: {escape(sentence)}[/]", highlight=False)
 
 
+def inline(text: str) -> str:
+    """Escape Markdown's special characters, and keep the text on one line."""
+    return re.sub(r"([\\`*_|<>\[\]#])", r"\\\1", " ".join(text.split()))
+
+
 def _section(group: Group) -> str:
-    """Write one group."""
     history = provenance(group)
-    parts = [f"## {_inline(group.title)}", _inline(verdict(group).sentence), RULE]
+    parts = [f"## {inline(group.title)}", inline(verdict(group).sentence), RULE]
     if group.contenders:
-        parts += [_markdown_table(group), LEGEND]
-    parts += [_inline(remark) for remark in history.remarks]
-    parts.append("\n".join(f"* {_inline(_failed(failure))}" for failure in group.failures))
-    parts.append("\n".join(f"* {name}: {_inline(text)}" for name, text in history.facts))
-    parts.append("\n".join(f"* {_inline(f'{each.contender.label}: {each.sentence}')}" for each in history.layers))
+        parts += [_table(group, ("brief", "main"), with_errors=True).markdown(), LEGEND]
+    parts += [inline(remark) for remark in history.remarks]
+    parts.append("\n".join(f"* {inline(_failed(failure))}" for failure in group.failures))
+    parts.append("\n".join(f"* {name}: {inline(text)}" for name, text in history.facts))
+    parts.append("\n".join(f"* {inline(f'{each.contender.label}: {each.sentence}')}" for each in history.layers))
     if history.commands:
         parts.append("\n".join(["```text", *(command.replace("`", "'") for command in history.commands), "```"]))
     return "\n\n".join(part for part in parts if part)
 
 
-def _markdown_table(group: Group) -> str:
-    """Write the main columns, means with standard errors."""
-    table = comparison(group).only("brief", "main")
-    lines = [["Method", *(column.head for column in table.columns)], ["---", *("---:" for _ in table.columns)]]
-    for row in table.rows:
-        cells = (MARKDOWN_MARKS[cell.mark].format(cell.text) if cell else "" for cell in row.cells)
-        lines.append([_inline(row.contender.label), *cells])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+def _table(group: Group, places: Sequence[str], *, with_errors: bool) -> Table:
+    found = comparison(group).only(*places)
+    return Table(
+        heads=["Method", *(column.head for column in found.columns)],
+        rows=[
+            [row.contender.label, *((c.text if with_errors else c.mean) if c else "" for c in row.cells)]
+            for row in found.rows
+        ],
+        marks=[["", *(cell.mark if cell else "" for cell in row.cells)] for row in found.rows],
+        title=group.title,
+    )
 
 
-def _print_table(group: Group, console: Console) -> None:
+def _print_group(group: Group, console: Console) -> None:
     """Print as many of the brief columns as fit, and name the others."""
     from rich.markup import escape
 
-    table = comparison(group).only("brief")
+    table = _table(group, ("brief",), with_errors=False)
     count = _fitting(table, console.width)
-    console.print(_rich_table(group, table, count))
-    if left := ", ".join(column.head for column in table.columns[count:]):
+    shown = Table(
+        heads=table.heads[:count],
+        rows=[row[:count] for row in table.rows],
+        marks=[row[:count] for row in table.marks],
+        title=table.title,
+    )
+    console.print(shown.rich())
+    if left := ", ".join(table.heads[count:]):
         console.print(f"Left out, for the terminal is narrow: {escape(left)}")
 
 
 def _fitting(table: Table, width: int) -> int:
-    """Count the columns that fit beside the names without a number being cut."""
+    """Return the number of columns that fit without cutting a number."""
     left = width - NAME_WIDTH - 2  # edges
-    for count, column in enumerate(table.columns):
-        numbers = (cell.mean for row in table.rows if (cell := row.cells[count]))
-        left -= 1 + max(map(len, (*column.head.split(), *numbers)))
+    for i, head in enumerate(table.heads[1:], 1):
+        left -= 1 + max(map(len, (*head.split(), *(row[i] for row in table.rows))))
         if left < 0:
-            return count
-    return len(table.columns)
-
-
-def _rich_table(group: Group, table: Table, count: int) -> RichTable:
-    """Lay out the first so many columns; means alone, for width."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-
-    drawn = RichTable(box=box.SIMPLE_HEAD, title=escape(group.title), title_justify="left", padding=0)
-    drawn.add_column("Method", overflow="fold", min_width=NAME_WIDTH, vertical="bottom")
-    for column in table.columns[:count]:
-        drawn.add_column(escape(column.head.replace(" ", "\n")), justify="right", vertical="bottom", no_wrap=True)
-    for row in table.rows:
-        cells = (TERMINAL_MARKS[cell.mark].format(cell.mean) if cell else "" for cell in row.cells[:count])
-        drawn.add_row(escape(row.contender.label), *cells)
-    return drawn
+            return i
+    return len(table.heads)
 
 
 def _failed(failure: Failure) -> str:
-    """Tell of a failure in one line: the last line of a traceback says what went wrong."""
+    """Return a failure in one line, with the last line of its traceback."""
     lines = failure.error.strip().splitlines() or [""]
     return f"Failed: {failure.label}, seed {failure.seed}: {lines[-1]} ({failure.path})"
-
-
-def _inline(text: str) -> str:
-    """Escape what Markdown would read as markup, and keep the text on one line."""
-    return re.sub(r"([\\`*_|<>\[\]#])", r"\\\1", " ".join(text.split()))

@@ -1,4 +1,4 @@
-"""The answer in a sentence or two: which method is worth its cost, by a rule that is stated next to it."""
+"""The verdict: which method is worth its cost, by a stated rule."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from leanbayes.evaluation.statistics import difference_error, Estimate
 from leanbayes.report.columns import Column, Key, test_columns
 from leanbayes.report.load import Contender, Group
-from leanbayes.report.marks import decimals_of
-from leanbayes.report.table import estimates_of
+from leanbayes.report.table import decimals_of, estimates_of
 
 CLEAR = 2.0  # standard errors of the difference
 HEADLINE: dict[str, Key] = {"classification": ("test", "nll"), "regression": ("test", "lpd")}
-LIMITS = {  # what is measured, and how much of it a method may cost
+LIMITS = {  # the largest acceptable costs
     "training_ratio": 2.0,  # trainings of the plain network
     "answer_passes": 20.0,  # passes of the plain network: 16 draws, the default, and a quarter more
     "parameter_ratio": 2.0,  # plain networks
@@ -29,13 +28,13 @@ RULE = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """A contender as the rule sees it.
+    """A contender with its quality and costs.
 
     Attributes:
-        contender: who.
+        contender: the contender.
         quality: the deciding figure.
         written: the same as text.
-        costs: training, an answer and parameters under the names of LIMITS, as far as measured.
+        costs: the measured costs, by the names of LIMITS.
     """
 
     contender: Contender
@@ -45,24 +44,21 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        """The contender's label."""
         return self.contender.label
 
     @property
     def excess(self) -> float | None:
-        """The largest cost in units of its limit; None unless all were measured."""
+        """The largest cost relative to its limit; None unless all were measured."""
         if len(self.costs) < len(LIMITS):
             return None
         return max(cost.mean / LIMITS[name] for name, cost in self.costs.items())
 
     @property
     def affordable(self) -> bool:
-        """Whether all costs are known and within the limits."""
         return self.excess is not None and self.excess <= 1
 
     @property
     def price(self) -> str:
-        """What it costs, in words."""
         written = {name: _WORDS[name](self.costs[name].mean) for name in LIMITS if name in self.costs}
         return _list(list(written.values())) if written else "a cost that was not measured"
 
@@ -76,40 +72,40 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sentences, and the label of the contender that they recommend (None: none)."""
+    """The sentences, and the label of the recommended contender, if any."""
 
     sentence: str
     choice: str | None = None
 
 
 def headline(task: str) -> Column:
-    """Return the figure that decides: NLL for classes, log predictive density for real targets."""
+    """Return the deciding figure: NLL for classes, log predictive density for real targets."""
     key = HEADLINE.get(task, HEADLINE["classification"])
     return next(column for column in test_columns(task) if column.key == key)
 
 
 def verdict(group: Group) -> Verdict:
-    """Say which method of a group is worth its cost, by RULE, and which row is the best."""
+    """Return which method of a group is worth its cost, by RULE, and which row is the best."""
     column = headline(group.task)
     ranked = candidates(group)
     plain = next((c for c in ranked if c.contender.is_reference), None)
     rivals = [c for c in ranked if c.affordable and not c.contender.is_reference]
     choice = None
     if not ranked:
-        told = f"no run came to its end with a test {column.title}"
+        reason = f"no run came to its end with a test {column.title}"
     elif plain is None:
-        told = "the plain network did not run, so no gain can be weighed against a cost"
+        reason = "the plain network did not run, so no gain can be weighed against a cost"
     elif not rivals:
-        told = _without_rivals(group, plain, ranked)
+        reason = _without_rivals(group, plain, ranked)
     else:
-        choice, told = _weigh(column, plain, rivals[0])
-        told += _near(rivals, choice)
-    first = f"On {group.data} with {group.network}, {told}{_unmeasured(ranked)}."
+        choice, reason = _weigh(column, plain, rivals[0])
+        reason += _near(rivals, choice)
+    first = f"On {group.data} with {group.network}, {reason}{_unmeasured(ranked)}."
     return Verdict(f"{first}{_best(column, ranked, choice)}", choice.label if choice else None)
 
 
 def candidates(group: Group) -> list[Candidate]:
-    """Return the contenders that have the deciding figure, the best first."""
+    """Return the contenders with the deciding figure, the best first."""
     column = headline(group.task)
     known = [
         (who, found) for who, found in zip(group.contenders, estimates_of(group), strict=True) if column.key in found
@@ -124,7 +120,6 @@ def candidates(group: Group) -> list[Candidate]:
 
 
 def _costs(found: dict[Key, Estimate]) -> dict[str, Estimate]:
-    """Return training, an answer and parameters, as far as measured."""
     costs = {name: found[("cost", name)] for name in LIMITS if ("cost", name) in found}
     if extra := found.get(("cost", "extra_percent")):
         costs["parameter_ratio"] = Estimate(1 + extra.mean / 100, extra.sem and extra.sem / 100, extra.count)
@@ -136,13 +131,12 @@ def _sign(column: Column) -> int:
 
 
 def _clearly_better(column: Column, one: Candidate, other: Candidate) -> bool:
-    """Whether one mean beats another by more than CLEAR standard errors of the difference."""
     gap = _sign(column) * (one.quality.mean - other.quality.mean)
     return gap > CLEAR * difference_error(one.quality, other.quality)
 
 
 def _without_rivals(group: Group, plain: Candidate, ranked: list[Candidate]) -> str:
-    """Say why no method is within the limits: there is none, or its cost is unknown or too high."""
+    """Return why no method is within the limits: there is none, or its cost is unknown or too high."""
     title = headline(group.task).title
     if len(group.contenders) == 1 and not group.failures:
         return f"only the plain network was run ({title} {plain.written}): there is no method to weigh against it"
@@ -159,10 +153,10 @@ def _without_rivals(group: Group, plain: Candidate, ranked: list[Candidate]) -> 
 
 
 def _weigh(column: Column, plain: Candidate, best: Candidate) -> tuple[Candidate | None, str]:
-    """Weigh the best method within the limits against the plain network; return the one to take, and why."""
+    """Return the recommended contender, if any, and the reason."""
     title = column.title
     if best.quality.sem is None or plain.quality.sem is None:
-        order = "ahead of" if _sign(column) * (best.quality.mean - plain.quality.mean) > 0 else "behind"
+        order = "better than" if _sign(column) * (best.quality.mean - plain.quality.mean) > 0 else "worse than"
         return None, (
             f"one seed is too few to decide: of the methods within the limits {best.label} is the best ({title} "
             f"{best.written}), {order} the plain network ({plain.written}), but chance may have done it; run more seeds"
@@ -179,7 +173,6 @@ def _weigh(column: Column, plain: Candidate, best: Candidate) -> tuple[Candidate
 
 
 def _near(rivals: list[Candidate], choice: Candidate | None) -> str:
-    """Name the methods within the limits that may be as good as the choice."""
     near = [c.label for c in rivals if choice and _may_equal(c, choice)]
     return f"; {_list(near)} {'is' if len(near) == 1 else 'are'} within one standard error of it" if near else ""
 
@@ -190,7 +183,7 @@ def _unmeasured(ranked: list[Candidate]) -> str:
 
 
 def _best(column: Column, ranked: list[Candidate], choice: Candidate | None) -> str:
-    """Name the best row with its cost, unless the recommendation has done so or there is only one."""
+    """Return the best row with its cost, unless it is recommended or the only one."""
     if not ranked or ranked[0] is choice or (len(ranked) == 1 and ranked[0].contender.is_reference):
         return ""
     best = ranked[0]

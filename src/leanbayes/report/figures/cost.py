@@ -1,12 +1,11 @@
-"""Quality against cost: is the gain worth its price?"""
+"""Figure: quality against cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from leanbayes.report.figures.figure import ends, Figure, Numbers, Panel, write
-from leanbayes.report.figures.svg import Chart, linear_axis, Point, ratio_axis
+from leanbayes.report.figures.svg import Chart, ends, Figure, linear_axis, Numbers, Panel, Point, ratio_axis, write
 from leanbayes.report.load import Group
 from leanbayes.report.verdict import Candidate, candidates, headline, LIMITS
 
@@ -16,21 +15,21 @@ UNITS = {
     "answer_passes": "passes of the plain network",
     "parameter_ratio": "times the plain network",
 }
-LETTER = 6.4  # pixels, about the width of one at the size of labels
+LETTER = 6.4  # pixels, about the width of a letter of a label
 LINE = 11.0
-SEEN = 0.7  # of a limit; where no cost comes so near, the limit is not drawn
+SEEN = 0.7  # a limit is plotted only if a cost exceeds this share of it
 Box = tuple[float, float, float, float]
 
 
 class Cross(NamedTuple):
-    """A point with the boxes of its whiskers, in pixels."""
+    """A point and the boxes of its whiskers, in pixels."""
 
     centre: Point
     flat: Box
     upright: Box
 
     def places(self) -> Iterator[tuple[float, float, str]]:
-        """Suggest where its name may stand: at an end of the flat whisker, above or below it."""
+        """Yield possible places of its name: at an end of the flat whisker, above it, below it."""
         x, y = self.centre
         yield max(x + 8, self.flat[2] + 3), y + 4, "start"
         yield min(x - 8, self.flat[0] - 3), y + 4, "end"
@@ -40,7 +39,7 @@ class Cross(NamedTuple):
 
 
 def cost_figure(group: Group) -> Figure | None:
-    """Draw the deciding figure against the cost of training, of one answer and of parameters."""
+    """Plot the deciding figure against the costs of training, of one answer and of parameters."""
     found = sorted(candidates(group), key=lambda candidate: candidate.contender.series)
     column = headline(group.task)
     panels = [
@@ -64,13 +63,12 @@ def cost_figure(group: Group) -> Figure | None:
 
 
 def _scatter(found: list[Candidate], name: str, quality: str) -> str:
-    """Draw one cost."""
     unit, limit = UNITS[name], LIMITS[name]
     reach = [end for c in found for end in ends(c.costs[name])]
     x = ratio_axis(unit, [*reach, *([1.1 * limit] if max(reach) > SEEN * limit else [])])
     y = linear_axis(quality, [end for c in found for end in ends(c.quality)])
     chart = Chart(x, y)
-    taken = _draw_limit(chart, limit, unit) if x.high > limit else []
+    taken = _plot_limit(chart, limit, unit) if x.high > limit else []
     places = [(c.costs[name].mean, c.quality.mean) for c in found]
     crosses = []
     for c, (cost, good) in zip(found, places, strict=True):
@@ -84,8 +82,8 @@ def _scatter(found: list[Candidate], name: str, quality: str) -> str:
     return chart.render(f"{quality} against {TITLES[name].lower()}, {unit}")
 
 
-def _draw_limit(chart: Chart, limit: float, unit: str) -> list[Box]:
-    """Shade what is beyond the limit and say so at the lower end of its edge; return what is then covered."""
+def _plot_limit(chart: Chart, limit: float, unit: str) -> list[Box]:
+    """Shade the area beyond the limit and label it; return the covered boxes."""
     chart.bar((limit, chart.y.low), (chart.x.high, chart.y.high), "dear", f"more than {limit:g} {unit}")
     chart.line([(limit, chart.y.low), (limit, chart.y.high)], "diagonal", f"the limit: {limit:g} {unit}")
     (right, foot), (_, top) = chart.at(limit, chart.y.low), chart.at(limit, chart.y.high)
@@ -95,7 +93,7 @@ def _draw_limit(chart: Chart, limit: float, unit: str) -> list[Box]:
 
 
 def _name_points(chart: Chart, crosses: list[Cross], names: list[str], covered: list[Box]) -> None:
-    """Write names where they cover neither markers nor whiskers nor each other; the legend names the others."""
+    """Write names that cover no marker, no whisker and no other name; the legend has the others."""
     size = chart.size
     taken = [box for cross in crosses for box in (_around([cross.centre], 5), cross.flat, cross.upright)] + covered
     for cross, name in zip(crosses, names, strict=True):
@@ -111,7 +109,6 @@ def _name_points(chart: Chart, crosses: list[Cross], names: list[str], covered: 
 
 
 def _around(points: list[Point], margin: float) -> Box:
-    """Return the box around points: left, top, right, bottom."""
     across, down = zip(*points, strict=True)
     return min(across) - margin, min(down) - margin, max(across) + margin, max(down) + margin
 

@@ -1,4 +1,4 @@
-"""Curves: over the severity of corruptions, and over the epochs of training."""
+"""Figures: curves over the severity of corruptions, and over the epochs of training."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import NamedTuple
 
 from leanbayes.evaluation.statistics import curve, Estimate, number
 from leanbayes.report.columns import over_severity
-from leanbayes.report.figures.figure import ends, Figure, Numbers, Panel, write
-from leanbayes.report.figures.svg import Axis, Chart, linear_axis
+from leanbayes.report.figures.svg import Axis, Chart, ends, Figure, linear_axis, Numbers, Panel, write
 from leanbayes.report.load import Contender, Group, Run
 
 
 class Measure(NamedTuple):
-    """What a chart shows: its key in the results, its title and unit, the factor to that unit."""
+    """A measure: its key in the results, title, unit, and the factor to that unit."""
 
     key: str
     title: str
@@ -43,7 +42,7 @@ TRAINING = (
 
 
 def severity_figure(group: Group) -> Figure | None:
-    """Draw quality and uncertainty against severity, averaged over corruptions."""
+    """Plot quality and uncertainty against severity, averaged over corruptions."""
     found = [_curves(group, over_severity, measure) for measure in SEVERITY]
     if not any(found):
         return None
@@ -51,16 +50,16 @@ def severity_figure(group: Group) -> Figure | None:
         key="severity",
         title="Under corruption",
         caption="Means over corruptions, then over seeds; whiskers are standard errors. Severity 0 is the clean "
-        "subset: the test images that were then corrupted, not the whole test set. As images get worse, a good network "
-        "loses accuracy late and says in time that it is unsure.",
-        panels=_panels(SEVERITY, found, "severity", _draw_marked),
+        "subset: the test images before corruption, not the whole test set. As images get worse, a good network "
+        "loses accuracy late and becomes unsure in time.",
+        panels=_panels(SEVERITY, found, "severity", _plot_marked),
         numbers=_numbers(SEVERITY, found, "Severity"),
         legend=_present(group, found),
     )
 
 
 def training_figure(group: Group) -> Figure | None:
-    """Draw loss, negative log-likelihood and KL over epochs."""
+    """Plot loss, negative log-likelihood and KL over epochs."""
     found = [_curves(group, _history, measure) for measure in TRAINING]
     if not any(found):
         return None
@@ -68,41 +67,38 @@ def training_figure(group: Group) -> Figure | None:
         key="training",
         title="Training",
         caption="Means over seeds. Loss = NLL + beta KL / N; a curve that is zero throughout is left out.",
-        panels=_panels(TRAINING, found, "epoch", _draw_line),
+        panels=_panels(TRAINING, found, "epoch", _plot_line),
         numbers=_numbers(TRAINING, found, "Epoch"),
         legend=_present(group, found),
     )
 
 
 def _history(run: Run, key: str) -> dict[float, float | None]:
-    """Return one column of a run's history by epoch."""
     rows = run.rows("history")
     return {float(row["epoch"]): number(row.get(key)) for row in rows if number(row.get("epoch")) is not None}
 
 
 def _curves(group: Group, read: Callable[[Run, str], dict[float, float | None]], measure: Measure) -> list[Curve]:
-    """Average a measure over the seeds of every contender; a single point or nothing but zeros is no curve."""
+    """Average a measure over the seeds of each contender; one point or only zeros is no curve."""
     curves = [Curve(c, curve(read(run, measure.key) for run in c.runs)) for c in group.contenders]
     return [c for c in curves if len(c.points) > 1 and any(point.mean for point in c.points.values())]
 
 
-Draw = Callable[[Chart, Curve, Measure, str], None]
+Plot = Callable[[Chart, Curve, Measure, str], None]
 
 
-def _panels(measures: Sequence[Measure], found: list[list[Curve]], across: str, draw: Draw) -> list[Panel]:
-    """Draw one chart for every measure that has curves."""
+def _panels(measures: Sequence[Measure], found: list[list[Curve]], across: str, plot: Plot) -> list[Panel]:
     panels = []
     for measure, curves in zip(measures, found, strict=True):
         if curves:
             chart = Chart(_across(across, curves), _upwards(measure, curves))
             for one in curves:
-                draw(chart, one, measure, across)
+                plot(chart, one, measure, across)
             panels.append(Panel(f"{measure.title}, {measure.unit}", chart.render(f"{measure.title} against {across}")))
     return panels
 
 
 def _across(label: str, curves: list[Curve]) -> Axis:
-    """Return an axis from the first to the last x; whole numbers get whole ticks."""
     xs = [x for c in curves for x in c.points]
     low, high = min(xs), max(xs)
     axis = linear_axis(label, (low, high), wanted=max(min(6, int(high - low)), 1))
@@ -113,8 +109,8 @@ def _upwards(measure: Measure, curves: list[Curve]) -> Axis:
     return linear_axis("", [measure.scale * end for c in curves for point in c.points.values() for end in ends(point)])
 
 
-def _draw_marked(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
-    """Draw a line with whiskers and markers that tell their numbers."""
+def _plot_marked(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
+    """Plot a line with whiskers and markers; a marker shows its numbers on hover."""
     look, scale = one.contender.look, measure.scale
     chart.line([(x, scale * point.mean) for x, point in one.points.items()], f"curve {look.classes}")
     for x, point in one.points.items():
@@ -124,8 +120,8 @@ def _draw_marked(chart: Chart, one: Curve, measure: Measure, across: str) -> Non
         chart.marker((x, scale * point.mean), look, title)
 
 
-def _draw_line(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
-    """Draw a line that tells its name and where it ends."""
+def _plot_line(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
+    """Plot a line; it shows its name and last point on hover."""
     last_x, last = list(one.points.items())[-1]
     title = f"{one.contender.label}, {across} {last_x:g}: {write(last, measure.scale)}"
     points = [(x, measure.scale * point.mean) for x, point in one.points.items()]
@@ -133,7 +129,6 @@ def _draw_line(chart: Chart, one: Curve, measure: Measure, across: str) -> None:
 
 
 def _numbers(measures: Sequence[Measure], found: list[list[Curve]], across: str) -> Numbers:
-    """List the points of all curves, a row for every contender and x."""
     values = [{c.contender.series: c.points for c in curves} for curves in found]
     contenders = {c.contender.series: c.contender for curves in found for c in curves}
     rows = []

@@ -1,4 +1,4 @@
-"""Distributions: confidence against accuracy, uncertainty at home and abroad; one small chart for every contender."""
+"""Figures: calibration curves and histograms of uncertainty, one small chart for each contender."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from itertools import pairwise
 from typing import Any
 
 from leanbayes.evaluation.statistics import number
-from leanbayes.report.figures.figure import Figure, Numbers, Panel
-from leanbayes.report.figures.svg import Axis, Chart, linear_axis, SMALL, write_tick
+from leanbayes.report.figures.svg import Axis, Chart, Figure, linear_axis, Numbers, Panel, SMALL, write_tick
 from leanbayes.report.load import Contender, Group, Run
 from leanbayes.report.table import comparison
 
-# -------------------- pooled
-# Figures that runs wrote down, pooled over seeds: reliability bins and histograms.
-
-
 BINS = 15  # of a reliability diagram
 SLOTS = 30  # of a histogram
+HOME = "test"
+FEW = 20  # inputs; the accuracy of a smaller bin is uncertain, and its point is faint
+HALVES = (0.0, 0.5, 1.0)
+NOTES = {"classification": ("test", "ece"), "regression": ("test", "coverage")}
+KINDS = {
+    ("total", "regression"): ("Total uncertainty", "predictive variance"),
+    ("epistemic", "regression"): ("Epistemic uncertainty", "variance between draws"),
+    ("total", "classification"): ("Total uncertainty", "entropy, nats"),
+    ("epistemic", "classification"): ("Epistemic uncertainty", "mutual information, nats"),
+}
 
 
 @dataclass(frozen=True)
 class Bin:
-    """Inputs of similar confidence: how sure, how often right, how many (0: levels of intervals, not counted)."""
+    """Inputs of similar confidence: mean confidence, accuracy, count (0 for levels of intervals)."""
 
     confidence: float
     accuracy: float
@@ -33,16 +38,16 @@ class Bin:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Shares of inputs between edges, for the test set and every foreign set."""
+    """Shares of inputs between edges, for the test set and each out-of-distribution set."""
 
     edges: list[float]
     shares: dict[str, list[float]]
 
 
 def pooled_reliability(runs: Sequence[Run]) -> list[Bin]:
-    """Pool reliability bins over seeds: every input counts once, so bins weigh what they count.
+    """Pool reliability bins over seeds, weighted by their counts.
 
-    Runs leave empty bins out, so a bin is known by its confidence. Regression runs hold {level, coverage} instead.
+    Runs omit empty bins, so the confidence identifies a bin. Regression runs hold {level, coverage} instead.
     """
     found: dict[float, list[Bin]] = {}
     for run in runs:
@@ -66,7 +71,7 @@ def _pool(bins: list[Bin]) -> Bin:
 
 
 def pooled_histograms(groups: Sequence[Sequence[Run]], kind: str) -> list[Histogram | None]:
-    """Average an uncertainty's histograms over the runs of each group, on edges that all groups share."""
+    """Average the histograms of an uncertainty over the runs of each group, on common edges."""
     found = [[h for run in runs if (h := read_histogram(run, kind)) is not None] for runs in groups]
     everything = [h for group in found for h in group]
     if not everything:
@@ -77,7 +82,7 @@ def pooled_histograms(groups: Sequence[Sequence[Run]], kind: str) -> list[Histog
 
 
 def read_histogram(run: Run, kind: str) -> Histogram | None:
-    """Read {edges, counts: {set: shares}} of a run; None if it is not there or does not fit together."""
+    """Read {edges, counts: {set: shares}} of a run; None if it is missing or inconsistent."""
     edges = _numbers(run.part("figures", "histograms", kind, "edges"))
     counts = run.part("figures", "histograms", kind, "counts")
     if not isinstance(counts, dict) or len(edges) < 2 or any(b <= a for a, b in pairwise(edges)):
@@ -88,7 +93,7 @@ def read_histogram(run: Run, kind: str) -> Histogram | None:
 
 
 def rebin(edges: list[float], shares: list[float], wanted: list[float]) -> list[float]:
-    """Move a histogram to other edges, as if inputs were spread evenly inside each of its bins."""
+    """Move a histogram to other edges; inputs count as uniform inside each bin."""
     moved = []
     for low, high in pairwise(wanted):
         parts = zip(edges, edges[1:], shares, strict=False)
@@ -111,20 +116,8 @@ def _numbers(values: Any) -> list[float]:
     return [] if None in found else [value for value in found if value is not None]
 
 
-HOME = "test"
-FEW = 20  # inputs; the accuracy of a smaller bin says little, and is drawn faint
-HALVES = (0.0, 0.5, 1.0)
-NOTES = {"classification": ("test", "ece"), "regression": ("test", "coverage")}
-KINDS = {
-    ("total", "regression"): ("Total uncertainty", "predictive variance"),
-    ("epistemic", "regression"): ("Epistemic uncertainty", "variance between draws"),
-    ("total", "classification"): ("Total uncertainty", "entropy, nats"),
-    ("epistemic", "classification"): ("Epistemic uncertainty", "mutual information, nats"),
-}
-
-
 def reliability_figure(group: Group) -> Figure | None:
-    """Draw confidence against accuracy, or for regression the level of intervals against their coverage."""
+    """Plot accuracy against confidence; for regression, the coverage of intervals against their level."""
     found = [(c, bins) for c in group.contenders if (bins := pooled_reliability(c.runs))]
     if not found:
         return None
@@ -154,30 +147,30 @@ def reliability_figure(group: Group) -> Figure | None:
 
 
 def histogram_figure(group: Group, kind: str) -> Figure | None:
-    """Draw how an uncertainty is distributed over test and over foreign inputs."""
+    """Plot histograms of an uncertainty on test and out-of-distribution inputs."""
     pooled = pooled_histograms([contender.runs for contender in group.contenders], kind)
-    found = [(c, h) for c, h in zip(group.contenders, pooled, strict=True) if h is not None and _spread(h)]
+    found = [(c, h) for c, h in zip(group.contenders, pooled, strict=True) if h is not None and _varies(h)]
     if not found:
         return None
     title, label = KINDS[kind, group.task if group.task == "regression" else "classification"]
     sets = sorted({name for _, h in found for name in h.shares}, key=lambda name: (name != HOME, name))
-    foreign = [name for name in sets if name != HOME]
+    others = [name for name in sets if name != HOME]
     tallest = max(share for _, h in found for shares in h.shares.values() for share in shares)
-    where = "on test and on foreign inputs" if foreign else "on test inputs"
+    where = "on test and out-of-distribution inputs" if others else "on test inputs"
     return Figure(
         key=f"{kind}-histogram",
         title=f"{title} {where}",
         caption="Shares of inputs, means over seeds, on a root scale so that small shares stay visible. "
-        + ("The less the two overlap, the better foreign inputs are told apart." if foreign else ""),
-        panels=[Panel(c.label, _histogram(c, h, label, foreign, tallest), contender=c) for c, h in found],
+        + ("The less they overlap, the better out-of-distribution inputs are detected." if others else ""),
+        panels=[Panel(c.label, _histogram(c, h, label, others, tallest), contender=c) for c, h in found],
         numbers=_histogram_numbers(found, sets, label),
         small=True,
-        styles=tuple([(HOME, "test set"), *((f"foreign f{i % 4}", name) for i, name in enumerate(foreign))]),
+        styles=tuple([(HOME, "test set"), *((f"ood f{i % 4}", name) for i, name in enumerate(others))]),
     )
 
 
 def _notes(group: Group) -> dict[int, str]:
-    """Write the figure that sums up each chart."""
+    """Return the ECE or the coverage of each contender, by series."""
     table = comparison(group)
     keys = [column.key for column in table.columns]
     wanted = NOTES["regression" if group.task == "regression" else "classification"]
@@ -190,7 +183,7 @@ def _notes(group: Group) -> dict[int, str]:
 
 
 def _reliability(contender: Contender, bins: list[Bin], across: str, upwards: str) -> str:
-    """Draw one curve with the gap to the diagonal filled, above bars of counts."""
+    """Plot one curve with the gap to the diagonal filled, above bars of counts."""
     chart = Chart(Axis(across, 0, 1, HALVES), Axis("", 0, 1, HALVES), SMALL)
     series = contender.look.classes
     largest = max(b.count for b in bins)
@@ -211,13 +204,12 @@ def _reliability(contender: Contender, bins: list[Bin], across: str, upwards: st
     return chart.render(f"{contender.label}: {upwards} against {across}")
 
 
-def _spread(histogram: Histogram) -> bool:
-    """Whether any input lies outside the first bin: a plain network has no epistemic uncertainty to show."""
+def _varies(histogram: Histogram) -> bool:
+    """Return whether any input is outside the first bin; a plain network has no epistemic uncertainty."""
     return any(share > 0 for shares in histogram.shares.values() for share in shares[1:])
 
 
-def _histogram(contender: Contender, histogram: Histogram, label: str, foreign: list[str], tallest: float) -> str:
-    """Draw the test set as an area and every foreign set as a line."""
+def _histogram(contender: Contender, histogram: Histogram, label: str, others: list[str], tallest: float) -> str:
     edges = histogram.edges
     ticks = tuple(tick for tick in linear_axis("", edges, wanted=3).ticks if edges[0] <= tick <= edges[-1])
     shares = tuple(tick for tick in (0.05, 0.2, 0.5, 1.0) if tick <= tallest * 1.1) or (tallest,)
@@ -225,15 +217,14 @@ def _histogram(contender: Contender, histogram: Histogram, label: str, foreign: 
     if HOME in histogram.shares:
         steps = _steps(edges, histogram.shares[HOME])
         chart.area([(edges[0], 0), *steps, (edges[-1], 0)], HOME, "test set")
-    for i, name in enumerate(foreign):
+    for i, name in enumerate(others):
         if name in histogram.shares:
             steps = _steps(edges, histogram.shares[name])
-            chart.line(steps, f"curve foreign f{i % 4} {contender.look.classes}", name)
+            chart.line(steps, f"curve ood f{i % 4} {contender.look.classes}", name)
     return chart.render(f"{contender.label}: histogram of {label}")
 
 
 def _steps(edges: list[float], shares: list[float]) -> list[tuple[float, float]]:
-    """Return the corners of a histogram's outline."""
     return [(x, share) for left, right, share in zip(edges, edges[1:], shares, strict=False) for x in (left, right)]
 
 

@@ -1,4 +1,4 @@
-"""The most and the least certain test inputs of every contender, each as a card."""
+"""Galleries: the most and the least certain test inputs of each contender, as cards."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Card:
-    """One test input: its image, what it is, what the network said of it and how sure it was."""
+    """One test input: image, true class, predicted class, probabilities and uncertainties."""
 
     image: str | None
     label: str
@@ -43,7 +43,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Gallery:
-    """The cards of one contender by shelf, all of one seed."""
+    """The cards of one contender and one seed, by shelf."""
 
     contender: Contender
     seed: str
@@ -51,7 +51,7 @@ class Gallery:
 
 
 def galleries(group: Group) -> list[Gallery]:
-    """Make a gallery for every contender whose runs kept examples."""
+    """Return a gallery for each contender with examples."""
     found = []
     for contender in group.contenders:
         for run in contender.runs:
@@ -87,9 +87,8 @@ def _name(index: Any, names: list[str]) -> str:
 
 
 def _bars(row: Mapping[str, Any], names: list[str]) -> list[Bar]:
-    """Return the most probable classes, and the true one if it is not among them."""
-    chances, spreads = _numbers(row.get("probabilities")), _numbers(row.get("spread"))
-    spreads += [0.0] * (len(chances) - len(spreads))
+    chances, stds = _numbers(row.get("probabilities")), _numbers(row.get("spread"))
+    stds += [0.0] * (len(chances) - len(stds))
     order = sorted(range(len(chances)), key=lambda i: -chances[i])[:CLASSES]
     label = row.get("label")
     if isinstance(label, int) and 0 <= label < len(chances) and label not in order:
@@ -98,8 +97,8 @@ def _bars(row: Mapping[str, Any], names: list[str]) -> list[Bar]:
         Bar(
             name=_name(i, names),
             percent=100 * chances[i],
-            low=100 * max(chances[i] - spreads[i], 0.0),
-            high=100 * min(chances[i] + spreads[i], 1.0),
+            low=100 * max(chances[i] - stds[i], 0.0),
+            high=100 * min(chances[i] + stds[i], 1.0),
             is_label=i == label,
         )
         for i in order
@@ -111,7 +110,7 @@ def _numbers(values: Any) -> list[float]:
 
 
 def _image(text: Any) -> str | None:
-    """Return an image as a data address, or None if it is no PNG or too large to carry along."""
+    """Return an image as a data address; None if it is no PNG or too large."""
     if not isinstance(text, str) or len(text) > IMAGE_LIMIT:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Small charts as SVG text: axes, lines, marks, bars. Colours come from the page's style sheet by class name."""
+"""Figures and small charts as SVG text: axes, lines, marks, bars. The page's style sheet sets the colours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from leanbayes.report.looks import Look
+from leanbayes.evaluation.statistics import Estimate
+from leanbayes.report.load import Contender, Look
 
 Point = tuple[float, float]
 DIGIT = 6.6  # pixels, at least the width of a character on an axis
@@ -18,7 +19,7 @@ NAME_END = 20  # pixels from the edge to where the upright name of an axis is cl
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values, the ticks on it, and how a value is bent into a share of the axis."""
+    """A range of values with ticks; `bend` maps values to a linear scale."""
 
     label: str
     low: float
@@ -27,14 +28,14 @@ class Axis:
     bend: Callable[[float], float] = field(default=lambda value: value)
 
     def share(self, value: float) -> float:
-        """Return where a value lies between the ends of the axis: 0 at the low one, 1 at the high one."""
+        """Return the position of a value: 0 at the low end, 1 at the high end."""
         low, high = self.bend(self.low), self.bend(self.high)
         return (self.bend(min(max(value, self.low), self.high)) - low) / (high - low)
 
 
 @dataclass(frozen=True)
 class Size:
-    """Size of a chart and its smallest margins, in CSS pixels at its natural scale."""
+    """Size of a chart and its smallest margins, in CSS pixels."""
 
     width: int
     height: int
@@ -49,7 +50,7 @@ SMALL = Size(width=200, height=170, left=30, bottom=32)
 
 
 def linear_axis(label: str, values: Iterable[float], *, wanted: int = 5) -> Axis:
-    """Return an axis that holds the values and ends at round numbers."""
+    """Return an axis around the values that ends at round numbers."""
     known = list(values)
     low, high = min(known), max(known)
     if high - low < 1e-9 * max(abs(high), 1.0):
@@ -61,7 +62,7 @@ def linear_axis(label: str, values: Iterable[float], *, wanted: int = 5) -> Axis
 
 
 def ratio_axis(label: str, values: Iterable[float]) -> Axis:
-    """Return a logarithmic axis for costs in units of the plain network, which is 1."""
+    """Return a logarithmic axis for costs relative to the plain network, which is 1."""
     known = [1.0, 1.25, *(max(value, LEAST) for value in values)]
     margin = max((max(known) / min(known)) ** 0.05, 1.03)
     low, high = min(known) / margin, max(known) * margin
@@ -73,8 +74,8 @@ def ratio_axis(label: str, values: Iterable[float]) -> Axis:
     return Axis(label, low, high, tuple(ticks), math.log)
 
 
-LEAST = 1e-3  # no cost is drawn as less: a standard error may reach to zero, which has no logarithm
-LADDERS = (  # up to which ratio of its ends an axis has which ticks
+LEAST = 1e-3  # smallest cost on an axis: a standard error may reach zero, which has no logarithm
+LADDERS = (  # ticks of an axis, by the largest ratio of its ends
     (5, (0.2, 0.3, 0.5, 0.7, 1, 1.2, 1.5, 2, 3, 4, 5)),
     (200, tuple(2.0**power for power in range(-10, 10))),
     (math.inf, tuple(10.0**power for power in range(-3, 103))),
@@ -82,7 +83,6 @@ LADDERS = (  # up to which ratio of its ends an axis has which ticks
 
 
 def _round_step(step: float) -> float:
-    """Round a step up to 1, 2, 2.5 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(step))
     return next(m * power for m in (1, 2, 2.5, 5, 10) if step <= m * power * (1 + 1e-9))
 
@@ -97,7 +97,7 @@ def write_tick(value: float) -> str:
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart; marks are drawn in the order in which they are added."""
+    """One chart; later marks cover earlier ones."""
 
     x: Axis
     y: Axis
@@ -106,37 +106,31 @@ class Chart:
 
     @cached_property
     def left(self) -> float:
-        """The left margin: it grows with the widest number on the axis, so that the axis' name stands clear of it."""
+        """The left margin; it grows with the widest number on the axis."""
         widest = DIGIT * max((len(write_tick(tick)) for tick in self.y.ticks), default=0)
         return max(self.size.left, widest + TICK_GAP + (NAME_END if self.y.label else 0))
 
     def at(self, x: float, y: float) -> Point:
-        """Return the pixel of a pair of values."""
         s = self.size
         across, up = s.width - self.left - s.right, s.height - s.top - s.bottom
         return self.left + across * self.x.share(x), s.top + up * (1 - self.y.share(y))
 
     def line(self, points: Sequence[Point], classes: str, title: str = "") -> None:
-        """Draw a line through the points."""
         self._add("polyline", classes, title, points=" ".join(_pair(self.at(*point)) for point in points))
 
     def area(self, points: Sequence[Point], classes: str, title: str = "") -> None:
-        """Fill the polygon of the points."""
         self._add("polygon", classes, title, points=" ".join(_pair(self.at(*point)) for point in points))
 
     def bar(self, low: Point, high: Point, classes: str, title: str = "") -> None:
-        """Fill the rectangle between two corners."""
         (x0, y1), (x1, y0) = self.at(*low), self.at(*high)
         self._add("rect", classes, title, x=_short(x0), y=_short(y0), width=_short(x1 - x0), height=_short(y1 - y0))
 
     def marker(self, point: Point, look: Look, title: str, kind: str = "") -> None:
-        """Draw the marker of a contender: colour and shape tell it apart."""
         classes = f"marker {look.classes} {kind}".rstrip()
         place = f"translate({_pair(self.at(*point))})"
         self._add("path", classes, title, transform=place, d=SHAPES[look.shape])
 
     def text(self, pixel: Point, text: str, anchor: str, kind: str = "label") -> None:
-        """Write a label at a pixel."""
         place = f'x="{_short(pixel[0])}" y="{_short(pixel[1])}" text-anchor="{anchor}"'
         self.marks.append(f'<text class="{kind}" {place}>{html.escape(text)}</text>')
 
@@ -154,7 +148,6 @@ class Chart:
         self.marks.append(f'<{tag} class="{classes}"{written}>{inside}</{tag}>')
 
     def _axes(self) -> str:
-        """Draw the ticks with thin lines across, and the labels."""
         s, left, parts = self.size, _short(self.left), []
         for tick in self.y.ticks:
             y = self.at(self.x.low, tick)[1]
@@ -203,3 +196,59 @@ def _short(value: float) -> str:
 
 def _pair(pixel: Point) -> str:
     return f"{_short(pixel[0])},{_short(pixel[1])}"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One chart with its title, a note, and its contender if it shows only one."""
+
+    title: str
+    svg: str
+    note: str = ""
+    contender: Contender | None = None
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers of a figure, as a table."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Charts, a legend, and their numbers as a table.
+
+    Attributes:
+        key: its id in the page.
+        title: its title.
+        caption: how to read it, in a sentence or two.
+        panels: its charts.
+        numbers: the same numbers as a table.
+        small: whether the charts are small multiples, one for each contender.
+        legend: the contenders, if a chart shows several.
+        styles: class and name of each line style, if a chart shows several data sets.
+    """
+
+    key: str
+    title: str
+    caption: str
+    panels: list[Panel]
+    numbers: Numbers
+    small: bool = False
+    legend: tuple[Contender, ...] = ()
+    styles: tuple[tuple[str, str], ...] = ()
+
+
+def write(found: Estimate | None, scale: float = 1.0) -> str:
+    """Write an estimate to four significant digits, with its standard error if known."""
+    if found is None:
+        return ""
+    mean = f"{found.mean * scale:z.4g}"
+    return mean if found.sem is None else f"{mean} ± {found.sem * scale:.2g}"
+
+
+def ends(found: Estimate) -> tuple[float, float]:
+    """Return the mean minus and plus one standard error."""
+    return found.mean - (found.sem or 0.0), found.mean + (found.sem or 0.0)

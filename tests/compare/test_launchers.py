@@ -48,9 +48,9 @@ def say(monkeypatch):
 
 def job(launch=None, **changes):
     recipe = Recipe(epochs=1, batch_size=64, accelerator="cpu")
-    source, judging = DataSpec(name="digits", train_rows=100), EvaluationSpec(samples=2, shift=False, test_images=40)
+    source, spec = DataSpec(name="digits", train_rows=100), EvaluationSpec(samples=2, shift=False, test_images=40)
     return Job(
-        source=source, net="small", method=None, recipe=replace(recipe, **changes), judging=judging, launch=launch
+        source=source, net="small", method=None, recipe=replace(recipe, **changes), evaluation=spec, launch=launch
     )
 
 
@@ -117,7 +117,7 @@ def _rebuilt(said):
         net=said["net"],
         method=None,
         recipe=Recipe(**said["recipe"]),
-        judging=EvaluationSpec(**said["judging"] | {"ood": tuple(said["judging"]["ood"])}),
+        evaluation=EvaluationSpec(**said["judging"] | {"ood": tuple(said["judging"]["ood"])}),
         launch=None,
     )
 
@@ -139,7 +139,7 @@ def test_a_job_knows_who_started_it(say):
 
 @pytest.fixture(scope="module")
 def experiment():
-    return Experiment(job().source, "small", job().judging)
+    return Experiment(job().source, "small", job().evaluation)
 
 
 def test_processes_are_recorded_and_other_numbers_are_not_kept(experiment, tmp_path):

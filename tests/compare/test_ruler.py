@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +17,20 @@ import leanbayes as lb
 from leanbayes import metrics
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
-from leanbayes.compare.members import read_predictions, save_predictions, Saved
-from leanbayes.compare.ruler import ece_floor, jackknife, paired, Ruler, score
 from leanbayes.compare.run import perform
-from tests.experiments.pages import lacking, RESULTS
 from tools.ruler import conversions, main, scores
 from tools.ruler_page import late_sentences, less_of, short, tables, worth_sentences
+from tools.ruler_scores import ece_floor, jackknife, paired, read_predictions, Ruler, save_predictions, Saved, score
 
 ROWS, CLASSES = 300, 4
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+
+
+def lacking(page, rows, says):
+    """Return the rows of tables and the items of lists that a page of docs/results lacks."""
+    text = (RESULTS / f"{page}.md").read_text()
+    lines = [f"| {' | '.join(cells)} |\n" for cells in rows] + [f"* {line}\n" for line in says]
+    return [line for line in lines if line not in text]
 
 
 def networks(count: int, seed: int = 0, noise: float = 1.5) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -139,7 +146,7 @@ def files(tmp_path_factory):
     found = {}
     for method, seeds in ((None, (0, 1)), (lb.Rank1(), (0,)), (lb.BatchEnsemble(), (0,))):
         for seed in seeds:
-            job = Job(source=source, net="small", method=method, recipe=replace(recipe, seed=seed), judging=judging)
+            job = Job(source=source, net="small", method=method, recipe=replace(recipe, seed=seed), evaluation=judging)
             result = perform(job, experiment, out, stage="train" if seed or method == lb.BatchEnsemble() else "compare")
             path = out / f"{job.name}-{seed}.npz"
             save_predictions(job.folder(out), path, samples=4)

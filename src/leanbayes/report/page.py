@@ -1,22 +1,19 @@
-"""Results to one page: a single HTML file that needs nothing else and asks for nothing."""
+"""The report as one self-contained HTML file."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leanbayes.report.figures import figures
 from leanbayes.report.figures.examples import galleries, Gallery
-from leanbayes.report.figures.figure import Figure
-from leanbayes.report.figures.svg import key_symbol
-from leanbayes.report.load import Group, load_results, Results
-from leanbayes.report.looks import cut
+from leanbayes.report.figures.svg import Figure, key_symbol
+from leanbayes.report.load import cut, Group, load_results, Results
 from leanbayes.report.provenance import Provenance, provenance
-from leanbayes.report.table import comparison, Table
+from leanbayes.report.table import Comparison, comparison
 from leanbayes.report.verdict import RULE, Verdict, verdict
 from leanbayes.runtime._files import local, write_text
 
@@ -28,48 +25,28 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Section:
-    """What the page shows of one group."""
+    """The content of the page for one group."""
 
     id: str
     group: Group
+    verdict: Verdict
+    table: Comparison
+    figures: list[Figure]
+    galleries: list[Gallery]
+    provenance: Provenance
 
-    @cached_property
-    def verdict(self) -> Verdict:
-        """The answer in one sentence."""
-        return verdict(self.group)
-
-    @cached_property
+    @property
     def sentence(self) -> tuple[str, str, str]:
-        """The answer, split around the method that it recommends."""
+        """The recommendation, split around the recommended method."""
         found = self.verdict
         return found.sentence.partition(found.choice) if found.choice else (found.sentence, "", "")
 
-    @cached_property
-    def table(self) -> Table:
-        """The comparison."""
-        return comparison(self.group)
-
-    @cached_property
-    def figures(self) -> list[Figure]:
-        """The figures."""
-        return figures(self.group)
-
-    @cached_property
-    def galleries(self) -> list[Gallery]:
-        """The examples."""
-        return galleries(self.group)
-
     @property
     def open_gallery(self) -> str:
-        """The contender whose examples are open at first: the recommended one, or the first that is not plain."""
+        """The contender whose examples are open at first: the recommended one, else the first stochastic one."""
         labels = [gallery.contender.label for gallery in self.galleries]
         stochastic = [g.contender.label for g in self.galleries if not g.contender.is_reference]
         return self.verdict.choice if self.verdict.choice in labels else [*stochastic, *labels][0]
-
-    @cached_property
-    def provenance(self) -> Provenance:
-        """What was run."""
-        return provenance(self.group)
 
 
 def build(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -77,7 +54,7 @@ def build(folder: str | Path, out: str | Path | None = None) -> Path:
 
     Args:
         folder: the output folder of `leanbayes compare`.
-        out: the file to write, or a folder for `report.html`; the folder of the results when not given.
+        out: the file to write, or a folder for `report.html`; default the folder of the results.
 
     Returns:
         The path of the page.
@@ -91,12 +68,12 @@ def build(folder: str | Path, out: str | Path | None = None) -> Path:
 
 
 def render(results: Results) -> str:
-    """Return the page of some results; equal results give equal pages."""
+    """Return the page; equal results give equal pages."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,  # every text in a result is a stranger's
+        autoescape=True,  # texts in a result are not trusted
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -104,7 +81,7 @@ def render(results: Results) -> str:
     environment.filters |= {"breakable": _breakable, "short": _short, "cut": cut}
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     return environment.get_template("report.html").render(
-        sections=[Section(f"group{i}", group) for i, group in enumerate(results.groups, 1)],
+        sections=[_section(f"group{i}", group) for i, group in enumerate(results.groups, 1)],
         damaged=results.damaged,
         rule=RULE,
         style=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
@@ -114,15 +91,19 @@ def render(results: Results) -> str:
     )
 
 
+def _section(id: str, group: Group) -> Section:
+    return Section(id, group, verdict(group), comparison(group), figures(group), galleries(group), provenance(group))
+
+
 def _breakable(text: str) -> Markup:
-    """Let long names break after underscores, and nothing break around a ± sign."""
+    """Allow line breaks after underscores and opening brackets, and none around ±."""
     from markupsafe import escape, Markup
 
-    return Markup(str(escape(text)).replace("_", "_<wbr>").replace(" ± ", "&nbsp;±&nbsp;"))
+    return Markup(str(escape(text)).replace("_", "_<wbr>").replace("[", "[<wbr>").replace(" ± ", "&nbsp;±&nbsp;"))
 
 
 def _short(text: str) -> Markup:
-    """Cut a long text; the whole of it shows on hover."""
+    """Cut a long text; the whole text shows on hover."""
     from markupsafe import escape, Markup
 
     shown = cut(text)
@@ -130,7 +111,7 @@ def _short(text: str) -> Markup:
 
 
 def _policy(script: str) -> str:
-    """Return a content security policy under which the page can ask for nothing and run this one script only."""
+    """Return a content security policy that allows this one script and no requests."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'; "

@@ -15,7 +15,7 @@ from leanbayes.evaluation import result as results
 
 PACKAGE = Path(leanbayes.__file__).parent
 TOP = PACKAGE.parent.parent
-ASK = "import sys; sys.path.insert(0, {!r}); from leanbayes import results; print(results.commit())"
+ASK = "import sys; sys.path.insert(0, {!r}); from leanbayes.evaluation import result; print(result.commit())"
 
 
 def git(folder, *arguments):
@@ -48,7 +48,7 @@ def test_the_commit_of_the_source_is_recorded():
 @pytest.mark.parametrize("place", [".venv/lib/site-packages", "src", "vendor/src"])
 def test_a_copy_inside_another_project_has_no_commit(place, tmp_path, monkeypatch):
     repository(tmp_path / "project")
-    copy = tmp_path / "project" / place / "leanbayes" / "results.py"
+    copy = tmp_path / "project" / place / "leanbayes" / "evaluation" / "result.py"
     copy.parent.mkdir(parents=True)
     shutil.copy(results.__file__, copy)
     (tmp_path / "project" / "pyproject.toml").write_text('[project]\nname = "theirs"\n')
@@ -58,13 +58,13 @@ def test_a_copy_inside_another_project_has_no_commit(place, tmp_path, monkeypatc
 
 def test_a_copy_of_the_whole_repository_has_the_commit_of_the_copy(tmp_path, monkeypatch):
     head = repository(tmp_path / "leanbayes")
-    copy = tmp_path / "leanbayes" / "src" / "leanbayes" / "results.py"
+    copy = tmp_path / "leanbayes" / "src" / "leanbayes" / "evaluation" / "result.py"
     copy.parent.mkdir(parents=True)
     shutil.copy(results.__file__, copy)
     (tmp_path / "leanbayes" / "pyproject.toml").write_text('[project]\nname = "leanbayes"\n')
     monkeypatch.setattr(results, "__file__", str(copy))
     assert results.commit() == head
-    installed = tmp_path / "leanbayes" / ".venv" / "leanbayes" / "results.py"
+    installed = tmp_path / "leanbayes" / ".venv" / "leanbayes" / "evaluation" / "result.py"
     shutil.copytree(copy.parent, installed.parent)
     monkeypatch.setattr(results, "__file__", str(installed))
     results.commit.cache_clear()
@@ -73,7 +73,7 @@ def test_a_copy_of_the_whole_repository_has_the_commit_of_the_copy(tmp_path, mon
 
 def test_outside_of_any_repository_there_is_none(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.setattr(results, "__file__", str(tmp_path / "results.py"))
+    monkeypatch.setattr(results, "__file__", str(tmp_path / "evaluation" / "result.py"))
     monkeypatch.chdir(tmp_path)
     assert results.commit() == "unknown"
     assert results.project_commit() is None
@@ -92,7 +92,7 @@ def test_a_project_has_a_commit_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize("text", ["[project", "project = 5", '[project]\nname = ["leanbayes"]\n'])
 def test_a_damaged_pyproject_is_not_ours(text, tmp_path):
     (tmp_path / "pyproject.toml").write_text(text)
-    assert not results._is_ours(tmp_path)
+    assert not results._is_leanbayes(tmp_path)
 
 
 def test_our_own_repository_is_no_project(monkeypatch):
@@ -118,3 +118,27 @@ def test_processes_are_said_by_the_launcher_else_by_the_recipe():
     assert results.processes_of({"recipe": {"devices": 2, "nodes": 3}, "processes": 4}) == 4
     assert results.processes_of({"recipe": "damaged", "processes": "damaged"}) == 1
     assert results.processes_of({"recipe": {"devices": None}}) == 1
+
+
+def test_a_record_is_computed_once_for_its_key(tmp_path):
+    calls = []
+
+    def compute():
+        calls.append(1)
+        return {"value": len(calls)}
+
+    path = tmp_path / "deep" / "record.json"
+    assert results.cached_json(path, {"seed": 0, "widths": (1, 2)}, compute)["value"] == 1
+    assert results.cached_json(path, {"seed": 0, "widths": (1, 2)}, compute)["value"] == 1
+    assert results.cached_json(path, {"seed": 1, "widths": (1, 2)}, compute)["value"] == 2
+    path.write_text("{")
+    assert results.cached_json(path, {"seed": 1, "widths": (1, 2)}, compute)["value"] == 3
+
+
+def test_the_first_setting_that_differs_is_named():
+    one = {"recipe": {"lr": 0.1, "devices": 1}, "where": ["a"]}
+    assert results.difference(one, one) == ""
+    assert results.difference(one, one | {"recipe": {"lr": 0.2, "devices": 1}}) == "recipe.lr: 0.1 there, 0.2 now"
+    assert results.difference(one, one | {"processes": 2}) == "processes: 1 there, 2 now"
+    assert results.difference(one | {"more": 1}, one) == "a newer format"
+    assert results.difference({}, one) == "recipe.lr: None there, 0.1 now"

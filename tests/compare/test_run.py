@@ -22,7 +22,7 @@ RECIPE = lb.Recipe(epochs=2, batch_size=64, lr=0.05)
 
 
 def job(method=None, **changes) -> Job:
-    return Job(source=SOURCE, net="small", method=method, recipe=replace(RECIPE, **changes), judging=JUDGING)
+    return Job(source=SOURCE, net="small", method=method, recipe=replace(RECIPE, **changes), evaluation=JUDGING)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def experiment() -> Experiment:
 
 def test_a_result_has_every_promised_field(experiment, tmp_path):
     one = job(lb.Rank1(), convert_at_epoch=1)
-    result = perform(one, experiment, tmp_path, progress=False)
+    result = perform(one, experiment, tmp_path)
     folder = one.folder(tmp_path)
     assert folder == tmp_path / "digits" / "small" / "rank1" / "seed0"
     written = json.loads((folder / "result.json").read_text())
@@ -59,18 +59,18 @@ def test_a_result_has_every_promised_field(experiment, tmp_path):
 
 
 def test_a_finished_run_is_kept_and_other_settings_are_refused(experiment, tmp_path):
-    first = perform(job(), experiment, tmp_path, progress=False)
-    assert perform(job(), experiment, tmp_path, progress=False)["created"] == first["created"]
+    first = perform(job(), experiment, tmp_path)
+    assert perform(job(), experiment, tmp_path)["created"] == first["created"]
     other = job(lr=0.01)
     with pytest.raises(ValueError, match=r"recipe.lr: 0.05 there, 0.01 now.*--fresh"):
-        perform(other, experiment, tmp_path, progress=False)
-    assert perform(other, experiment, tmp_path, fresh=True, progress=False)["recipe"]["lr"] == 0.01
+        perform(other, experiment, tmp_path)
+    assert perform(other, experiment, tmp_path, fresh=True)["recipe"]["lr"] == 0.01
 
 
 def test_a_single_test_row_is_judged_as_far_as_it_goes(tmp_path):
     judging = replace(JUDGING, test_images=1, ood=())
-    one = replace(job(lb.MCDropout(), epochs=1), judging=judging)
-    result = perform(one, Experiment(SOURCE, "small", judging), tmp_path, progress=False)
+    one = replace(job(lb.MCDropout(), epochs=1), evaluation=judging)
+    result = perform(one, Experiment(SOURCE, "small", judging), tmp_path)
     assert result["status"] == "done", result["error"]
     assert result["metrics"]["test"]["cnll"] is None
     assert result["metrics"]["test"]["nll"] > 0
@@ -89,12 +89,12 @@ def test_a_run_that_fails_is_written_down_and_tried_again(experiment, tmp_path):
 
 def test_training_and_evaluating_in_two_steps_is_the_same_as_in_one(experiment, tmp_path):
     method = lb.ImplicitNodes()
-    with_both = perform(job(method), experiment, tmp_path / "a", progress=False)
+    with_both = perform(job(method), experiment, tmp_path / "a")
     with pytest.raises(ValueError, match="leanbayes train"):
         run_all([job(method)], tmp_path / "b", stage="evaluate")
     assert not (tmp_path / "b").exists()
-    perform(job(method), experiment, tmp_path / "b", stage="train", progress=False)
-    later = perform(job(method), experiment, tmp_path / "b", stage="evaluate", progress=False)
+    perform(job(method), experiment, tmp_path / "b", stage="train")
+    later = perform(job(method), experiment, tmp_path / "b", stage="evaluate")
     assert later["metrics"] == with_both["metrics"]
 
 
@@ -102,7 +102,7 @@ def test_training_and_evaluating_in_two_steps_is_the_same_as_in_one(experiment, 
 def test_every_method_runs(name, experiment, tmp_path):
     method = method_of(name)
     one = replace(job(method), recipe=recipe_for(method, replace(RECIPE, epochs=3)))
-    result = perform(one, experiment, tmp_path, progress=False)
+    result = perform(one, experiment, tmp_path)
     assert result["status"] == "done", result["error"]
 
 
@@ -181,14 +181,14 @@ def test_held_out_rows_must_leave_some():
 def test_held_out_runs_are_not_mixed_with_test_runs(tmp_path):
     for name, source in (("test", SOURCE), ("held", replace(SOURCE, hold_out=100))):
         one = replace(job(epochs=1), source=source)
-        perform(one, Experiment(source, "small", JUDGING), tmp_path / name, progress=False)
+        perform(one, Experiment(source, "small", JUDGING), tmp_path / name)
     titles = [group.data for group in load_results(tmp_path).groups]
     assert titles == ["digits", "digits (held-out training rows)"]
 
 
 def test_named_layers_alone_are_converted(experiment, tmp_path):
     one = replace(job(lb.Rank1(), epochs=1), where=("features.3", "head"))
-    result = perform(one, experiment, tmp_path, progress=False)
+    result = perform(one, experiment, tmp_path)
     assert result["cost"]["layers"]["converted"] == 2
     assert result["settings"]["where"] == ["features.3", "head"]
     assert one.id != replace(one, where=()).id
@@ -197,7 +197,7 @@ def test_named_layers_alone_are_converted(experiment, tmp_path):
 
 def test_a_nested_network_is_judged_at_its_full_width(experiment, tmp_path):
     one = job(lb.NestedDropout(groups=4), epochs=3)
-    result = perform(one, experiment, tmp_path, progress=False)
+    result = perform(one, experiment, tmp_path)
     model = lb.load(one.folder(tmp_path) / MODEL, experiment.plain(0))
     x, _ = experiment.data.prepared(experiment.data.train)
     _, test, y = experiment.test

@@ -46,6 +46,25 @@ def test_figures_are_those_of_the_prediction(classifier):
     json.dumps({"metrics": result.metrics, "figures": result.figures}, allow_nan=False)
 
 
+def test_own_metrics_take_the_place_of_the_usual_ones(classifier):
+    _, bnn, x, y = classifier
+    own = {"sharpness": lambda p, _: p.mean.max(1).values.mean(), "wrong": lambda p, y: (p.mean.argmax(1) != y).sum()}
+    result = lb.evaluate(
+        bnn, (x, y), ood={"far": (x * 5, None)}, samples=4, metrics=own | {"none": lambda *_: math.nan}
+    )
+    p = lb.predict(bnn, x, samples=4)
+    assert result.metrics["test"] == {
+        "sharpness": pytest.approx(p.mean.max(1).values.mean().item()),
+        "wrong": (p.mean.argmax(1) != y).sum().item(),
+        "none": None,
+    }
+    assert result.figures == {}
+    assert (
+        result.metrics["ood"]["far"]
+        == lb.evaluate(bnn, (x, y), ood={"far": (x * 5, None)}, samples=4).metrics["ood"]["far"]
+    )
+
+
 def test_loaders_shuffled_or_not_give_the_same_figures(classifier):
     _, bnn, x, y = classifier
     whole = lb.evaluate(bnn, (x, y), samples=4).metrics["test"]

@@ -20,10 +20,10 @@ import leanbayes as lb
 from leanbayes.cli.main import main
 from leanbayes.compare.experiment import maker
 from leanbayes.compare.load_run import load_run
+from tests.fixtures.comparison import FLAGS
 
 NAMES = ("evil:make", "os:abort", "os.path:join")
-FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--train-rows", "100", "--samples", "2"]
-FAST += ["--test-images", "40", "--device", "cpu", "--methods", "rank1"]
+FAST = [*FLAGS, "--methods", "rank1"]
 RUN = "digits/small/rank1/seed0"
 EVIL = """
 from pathlib import Path
@@ -35,18 +35,19 @@ def make(num_outputs=10, **_):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    out = tmp_path_factory.mktemp("trained")
-    assert main(["compare", "--out", str(out), *FAST]) == 0
+def single(trained, tmp_path_factory):
+    """Return a copy of one run, with predictions."""
+    out = tmp_path_factory.mktemp("single")
+    shutil.copytree(trained / RUN, out / RUN)
     assert predict(out / RUN, out / "predictions") == 0
     return out
 
 
 @pytest.fixture
-def guarded(trained, tmp_path, monkeypatch):
+def guarded(single, tmp_path, monkeypatch):
     """Return a copy of the comparison, in a folder with evil.py; afterwards, nothing may have been imported."""
     out = tmp_path / "out"
-    shutil.copytree(trained, out)
+    shutil.copytree(single, out)
     (tmp_path / "evil.py").write_text(EVIL)
     asked = []
     imports = importlib.import_module

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from leanbayes.compare.job import wanted
+from leanbayes.compare.job import parse_methods
 from leanbayes.methods import all_methods
 
 
 def test_names_stand_for_methods_as_they_are():
-    assert [version.name for version in wanted("plain, rank1,mc-dropout,rank1")] == ["plain", "rank1", "mc_dropout"]
-    assert [version.name for version in wanted("all")] == ["plain", *all_methods()]
-    assert {version.label for version in wanted("all")} == {""}
+    assert [spec.name for spec in parse_methods("plain, rank1,mc-dropout,rank1")] == [
+        "plain",
+        "rank1",
+        "mc_dropout",
+    ]
+    assert [version.name for version in parse_methods("all")] == ["plain", *all_methods()]
+    assert {version.label for version in parse_methods("all")} == {""}
 
 
 def test_brackets_give_fields():
-    one, two, three = wanted("patch,patch[crossed=true,components=3], rank1[posterior=cauchy,init-std=0.03]")
+    one, two, three = parse_methods("patch,patch[crossed=true,components=3], rank1[posterior=cauchy,init-std=0.03]")
     assert (one.fields, one.label) == ({}, "")
     assert (two.fields, two.label) == ({"crossed": True, "components": 3}, "patch[crossed=true,components=3]")
     assert three.fields == {"posterior": "cauchy", "init_std": 0.03}
     assert three.label == "rank1[posterior=cauchy,init_std=0.03]"
-    assert wanted("patch[crossed=True]")[0].fields == {"crossed": True}
-    assert wanted("patch[bias_precision=None]")[0].fields == {"bias_precision": None}
+    assert parse_methods("patch[crossed=True]")[0].fields == {"crossed": True}
+    assert parse_methods("patch[bias_precision=None]")[0].fields == {"bias_precision": None}
 
 
 @pytest.mark.parametrize(
@@ -40,4 +44,4 @@ def test_brackets_give_fields():
 )
 def test_wrong_texts_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
-        wanted(text)
+        parse_methods(text)

@@ -37,7 +37,7 @@ def jobs(*methods: str, seeds: tuple[int, ...] = (0, 1)) -> list[Job]:
     made = [(kind, recipe_for(kind, recipe)) for kind in kinds]
 
     return [
-        Job(source=source, net="small", method=kind, recipe=replace(own, seed=seed), judging=judging)
+        Job(source=source, net="small", method=kind, recipe=replace(own, seed=seed), evaluation=judging)
         for kind, own in made
         for seed in seeds
     ]

@@ -162,7 +162,7 @@ def test_missing_parts_leave_no_headings(tmp_path):
     page = "".join(Page(re.sub(r"<(style|script)>.*?</\1>", "", text, flags=re.S)).text)
     for absent in (
         "Corrupted",
-        "Foreign inputs",
+        "Out-of-distribution inputs",
         "Under corruption",
         "Training",
         "most and least sure",

@@ -21,15 +21,10 @@ from leanbayes.compare.batch_predict import FIELDS, read_scores
 from leanbayes.compare.load_run import load_run, Preparation
 from leanbayes.data.files.csv import read_features
 
-FAST = ["--recipe.epochs", "2", "--no-shift", "--ood", "none", "--train-rows", "300", "--samples", "4"]
-
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    out = tmp_path_factory.mktemp("digits")
-    methods = ["plain,rank1,nested,deep_ensemble", "--deep_ensemble.components", "2"]
-    assert main(["compare", "--out", str(out), *FAST, "--methods", *methods]) == 0
-    return out / "digits" / "small"
+def digits(trained):
+    return trained / "digits" / "small"
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +37,7 @@ def table(tmp_path_factory):
     write_csv(folder / "t.csv", "a,y,b,c", np.column_stack([x[:, 0], y, x[:, 1:]]))
     np.save(folder / "x.npy", x)
     flags = ["--data", str(folder / "t.csv"), "--target", "y", "--methods", "plain,rank1,deep_ensemble"]
-    flags += ["--recipe.epochs", "20", "--ood", "none", "--samples", "4", "--out", str(folder / "out")]
+    flags += ["--recipe.epochs", "10", "--ood", "none", "--samples", "4", "--out", str(folder / "out")]
     assert main(["compare", *flags]) == 0
     return folder
 
@@ -195,7 +190,7 @@ def test_wrong_input_is_one_sentence(digits, table, tmp_path, capsys, monkeypatc
     (tmp_path / "lacking.csv").write_text("a,b\n1,2\n")
     wrong = [
         (["nowhere"], "there is no checkpoint 'nowhere'"),
-        ([digits], "holds 4 runs; name the folder of one"),
+        ([digits], "holds 6 runs; name the folder of one"),
         ([tmp_path], "has no job.json"),
         (["own.safetensors"], "score('own.safetensors', rows, out, net=your_network)"),
         ([rank1, "--data", "absent.npy"], "there is no file 'absent.npy'"),
@@ -232,7 +227,7 @@ def test_damaged_and_unfinished_runs(digits, tmp_path):
     (other / "model.safetensors").write_bytes(model)
     assert load_run(other).method == "plain"
     (other / "job.json").write_text((run / "job.json").read_text().replace('"small"', '"mlp"'))
-    with pytest.raises(ValueError, match="does not fit the network as it is made now"):
+    with pytest.raises(ValueError, match="does not fit the present network"):
         load_run(other)
     (other / "job.json").write_text("{")
     with pytest.raises(ValueError, match=r"job.json' is damaged"):
@@ -244,7 +239,7 @@ def test_training_data_that_changed_are_refused(table, tmp_path):
     kept = (table / "t.csv").read_text()
     try:
         (table / "t.csv").write_text(kept + "1,2,3,4\n")
-        with pytest.raises(ValueError, match="not what they were"):
+        with pytest.raises(ValueError, match="have changed"):
             load_run(run)
         (table / "t.csv").unlink()
         with pytest.raises(ValueError, match="cannot be read: there is no file"):
@@ -253,7 +248,7 @@ def test_training_data_that_changed_are_refused(table, tmp_path):
         (table / "t.csv").write_text(kept)
     (run / "checkpoint" / "last.safetensors").rename(tmp_path / "last.safetensors")
     try:
-        with pytest.raises(FileNotFoundError, match="the noise that the run learned"):
+        with pytest.raises(FileNotFoundError, match="the learned noise of the run"):
             load_run(run)
     finally:
         (tmp_path / "last.safetensors").rename(run / "checkpoint" / "last.safetensors")
@@ -275,7 +270,7 @@ def test_an_interrupt_keeps_parts_and_the_same_command_goes_on(digits, tmp_path)
     os.kill(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "what was done is kept" in error
+    assert "finished work is kept" in error
     kept = {path: path.stat().st_mtime_ns for path in out.glob("part-*.npz")}
     assert 2 <= len(kept) < 40
     assert not (out / "predictions.csv").exists()
@@ -305,20 +300,13 @@ def test_workers_give_the_same_and_a_dead_one_is_told(digits, tmp_path, capfd):
     assert "1 of 2 parts are missing" in error
 
 
-def test_progress_says_how_much_is_left(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(predictions, "EVERY", 0.0)
-    shown = predictions._lines(1000, 200)
-    next(shown)
-    shown.send(200)
-    shown.send(600)
-    shown.close()
-    assert capsys.readouterr().err == "600 of 1,000 rows, 0:00 minutes left\n"
-    monkeypatch.setattr(predictions, "GLANCE", 0.01)
-    with predictions.progress(tmp_path, 1000, 100, 0):
-        (tmp_path / "part-00000.npz").touch()
-        time.sleep(0.1)
-    assert "100 of 1,000 rows" in capsys.readouterr().err
-    bar = predictions._bar(1000, 200)
-    next(bar)
-    bar.send(600)
-    bar.close()
+def test_progress_counts_the_finished_parts(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(predictions, "POLL", 0.01)
+    (tmp_path / "part-00000.npz").touch()
+    with predictions.progress(tmp_path, 1000, 100, 1):
+        for number in (1, 2):
+            (tmp_path / f"part-0000{number}.npz").touch()
+            time.sleep(0.1)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == ["row 200 of 1", "row 300 of 1"]
+    assert all(line.endswith("left") for line in lines)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import given, strategies
 
-from leanbayes.compare.workers import dealt, on_processes, run_on_workers
+from leanbayes.compare.workers import on_processes, run_on_workers, split_items
 
 
 @given(strategies.lists(strategies.integers(), unique=True), strategies.integers(1, 9))
-def test_every_item_is_dealt_once(items, workers):
-    shares = dealt(items, workers)
+def test_every_item_is_split_once(items, workers):
+    shares = split_items(items, workers)
     assert sorted(item for share in shares for item in share) == sorted(items)
     assert len(shares) == min(workers, len(items))
     assert all(shares)

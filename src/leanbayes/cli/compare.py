@@ -1,0 +1,327 @@
+"""`leanbayes compare`, `train`, `evaluate` and `report`: flags to jobs, jobs to results, results to a report.
+
+The flags --recipe.FIELD and --METHOD.FIELD come from the dataclasses of recipes and methods.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, make_dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints, Literal, NamedTuple
+
+from leanbayes import data
+from leanbayes.cli.main import complain, parse
+from leanbayes.compare import job as jobs_of
+from leanbayes.compare.experiment import load, pick_device
+from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job, MethodSpec
+from leanbayes.compare.run import Stage
+from leanbayes.compare.run_all import check_alike
+from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
+from leanbayes.data.loading import resolve
+from leanbayes.methods import all_methods
+from leanbayes.methods._base import Method
+from leanbayes.report import build, load_results, markdown, terminal
+from leanbayes.runtime.distributed import is_first
+from leanbayes.training import Recipe
+
+NET_OF_KIND = {"image": "lenet", "table": "mlp", "series": "lstm-ehr"}
+SMALLEST_LENET = 28  # smallest image side, in pixels, for LeNet's kernels; smaller images get the small network
+OOD = {
+    "digits": ("noise", "shuffled"),
+    "mnist": ("fashion-mnist", "notmnist"),
+    "fashion-mnist": ("notmnist", "mnist"),
+    "cifar10": ("svhn",),
+    "cifar100": ("svhn",),
+}
+"""Default out-of-distribution sets; other images get noise and shuffled pixels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Train methods on one data set and network, evaluate them alike.
+
+    Attributes:
+        data: a known name (leanbayes list data), or a file or folder of your own: .npz with x_train, y_train, x_test,
+            y_test; .csv; a folder train/CLASS/*.png, test/CLASS/*.png.
+        net: a known name (leanbayes list nets), or your own as package.module:function; default lenet for images, small
+            for images below 28 pixels, mlp for tables, lstm-ehr for series.
+        methods: methods separated by commas; "all" for every one, "plain" is the unconverted network. One method in
+            several versions: "patch,patch[crossed=true]".
+        where: layers to convert, globs on dotted paths separated by commas; default the choice of each method.
+        seeds: separated by commas; several give standard errors.
+        budget: length of the training: quick is minutes, short about an hour on two cores, full the papers' schedules.
+        samples: draws per prediction.
+        ood: out-of-distribution data sets, separated by commas; "none" for none; default the usual ones for the data
+            set if they are here, else noise and shuffled pixels.
+        shift: evaluate on corrupted images too.
+        shift_images: number of test images to corrupt; 0 means all.
+        test_images: number of test rows to use; 0 means all.
+        train_rows: number of training rows to use, evenly spaced; 0 means all.
+        hold_out: number of training rows to evaluate on instead of the test set. They are not trained on. Use it to
+            choose settings without looking at the test set.
+        split: number of the train/test split, for the UCI sets, digits and .csv files.
+        target: column of a .csv file to predict; default the last.
+        task: classification or regression, for data of your own; default by its targets.
+        channels: first or last, the channel axis of images in an .npz file; default by their shape.
+        root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
+        late: share of the epochs before the network is converted; default by method, 0 converts at the start.
+        device: auto, cpu, cuda or mps.
+        precision: bf16-mixed runs networks in bfloat16.
+        devices: processes on this machine; torchrun overrides it.
+        workers: number of runs at a time, each a process with one thread; useful for small networks on a CPU. Default
+            1, on a Ray cluster as many as it has resources for.
+        backend: ray, or local processes. auto is ray if it is installed and there are several workers or RAY_ADDRESS
+            names a cluster, else local. Results are the same.
+        out: folder of the results; default runs/DATA.
+        fresh: start again instead of keeping finished runs and resuming others.
+    """
+
+    data: str = "digits"
+    net: str = ""
+    methods: str = "all"
+    where: str = ""
+    seeds: str = "0"
+    budget: Budget = "quick"
+    samples: int = 16
+    ood: str = ""
+    shift: bool = True
+    shift_images: int = 1000
+    test_images: int = 0
+    train_rows: int = 0
+    hold_out: int = 0
+    split: int = 0
+    target: str | None = None
+    task: Literal["classification", "regression"] | None = None
+    channels: Literal["first", "last"] | None = None
+    root: str | None = None
+    late: float | None = None
+    device: str = "auto"
+    precision: Literal["32-true", "bf16-mixed"] = "32-true"
+    devices: int = 1
+    workers: int | None = None
+    backend: Literal["auto", "local", "ray"] = "auto"
+    out: Path | None = None
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write the report of a folder of results again.
+
+    Attributes:
+        folder: a folder of results, such as runs/digits.
+        out: the file to write, or a folder for report.html; default the folder of results.
+        markdown: print the tables as Markdown instead.
+    """
+
+    folder: Path
+    out: Path | None = None
+    markdown: bool = False
+
+
+def compare(arguments: list[str]) -> int:
+    """Train, evaluate, print the table, write the report."""
+    return _run_and_report(arguments, "compare")
+
+
+def train(arguments: list[str]) -> int:
+    """Train only."""
+    return _run(parse(comparison_options(), arguments, "train"), "train")
+
+
+def evaluate(arguments: list[str]) -> int:
+    """Evaluate trained models."""
+    return _run_and_report(arguments, "evaluate")
+
+
+def report(arguments: list[str]) -> int:
+    """Write a report, or print its tables."""
+    options = parse(Report, arguments, "report")
+    if options.markdown:
+        sys.stdout.write(markdown(load_results(options.folder)))
+    else:
+        sys.stdout.write(f"{build(options.folder, options.out)}\n")
+    return 0
+
+
+def comparison_options() -> type[Any]:
+    """Return the flags of a comparison: the common ones, --recipe.FIELD, and --METHOD.FIELD for every method."""
+    nested = {"recipe": _recipe_flags(), **all_methods()}
+    members = [(name, kind, field(default=kind())) for name, kind in nested.items()]
+    made = make_dataclass("Comparison", members, bases=(Common,), frozen=True, kw_only=True)
+    made.__doc__ = Common.__doc__
+    return made
+
+
+class Plan(NamedTuple):
+    """The jobs of a comparison, and a sentence on the data, the network and the number of runs."""
+
+    jobs: list[Job]
+    sentence: str
+
+
+def plan_of(options: Any) -> Plan:
+    """Return the jobs of a comparison from its flags, plain network first, seed by seed.
+
+    Raises:
+        ValueError: in one sentence, if a flag is wrong or does not fit the data or the machine.
+    """
+    source = DataSpec(
+        name=options.data,
+        root=options.root,
+        split=options.split,
+        target=options.target,
+        task=options.task,
+        train_rows=options.train_rows,
+        hold_out=options.hold_out,
+        channels=options.channels,
+    )
+    loaded = load(source)
+    recipe, late = _recipe(options, loaded)
+    evaluation = EvaluationSpec(
+        samples=options.samples,
+        ood=_ood(options.ood, loaded),
+        shift=options.shift,
+        shift_images=options.shift_images,
+        test_images=options.test_images,
+    )
+    net = options.net or _net_for(loaded)
+    where = tuple(filter(None, options.where.split(",")))
+    shared: dict[str, Any] = {"source": source, "net": net, "evaluation": evaluation, "where": where}
+    jobs = []
+    for spec in jobs_of.parse_methods(options.methods):
+        method = _method(spec, options)
+        for seed in _seeds(options.seeds):
+            own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
+            jobs.append(Job(**shared, method=method, recipe=own, label=spec.label))
+    return Plan(sorted(jobs, key=lambda job: job.seed), _describe(loaded, net, jobs))
+
+
+def _run_and_report(arguments: list[str], stage: Stage) -> int:
+    options = parse(comparison_options(), arguments, stage)
+    code = _run(options, stage)
+    return max(code, _show(out_of(options))) if is_first() else code
+
+
+def _run(options: Any, stage: Stage) -> int:
+    plan, out = plan_of(options), out_of(options)
+    check_alike(plan.jobs, out)
+    if is_first():
+        sys.stderr.write(f"{plan.sentence}\n")
+    if on_ray(options.backend, options.workers):
+        found = run_on_ray(plan.jobs, out, workers=options.workers, stage=stage, fresh=options.fresh)
+    else:
+        found = run_on_workers(plan.jobs, out, workers=options.workers or 1, stage=stage, fresh=options.fresh)
+    return 0 if all(result["status"] == "done" for result in found) else 1
+
+
+def _show(out: Path) -> int:
+    try:
+        path = build(out)
+    except OSError as error:
+        complain(f"cannot write the report in '{out}' ({error.strerror or error}); the results are kept")
+        return 1
+    try:
+        terminal(load_results(out))
+        sys.stdout.write(f"report: {path}\n")
+        sys.stdout.flush()
+    except (BrokenPipeError, SystemExit):  # the reader closed the pipe (| head); rich exits on that
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # the interpreter flushes it once more
+    return 0
+
+
+def out_of(options: Any) -> Path:
+    """Return the folder of a comparison."""
+    return Path(options.out) if options.out is not None else Path("runs") / Path(options.data).stem
+
+
+def _recipe(options: Any, loaded: data.DataSet) -> tuple[Recipe, float | None]:
+    """Return the recipe of the flags, and the share of the epochs before conversion."""
+    base = jobs_of.recipe(options.budget, kind=loaded.kind, rows=len(loaded.train), augment=loaded.augment)
+    given = {f.name: value for f in fields(options.recipe) if (value := getattr(options.recipe, f.name)) is not None}
+    base = jobs_of.stretched(base, given.get("epochs", base.epochs))
+    machine = {"accelerator": options.device, "precision": options.precision, "devices": options.devices}
+    on_gpu = pick_device(options.device).type == "cuda" and loaded.kind == "image"
+    recipe = replace(base, **machine, **({"channels_last": on_gpu} | given))
+    if recipe.batch_size % recipe.devices:
+        raise ValueError(
+            f"expected a batch size that {recipe.devices} processes can share, got {recipe.batch_size}; set "
+            "--recipe.batch-size to a multiple"
+        )
+    return recipe, given["convert_at_epoch"] / recipe.epochs if "convert_at_epoch" in given else options.late
+
+
+def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
+    """Return a sentence on data and flags, so that a mistake is seen before hours of work."""
+    shape = "x".join(map(str, loaded.input_shape))
+    what = f"{len(loaded.classes)} classes" if loaded.task == "classification" else f"{loaded.num_outputs} real targets"
+    own = isinstance(resolve(jobs[0].source.name), Path)
+    where = f" (channels {loaded.channels} in the file)" if loaded.channels and own else ""
+    rows = {"image": f"images {shape}{where}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}
+    kind = rows.get(loaded.kind, f"{shape} columns")
+    runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
+    test = min(jobs[0].evaluation.test_images or len(loaded.test), len(loaded.test))
+    return (
+        f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {test:,} rows, {kind}; "
+        f"network {net}; {runs} of {jobs[0].recipe.epochs} epochs"
+    )
+
+
+def _method(spec: MethodSpec, options: Any) -> Method | None:
+    own = {} if spec.name == jobs_of.PLAIN else getattr(options, spec.name).fields()
+    return jobs_of.method_of(spec.name, own | spec.fields)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        seeds = [int(seed) for seed in text.split(",")]
+    except ValueError:
+        seeds = []
+    if not seeds or min(seeds) < 0:
+        raise ValueError(f"expected seeds such as 0,1,2, got {text!r}")
+    return list(dict.fromkeys(seeds))
+
+
+def _ood(text: str, loaded: data.DataSet) -> tuple[str, ...]:
+    if text == "none" or (not text and loaded.kind != "image"):
+        return ()
+    if text:
+        return tuple(name.strip() for name in text.split(",") if name.strip())
+    here = {row.name for row in data.describe() if not row.where.startswith("not here")}
+    usual = tuple(name for name in OOD.get(loaded.name, ()) if name in here | {"noise", "shuffled"})
+    return usual or ("noise", "shuffled")
+
+
+def _net_for(loaded: data.DataSet) -> str:
+    if loaded.kind == "image" and min(loaded.input_shape[1:]) < SMALLEST_LENET:
+        return "small"
+    if loaded.kind not in NET_OF_KIND:
+        raise ValueError(
+            f"{loaded.name} is {loaded.kind}, and leanbayes has no network for it; pass your own: --net "
+            "package.module:function"
+        )
+    return NET_OF_KIND[loaded.kind]
+
+
+def _recipe_flags() -> type[Any]:
+    """Return the recipe's fields as flags with default None; the budget decides those."""
+    import tyro
+
+    hints, helps = get_type_hints(Recipe), _helps(Recipe)
+    taken = ("seed", "accelerator", "devices", "precision")  # they have flags of their own
+    members = [
+        (f.name, Annotated[hints[f.name] | None, tyro.conf.arg(help=helps.get(f.name, ""))], field(default=None))
+        for f in fields(Recipe)
+        if f.name not in taken
+    ]
+    return make_dataclass("RecipeFlags", members, frozen=True, kw_only=True)
+
+
+def _helps(kind: type[Any]) -> Mapping[str, str]:
+    from docstring_parser import parse as parse_docstring
+
+    parameters = parse_docstring(kind.__doc__ or "").params
+    return {p.arg_name: " ".join((p.description or "").split()) for p in parameters}

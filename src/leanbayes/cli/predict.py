@@ -1,0 +1,71 @@
+"""`leanbayes predict`: predict new rows with a network of a comparison."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from leanbayes.cli.main import complain, parse
+from leanbayes.compare.experiment import pick_device
+from leanbayes.compare.load_run import load_run
+from leanbayes.compare.predictions import describe_scores, find_rows, predict_rows, TABLE
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Predict new rows with a network of a comparison; rows are prepared as in training.
+
+    Attributes:
+        checkpoint: folder of a run, such as runs/digits/digits/small/rank1/seed0, or the model.safetensors in it.
+        data: rows: .npy; .npz with one array, or one named x or x_test; .csv; or a known data set (leanbayes list
+            data), for its test rows. Default the test rows of the run.
+        net: the network of the run as package.module:function, if it is your own. A name in the run's folder is never
+            imported.
+        out: folder of the predictions: predictions.csv for a spreadsheet, part-*.npz for Python (read_scores). Default
+            predictions/DATA.
+        samples: draws per prediction.
+        seed: of the draws.
+        part_rows: rows per file; an interrupt keeps finished files.
+        workers: processes, each with one thread; default this one, on a Ray cluster as many as it has resources for.
+        backend: ray, or local processes. auto is ray if it is installed and there are several workers or RAY_ADDRESS
+            names a cluster, else local. Predictions are the same.
+        device: auto, cpu, cuda or mps.
+        root: folder of the known data sets; default that of the run.
+        fresh: start again instead of keeping finished parts.
+    """
+
+    checkpoint: Path
+    data: str = ""
+    net: str = ""
+    out: Path | None = None
+    samples: int = 16
+    seed: int = 0
+    part_rows: int = 4096
+    workers: int | None = None
+    backend: Literal["auto", "local", "ray"] = "auto"
+    device: str = "auto"
+    root: str | None = None
+    fresh: bool = False
+
+
+def predict(arguments: list[str]) -> int:
+    """Predict, part by part, and print where the predictions are."""
+    options = parse(Predict, arguments, "predict")
+    device = pick_device(options.device)
+    run = load_run(options.checkpoint, options.root, options.net)
+    request = find_rows(options.data, run, options.root)
+    out = options.out or Path("predictions") / Path(options.data or run.data.name).stem
+    sys.stderr.write(f"{request.name}; network {run.net}, {run.method}, of '{run.folder}'\n")
+    run.model.to(device)
+    how = {name: getattr(options, name) for name in ("samples", "seed", "part_rows", "workers", "backend", "fresh")}
+    try:
+        predict_rows(run, request, out, **how)
+    except RuntimeError as error:  # a worker died, or there was too little memory
+        complain(str(error))
+        return 1
+    if request.y is not None:
+        sys.stdout.write(f"{describe_scores(out, request.y, run.data.task)}\n")
+    sys.stdout.write(f"predictions: {out / TABLE}\n")
+    return 0
