@@ -94,7 +94,7 @@ def test_a_network_that_cannot_be_ordered_says_why_when_converted_and_when_cut(n
 
 def test_a_network_that_was_narrowed_is_not_narrowed_again():
     small = lb.slim.narrow(lb.convert(mlp(), lb.NestedDropout(groups=4, first=True)), 0.5)
-    with pytest.raises(ValueError, match="if it was narrowed already, narrow the one that it was made of"):
+    with pytest.raises(ValueError, match="if it was narrowed already, narrow the original network"):
         lb.slim.narrow(small, 0.5)
 
 
