@@ -1,4 +1,4 @@
-"""docs/layers.md says of the sweep over networks what docs/results/sweep.json says, of the catalogue as it is."""
+"""docs/layers.md says of the sweep over networks what docs/results/sweep.json says, of the present catalogue."""
 
 from __future__ import annotations
 
