@@ -26,6 +26,7 @@ CLEAN = (
     *("docs/new_method.md", "docs/papers.md", "docs/quickstart.md", "docs/recipes.md", "docs/reproduce.md"),
     *("docs/results/cifar10.md", "docs/results/cost.md", "docs/results/digits.md", "docs/results/fashion-mnist.md"),
     *("docs/results/ruler.md", "docs/results/runs.md", "docs/results/wrn28.md"),
+    *("src/leanbayes/distributions", "src/leanbayes/layers"),
     *("src/leanbayes/__init__.py", "src/leanbayes/data", "src/leanbayes/generative", "src/leanbayes/metrics"),
     *("src/leanbayes/models", "src/leanbayes/phase", "src/leanbayes/recalibrate", "src/leanbayes/shift"),
     *("src/leanbayes/slim", "src/leanbayes/training", "tests/training"),

@@ -1,4 +1,4 @@
-"""The command line as a user meets it: help, exit codes, one sentence for what is wrong, own data and networks."""
+"""The command line as a user meets it: help, exit codes, one sentence for each error, own data and networks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, said, capsys, tm
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").touch()
     assert said in complaint(capsys, *arguments)
-    assert not (tmp_path / "runs").exists()  # nothing is left behind
+    assert not (tmp_path / "runs").exists()  # no folder is left
 
 
 def test_flags_reach_the_jobs():
@@ -252,7 +252,7 @@ def test_own_data_are_found_from_every_folder(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def interruptible():
-    """What a shell starts in the background ignores interrupts, and so would all that it starts itself."""
+    """Restore interrupts: a shell starts background processes with interrupts ignored, and children inherit that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""`leanbayes predict`: the figures of the report again, rows prepared as in training, what is wrong in one sentence."""
+"""`leanbayes predict`: the figures of the report again, rows prepared as in training, errors in one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores in files are what one call of predict gives, on one process and on several, and go on where they stopped."""
+"""Scores in files are what one call of predict gives, on one process and on several, and resume where they stopped."""
 
 from __future__ import annotations
 

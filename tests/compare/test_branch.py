@@ -1,4 +1,4 @@
-"""A method that goes on from the state of a plain network is the one that was trained from the beginning."""
+"""A method that continues from the state of a plain network is the one that was trained from the beginning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `--methods` understands."""
+"""The syntax of `--methods`."""
 
 from __future__ import annotations
 

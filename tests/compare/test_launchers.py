@@ -38,12 +38,12 @@ def alone(monkeypatch):
 
 
 @pytest.fixture
-def say(monkeypatch):
-    def say(variables):
+def set_variables(monkeypatch):
+    def set_variables(variables):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
 
-    return say
+    return set_variables
 
 
 def job(launch=None, **changes):
@@ -59,20 +59,20 @@ def test_a_process_of_its_own_has_no_launcher():
     assert is_first()
 
 
-def test_torchrun_says_who_is_first(say):
-    say(TORCHRUN | SLURM)  # torchrun may run inside of Slurm
+def test_torchrun_says_who_is_first(set_variables):
+    set_variables(TORCHRUN | SLURM)  # torchrun may run inside of Slurm
     assert launched() == Launch("torchrun", devices=3, nodes=2)
     assert launched().processes == 6
     assert not is_first()
-    say({"RANK": "0"})
+    set_variables({"RANK": "0"})
     assert is_first()
 
 
-def test_slurm_says_who_is_first(say):
-    say(SLURM)
+def test_slurm_says_who_is_first(set_variables):
+    set_variables(SLURM)
     assert launched() == Launch("slurm", devices=2, nodes=2)
     assert not is_first()
-    say({"SLURM_PROCID": "0"})
+    set_variables({"SLURM_PROCID": "0"})
     assert is_first()
 
 
@@ -81,21 +81,21 @@ def test_slurm_says_who_is_first(say):
     {"SLURM_PROCID": "1"},
     {"SLURM_NTASKS": "4"},  # salloc: nothing was started yet
 ])  # fmt: skip
-def test_a_single_task_of_slurm_is_first(say, variables):
-    say(variables)
+def test_a_single_task_of_slurm_is_first(set_variables, variables):
+    set_variables(variables)
     assert launched() is None
     assert is_first()
 
 
-def test_an_interactive_shell_of_slurm_is_no_launcher(say):
-    say(SLURM | {"SLURM_JOB_NAME": "interactive"})
+def test_an_interactive_shell_of_slurm_is_no_launcher(set_variables):
+    set_variables(SLURM | {"SLURM_JOB_NAME": "interactive"})
     assert launched() is None
 
 
 @pytest.mark.parametrize("per_node", ["", "3"])
-def test_slurm_must_say_how_tasks_lie_on_machines(say, per_node, monkeypatch, capsys):
-    say(SLURM)
-    monkeypatch.delenv("SLURM_NTASKS_PER_NODE") if not per_node else say({"SLURM_NTASKS_PER_NODE": per_node})
+def test_slurm_must_say_how_tasks_lie_on_machines(set_variables, per_node, monkeypatch, capsys):
+    set_variables(SLURM)
+    monkeypatch.delenv("SLURM_NTASKS_PER_NODE") if not per_node else set_variables({"SLURM_NTASKS_PER_NODE": per_node})
     assert main(["compare", "--out", "never", *FAST]) == 2
     assert "expected Slurm to say how many of its 4 tasks run on each machine" in capsys.readouterr().err
 
@@ -131,8 +131,8 @@ def test_the_number_of_processes_is_part_of_the_identity():
     assert job(Launch("torchrun", 1, 1), devices=2).settings()["processes"] == 1
 
 
-def test_a_job_knows_who_started_it(say):
-    say(TORCHRUN)
+def test_a_job_knows_who_started_it(set_variables):
+    set_variables(TORCHRUN)
     made = Job(source=DataSpec(name="digits"), net="small", method=None, recipe=Recipe())
     assert made.processes == 6
 

@@ -51,7 +51,7 @@ def test_a_result_has_every_promised_field(experiment, tmp_path):
     assert len(written["history"]) == 2
     assert {"python", "torch", "leanbayes", "device", "threads"} <= set(written["environment"])
     assert written["method"]["fields"]["components"] == 4
-    assert written["data"]["test"] == JUDGING.test_images  # what was judged, not what there is
+    assert written["data"]["test"] == JUDGING.test_images  # the evaluated rows, not all rows
     loaded = lb.load(folder / MODEL, experiment.plain(0))
     _, x, y = experiment.test
     again = lb.evaluate(loaded, (x, y), samples=4).metrics["test"]

@@ -1,4 +1,4 @@
-"""docs/layers.md says of the sweep over networks what docs/results/sweep.json says, of the present catalogue."""
+"""docs/layers.md repeats the figures of docs/results/sweep.json, which covers the present catalogue."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ FIRST = ("rank1", "nested", "mc_dropout", "deep_ensemble")  # one for each kind 
 @pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_every_method_agrees_with_predict_on_a_convolutional_network(name, tmp_path):
     path = assert_every_size(name, small_net(), (1, 8, 8), tmp_path)
-    # Five draws are two networks of two members; a patched norm has three copies, and what is before it runs once.
+    # Five draws are two networks of two members; a patched norm has three copies, and the layers before it run once.
     expected = {"batch_ensemble": 2 + 2, "deep_ensemble": 2 + 2, "patch": 1 + 3}
     assert operators(path)["Conv"] == expected.get(name, 5 + 5)
 

@@ -288,7 +288,7 @@ def test_the_default_recipe_has_enough_steps_and_not_too_many(rows):
 
 @pytest.mark.slow  # the quality of a training
 def test_breast_cancer_is_classified_as_well_as_by_scikit_learns_network():
-    """scikit-learn's MLPClassifier behind a StandardScaler has 0.975 and 0.074 nats on these folds."""
+    """scikit-learn's MLPClassifier after a StandardScaler has 0.975 and 0.074 nats on these folds."""
     x, y = load_breast_cancer(return_X_y=True)
     folds = StratifiedKFold(5, shuffle=True, random_state=0).split(x, y)
     fitted = [(BayesianClassifier(random_state=0).fit(x[train], y[train]), test) for train, test in folds]
@@ -298,7 +298,7 @@ def test_breast_cancer_is_classified_as_well_as_by_scikit_learns_network():
 
 @pytest.mark.slow  # the quality of a training
 def test_diabetes_is_predicted_as_well_as_by_scikit_learns_network():
-    """scikit-learn's MLPRegressor behind a StandardScaler, 1000 epochs, has R2 0.464 and 5.449 nats on these folds."""
+    """scikit-learn's MLPRegressor after a StandardScaler, 1000 epochs, has R2 0.464 and 5.449 nats on these folds."""
     x, y = load_diabetes(return_X_y=True)
     scores, nlls = [], []
     for train, test in KFold(5, shuffle=True, random_state=0).split(x):

@@ -1,4 +1,4 @@
-"""The suites of nested dropout: what is trained, judged alike, and tiny runs on the digits."""
+"""The suites of nested dropout: trainings, equal evaluation, and tiny runs on the digits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def two_epochs(monkeypatch):
     """Train for two epochs of 200 rows, with few widths, repeats and draws."""
     monkeypatch.setattr(Run, "source", few_rows)
     monkeypatch.setattr(widths, "WIDTHS", (0.5, 1.0))
-    monkeypatch.setattr(tables, "REPEATS", 1)
+    monkeypatch.setattr(
+        tables, "ratios", lambda *given: {"train": 1.5, "test": 2.5}
+    )  # of measure_cost, tested elsewhere
     monkeypatch.setattr(tables, "DRAWS", 5)
     monkeypatch.setattr(student, "SHARES", (0.5, 1.0))
     monkeypatch.setattr(student, "CORRELATED", (0.5, 1.0))

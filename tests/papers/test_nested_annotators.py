@@ -1,4 +1,4 @@
-"""The suite of disagreeing annotators: judged by oracles, trained as it says, and a tiny run that is kept."""
+"""The suite of disagreeing annotators: evaluated by oracles, trained by its specs, and a tiny run that is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Codes of every length: what is trained and judged, the paper's numbers, pictures, and a tiny run on the digits."""
+"""Codes of every length: trainings and evaluations, the paper's numbers, pictures, and a tiny run on the digits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make(plan, seed: int = 0):
     return plan.make(plan.load(plan.source), seed)
 
 
-# ------------------------------------------------------------------------------------ what is trained
+# ------------------------------------------------------------------------------------ trainings
 
 
 def test_one_ordered_code_and_a_vae_for_each_length():

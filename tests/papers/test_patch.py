@@ -24,7 +24,7 @@ def test_the_deep_mlp_has_the_printed_parameters(method):
     expected = {
         "EMP": (layers + 1) * math.log10(k),
         "ECMP": (2 * layers * width + width**2) * math.log10(k),
-        "Dropout": layers * width * math.log10(2),  # masks behind every linear map but the last
+        "Dropout": layers * width * math.log10(2),  # masks after every linear map but the last
         "DropConnect": (width + layers * width**2) * math.log10(2),
         "Explicit Ensemble": math.log10(k),
     }

@@ -1,4 +1,4 @@
-"""The regressions of ensemble model patching: scores against SciPy, cells that are kept, the page beside the paper."""
+"""The regressions of ensemble model patching: scores against SciPy, cells that are kept, the page next to the paper."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
 
 
 def targets(y: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> Splits:
-    """Return splits of which only the targets matter."""
+    """Return splits; only their targets matter."""
     return Splits(y, y, y, y, mean, std, "")
 
 

@@ -1,4 +1,4 @@
-"""Text encoders on movie-review sentences: what is converted, measures by hand, a tiny run, and the published page."""
+"""Text encoders on movie-review sentences: converted layers, measures by hand, a tiny run, and the published page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The suites of variance networks: what is trained, bounds by hand, sweeps in order, and tiny runs on the digits."""
+"""The suites of variance networks: trainings, bounds by hand, sweeps in order, and tiny runs on the digits."""
 
 from __future__ import annotations
 

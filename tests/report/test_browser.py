@@ -88,7 +88,7 @@ def digits_section(page):
 
 
 def shown(page, selector):
-    """Return the boxes of what a selector finds, all of which must be visible."""
+    """Return the boxes that a selector finds; all must be visible."""
     found = page.locator(selector)
     assert found.count() > 0, selector
     boxes = [found.nth(i).bounding_box() for i in range(found.count())]

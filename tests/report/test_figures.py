@@ -1,4 +1,4 @@
-"""Figures: what is drawn is what the files say, and what they do not say is not drawn."""
+"""Figures draw the numbers of the files, and nothing else."""
 
 from __future__ import annotations
 

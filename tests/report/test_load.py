@@ -190,7 +190,7 @@ def places(value, path=()):
 
 
 def test_no_odd_value_anywhere_stops_the_report(tmp_path):
-    """Every ninth place of a result in turn has an odd value: the report names the file or shows what is left."""
+    """Every ninth place of a result in turn has an odd value: the report names the file or shows the rest."""
     good = make.classification("rank1", 0, make.METHODS["rank1"])
     make.write(tmp_path, make.classification("plain", 0, make.METHODS["plain"]))
     file = make.write(tmp_path, good)

@@ -113,7 +113,7 @@ def test_ensemble_equivalents_lie_on_a_curve_of_one_over_the_number_of_networks(
 
 
 def nll_tree(folder, seeds):
-    """Write results of which only the NLL matters: {method: [nll of each seed]}."""
+    """Write results; only their NLL matters: {method: [nll of each seed]}."""
     for name, figures in seeds.items():
         for seed, nll in enumerate(figures):
             record = make.record(name, seed, "digits", "lenet", "classification")

@@ -18,18 +18,8 @@ class Abs(nn.Module):
 
 
 ACTIVATIONS: tuple[type[nn.Module], ...] = (
-    nn.ReLU,
-    nn.ReLU6,
-    nn.LeakyReLU,
-    nn.PReLU,
-    nn.ELU,
-    nn.GELU,
-    nn.SiLU,
-    nn.Tanh,
-    nn.Sigmoid,
-    nn.Softplus,
-    nn.Hardswish,
-    Abs,
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU),
+    *(nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardswish, Abs),
 )
 """Classes that count as activations."""
 

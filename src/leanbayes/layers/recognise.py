@@ -38,32 +38,23 @@ OWN, STANDARDISED, STANDARDISED_SAME = "own", "standardised", "standardised_same
 
 PROBE, TABLE = "by a probe", "by its name"
 
-NAMES: dict[tuple[str, str], str] = {
-    ("timm", "Linear"): OWN,
-    ("timm", "Conv2dSame"): OWN,
-    ("timm", "StdConv2d"): STANDARDISED,
-    ("timm", "StdConv2dSame"): STANDARDISED,
-    ("timm", "ScaledStdConv2d"): STANDARDISED,
-    ("timm", "ScaledStdConv2dSame"): STANDARDISED,
-    ("timm", "BatchNormAct2d"): OWN,
-    ("timm", "GroupNorm"): OWN,
-    ("timm", "GroupNorm1"): OWN,
-    ("timm", "GroupNormAct"): OWN,
-    ("timm", "GroupNorm1Act"): OWN,
-    ("timm", "LayerNorm"): OWN,
-    ("timm", "LayerNorm2d"): OWN,
-    ("timm", "LayerNormAct"): OWN,
-    ("timm", "LayerNormAct2d"): OWN,
-    ("timm", "RmsNorm"): OWN,
-    ("timm", "RmsNorm2d"): OWN,
-    ("timm", "SimpleNorm"): OWN,
-    ("timm", "SimpleNorm2d"): OWN,
-    ("torch_geometric", "Linear"): OWN,
-    ("transformers", "FalconLinear"): OWN,
-    ("transformers", "WeightStandardizedConv2d"): STANDARDISED,
-    ("transformers", "*RMSNorm"): OWN,
-    ("transformers", "T5LayerNorm"): OWN,
-    ("transformers", "NoNorm"): OWN,
+_LAYERS = {
+    OWN: {
+        "timm": "Linear Conv2dSame BatchNormAct2d GroupNorm GroupNorm1 GroupNormAct GroupNorm1Act LayerNorm "
+        "LayerNorm2d LayerNormAct LayerNormAct2d RmsNorm RmsNorm2d SimpleNorm SimpleNorm2d",
+        "torch_geometric": "Linear",
+        "transformers": "FalconLinear *RMSNorm T5LayerNorm NoNorm",
+    },
+    STANDARDISED: {
+        "timm": "StdConv2d StdConv2dSame ScaledStdConv2d ScaledStdConv2dSame",
+        "transformers": "WeightStandardizedConv2d",
+    },
+}
+NAMES = {
+    (library, name): form
+    for form, libraries in _LAYERS.items()
+    for library, names in libraries.items()
+    for name in names.split()
 }
 """Forms of other libraries' classes, by library and class name, for the meta device."""
 
