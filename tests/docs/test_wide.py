@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.papers.pages import lacking, RESULTS
+from tests.docs.pages import RESULTS, unsaid
 from tools.ruler_page import worth_sentences
 from tools.wide_page import sentences, tables, within
 
@@ -26,7 +26,7 @@ def methods() -> dict[str, Any]:
 def test_the_page_has_the_figures_of_its_files() -> None:
     page = (RESULTS / "wrn28.md").read_text()
     assert [name for name, table in tables(FOLDER).items() if f"\n\n{table}" not in page] == []
-    assert lacking("wrn28", [], sentences(FOLDER)) == []
+    assert unsaid("docs/results/wrn28.md", sentences(FOLDER)) == []
     worths = [re.findall(r"(`\w+`) is worth (.*?) networks", line)[0] for line in worth_sentences(FOLDER)]
     runs = (RESULTS / "runs.md").read_text()
     assert len(worths) == 3

@@ -382,8 +382,8 @@ def test_the_published_page_counts_all_nine_sets():
         f"On nine sets ECMP is not worse than printed on {kept[0]}, EMP on {kept[1]}, dropout on {kept[2]} and the "
         f"explicit "
         f"ensemble on {kept[3]}.",
-        f"dropout is better than printed on {better['Dropout']} sets in RMSE, the ensemble on {better['Ensemble']},",
-        f"The lowest mean RMSE is a patched network's on {len(won)} of 9 sets; on {len(clear)} of them "
+        f"dropout is better than printed on {better['Dropout']} sets in RMSE, the ensemble on {better['Ensemble']}.",
+        f"The lowest mean RMSE is a patched network's on {len(won)} of 9 sets. On {len(clear)} of them "
         f"({', '.join(clear)}) it is ahead",
         f"On {len(lost)} ({', '.join(lost)}) dropout and the ensemble are ahead",
     ):
