@@ -87,7 +87,7 @@ def test_draws_are_made_on_the_device_of_their_generator(elsewhere):
     generator = torch.Generator().manual_seed(0)
     assert standard("seed", (3, 1), torch.device("cpu"), generator).device.type == "cpu"
     for law in LAWS.values():
-        assert law.noise((2, 3), torch.device("meta"), generator).device.type == "cpu"
+        assert standard(law.noise, (2, 3), torch.device("meta"), generator).device.type == "cpu"
     streams = Streams(0, "fog", range(2), torch.device("cpu"))
     assert streams.normal(3).device.type == streams.uniform(3).device.type == "cpu"
     counts = torch.tensor([2, 3], device="cpu")

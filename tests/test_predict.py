@@ -324,3 +324,15 @@ def test_few_networks_run_once_each_however_many_samples_are_asked_for():
     assert distinct_draws(bnn) == 4
     assert distinct_draws(lb.convert(net, lb.Rank1(components=4))) is None
     assert distinct_draws(net) == 1
+
+
+def test_members_of_ensembles_may_be_ensembles():
+    torch.manual_seed(0)
+    nets, x = [nn.Linear(4, 3) for _ in range(4)], torch.randn(5, 4)
+    whole = lb.Ensemble([lb.Ensemble(nets[:2]), lb.Ensemble(nets[2:])])
+    assert distinct_draws(whole) == 4
+    order = [nets[0], nets[2], nets[1], nets[3]]  # draw i is draw i // 2 of member i mod 2
+    expected = torch.stack([order[i % 4](x).softmax(1) for i in range(6)]).detach()
+    torch.testing.assert_close(lb.predict(whole, x, samples=6).samples, expected)
+    alone = lb.Ensemble([lb.convert(nn.Linear(4, 3), lb.Rank1(components=2))])
+    torch.testing.assert_close(lb.predict(alone, x, samples=3).mean, lb.predict(alone.members[0], x, samples=3).mean)

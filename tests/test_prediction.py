@@ -251,7 +251,7 @@ def test_joined_parts_are_the_whole(make, keep):
     whole = make(keep=keep)
 
     def rows(start: int, stop: int) -> Prediction:
-        cut = {"samples": 1, "noise": 1}
+        cut = {"samples": 1, "variances": 1}
         parts = {}
         for field in dataclasses.fields(whole):
             value = getattr(whole, field.name)

@@ -214,9 +214,7 @@ def training_step(bnn: Any, inputs: dict[str, Any], net: Any) -> dict[str, Any]:
 
     loss = backward(bnn, inputs)
     layers = [(path, layer) for path, layer in lb.stochastic_layers(bnn) if layer.used is not False]
-    without = {
-        path: [name for name, p in layer.posterior.named_parameters() if p.grad is None] for path, layer in layers
-    }
+    without = {path: [name for name, p in layer.posterior.named_parameters() if is_still(p)] for path, layer in layers}
     idle = without_gradient(net, inputs) if any(without.values()) else set()
     bnn.zero_grad()
     return {
@@ -245,13 +243,18 @@ def backward(net: Any, inputs: dict[str, Any]) -> float:
     return float(loss)
 
 
+def is_still(parameter: Any) -> bool:
+    """Return whether a parameter has no gradient, or zeros: layers of one method are sampled together."""
+    return parameter.grad is None or not bool(parameter.grad.any())
+
+
 def without_gradient(net: Any, inputs: dict[str, Any]) -> set[str]:
     """Return the paths of layers whose parameters all have no gradient in a training step of the plain network."""
     plain = copy.deepcopy(net)
     plain.zero_grad()
     backward(plain, inputs)
     owned = {path: list(layer.parameters(recurse=False)) for path, layer in plain.named_modules()}
-    return {path for path, own in owned.items() if own and all(p.grad is None for p in own)}
+    return {path for path, own in owned.items() if own and all(map(is_still, own))}
 
 
 def row_changes(bnn: Any, inputs: dict[str, Any]) -> dict[str, float]:
@@ -301,7 +304,7 @@ def passes(bnn: Any, inputs: dict[str, Any], *, other_noise: bool) -> tuple[list
 
     def change(module: Any, args: Any, kwargs: Any) -> None:
         for state, _ in states_of(bnn):
-            row = (state.stream % ROWS + 1) % ROWS
+            row = (state.key % ROWS + 1) % ROWS
             rows.append(row)
             if not other_noise or state.component is None:
                 continue
@@ -313,6 +316,7 @@ def passes(bnn: Any, inputs: dict[str, Any], *, other_noise: bool) -> tuple[list
                 for part in parts:
                     if len(part) == ROWS and part.numel():
                         part[row] = torch.randn(part[row].shape, generator=generator).to(part).abs() % 1
+            state.variables = {}  # they were sampled from the noise of before
 
     handle = bnn.register_forward_pre_hook(change, with_kwargs=True)
     try:

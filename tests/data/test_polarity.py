@@ -87,7 +87,7 @@ def test_a_comparison_needs_a_network_of_the_users_own(tmp_path):
     write_cache(tmp_path)
     flags = ["--data", "rt-polarity", "--root", str(tmp_path)]
     with pytest.raises(
-        ValueError, match=r"rt-polarity is text, for which there is no network .* --net package\.module"
+        ValueError, match=r"rt-polarity is text, and leanbayes has no network for it.* --net package\.module"
     ):
         plan_of(parse(comparison_options(), flags, "compare"))
     plan = plan_of(parse(comparison_options(), [*flags, "--net", "mine:encoder"], "compare"))

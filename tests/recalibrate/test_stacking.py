@@ -48,7 +48,7 @@ def value(logs: torch.Tensor, weights: torch.Tensor) -> float:
 def test_two_draws_get_the_weights_that_scipy_finds(problem, seed):
     whole, y = problem(200, seed, spread=1.0)
     p = dataclasses.replace(
-        whole, samples=whole.samples[:2], noise=None if whole.variances is None else whole.variances[:2]
+        whole, samples=whole.samples[:2], variances=None if whole.variances is None else whole.variances[:2]
     )
     first, second = likelihoods(p, y)
 

@@ -116,7 +116,8 @@ def distinct_draws(model: nn.Module) -> int | None:
     model = unwrap(model)
     members = members_of(model)
     if members:
-        return None if is_stochastic(model) else len(members)
+        own = {distinct_draws(member) for member in members}
+        return len(members) * (own.pop() or 0) if len(own) == 1 and not is_stochastic(model) else None
     noisy = any(layer.log_choices for _, layer in stochastic_layers(model))
     return None if noisy else components_of(model)
 
@@ -156,10 +157,9 @@ class Predictor:
 
     def refresh(self) -> None:
         """Build the twins again, after layers of the model were replaced."""
-        members = members_of(self.model)
-        make = FrozenDraws if self.noise == "function" else RowDraws
+        self.sources: list[_Chunks] = []
         with torch.no_grad():
-            self.sources = [_Chunks(make(member), self.chunk_size, self.output) for member in members or [self.model]]
+            self.tree = self._build(self.model)
         self.distinct = distinct_draws(self.model) if self.noise == "function" else None
 
     def __call__(self, x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -> Prediction:
@@ -175,13 +175,23 @@ class Predictor:
 
     def select(self, index: int) -> _Chunks:
         """Return the source of draw `index`, ready to run; with K members, draw i // K of member i mod K."""
-        count = len(self.sources)
-        if count == 1:
-            self.sources[0].draws.select(self.seed, index, self.component, self.width)
-            return self.sources[0]
-        source, own = member_of(self.sources, index, self.component)
-        source.draws.select(self.seed, own, None, self.width)
-        return source
+        source: Any = self.tree
+        component = self.component
+        while isinstance(source, list):  # members may be ensembles themselves
+            source, index = member_of(source, index, component)
+            component = None
+        found: _Chunks = source
+        found.draws.select(self.seed, index, component, self.width)
+        return found
+
+    def _build(self, model: nn.Module) -> Any:
+        """Return the source of a model's draws, or a list of those of its members."""
+        members = members_of(model)
+        if members:
+            return [self._build(member) for member in members]
+        draws = FrozenDraws(model) if self.noise == "function" else RowDraws(model)
+        self.sources.append(_Chunks(draws, self.chunk_size, self.output))
+        return self.sources[-1]
 
     def forget(self) -> None:
         """Drop all results of earlier inputs and weights."""
