@@ -94,6 +94,18 @@ def test_sparse_variational_dropout_prunes_by_log_alpha():
     assert (lb.mean(found.model)[0].weight == 0).sum() == 12 - found.kept
 
 
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.Linear(5, 3), nn.Conv2d(2, 4, 3), nn.ConvTranspose2d(4, 2, 3)])
+def test_pruning_neurons_zeroes_the_weights_of_noisy_outputs(layer):
+    bnn = lb.convert(nn.Sequential(layer), lb.VarianceLayers(parameterization="neuron"))
+    outputs = bnn[0].posterior.log_alpha.numel()
+    with torch.no_grad():
+        bnn[0].posterior.log_alpha.copy_(torch.linspace(-5, 6, outputs))
+    weight = lb.mean(lb.phase.prune(bnn).model)[0].weight
+    by_output = weight.movedim(1 if isinstance(layer, nn.ConvTranspose2d) else 0, 0).flatten(1)
+    assert ((by_output != 0).all(1) == (torch.linspace(-5, 6, outputs) <= 3)).all()
+    assert ((by_output == 0).all(1) == (torch.linspace(-5, 6, outputs) > 3)).all()
+
+
 def test_the_means_may_go_but_the_deviations_may_not_be_shuffled():
     bnn = knower()
     whole = lb.phase.accuracies(bnn, (X, Y), samples=50)["ensemble"]

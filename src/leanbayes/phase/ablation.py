@@ -83,9 +83,16 @@ def prune(model: nn.Module, log_alpha: float = 3.0) -> Sparse:
 
     After a phase transition this destroys the network, since the noise is its information.
     """
-    layers = variance_layers(model)
-    scores = {path: -layer.log_alpha.detach().expand(layer.base.weight.shape) for path, layer in layers.items()}
+    scores = {path: -_log_alpha_of_weights(layer) for path, layer in variance_layers(model).items()}
     return sparsify(model, scores, -log_alpha)
+
+
+def _log_alpha_of_weights(layer: VarianceLayer) -> Tensor:
+    """Return log alpha for each weight; that of a neuron holds for the weights of its output."""
+    log_alpha, weight = layer.log_alpha.detach(), layer.base.weight
+    if layer.method.parameterization != "neuron":
+        return log_alpha.expand(weight.shape)
+    return layer.family.scaled(layer.base, torch.ones_like(weight, dtype=log_alpha.dtype), r=log_alpha)
 
 
 @torch.no_grad()
