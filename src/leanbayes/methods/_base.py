@@ -263,6 +263,10 @@ class Method(abc.ABC):
     late: ClassVar[float] = 0.7
     posterior_rate: ClassVar[float] = 1.0
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the method itself, which cannot change: copies of models share it."""
+        return self
+
     @abc.abstractmethod
     def wrap(self, layer: nn.Module) -> StochasticLayer:
         """Return the layer with noise around it."""

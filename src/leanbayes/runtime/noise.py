@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from leanbayes.distributions.random import Kind, normals, standard
+from leanbayes.distributions.random import Kind, normals, Rows, standard, standard_rows
 from leanbayes.runtime.distributed import rank_and_world
 
 Noise = tuple[Tensor, ...]
@@ -111,12 +111,9 @@ def row_noise(layer: Noisy, rows: int, *name: int | str) -> Noise:
 
 def function_noise(layer: Noisy, names: Sequence[tuple[int | str, ...]]) -> Noise:
     """Return the noise of named functions, one row each."""
-    specs = layer.noise_specs(shared=True)
-    rows = []
-    for name in names:
-        generator = generator_of(*name, layer.path)
-        rows.append([_draw(spec, 1, layer.device, generator) for spec in specs])
-    return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+    wanted = [Rows(spec.kind, spec.shape, spec.counted) for spec in layer.noise_specs(shared=True)]
+    seeds = [_seed_of(*name, layer.path) for name in names] if wanted else []
+    return tuple(standard_rows(wanted, seeds, layer.device))
 
 
 def activation_noise(x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -136,8 +133,12 @@ def pass_specs(layer: Noisy) -> tuple[NoiseSpec, ...]:
 
 def generator_of(*name: int | str, device: torch.device | None = None) -> torch.Generator:
     """Return the generator of a draw's and a layer's name; a hash keeps similar names independent."""
+    return torch.Generator(device or "cpu").manual_seed(_seed_of(*name))
+
+
+def _seed_of(*name: int | str) -> int:
     digest = hashlib.blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
-    return torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
 
 
 def is_captured() -> bool:
