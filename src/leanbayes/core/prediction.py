@@ -269,6 +269,24 @@ class RunningUncertainty:
         if self.measure == "variance":
             self.squares += gap * (mean - self.mean)
 
+    def add_all(self, means: Tensor, own: Tensor) -> None:
+        """Add several draws at once: predictions (G, B, ...) and their own uncertainties."""
+        count = len(means)
+        if count == 1:
+            self.add(means[0], own[0])
+            return
+        mean, average_own = means.mean(0), own.mean(0)
+        squares = (means - mean).square().sum(0) if self.measure == "variance" else torch.zeros_like(mean)
+        if self.count == 0:
+            self.count, self.mean, self.own, self.squares = count, mean, average_own, squares
+            return
+        # The parallel form of Welford's update (Chan, Golub, LeVeque, 1979).
+        self.count += count
+        gap, share = mean - self.mean, count / self.count
+        self.squares += squares + gap.square() * (share * (self.count - count))
+        self.mean += gap * share
+        self.own += (average_own - self.own) * share
+
     def result(self) -> Decomposition:
         """Return the decomposition over the added draws."""
         if self.count == 0:

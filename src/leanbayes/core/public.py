@@ -16,7 +16,7 @@ from torch import nn
 from leanbayes.core import objective
 from leanbayes.core import predictor as prediction
 from leanbayes.core.conversion import unwrap
-from leanbayes.runtime.passes import states_of
+from leanbayes.runtime.passes import PassState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,7 +43,7 @@ def _warn_of_plain(model: Any) -> None:
     if not isinstance(model, nn.Module):
         return
     model = unwrap(model)
-    if type(model) in warned or states_of(model):
+    if type(model) in warned or any(isinstance(vars(module).get("state"), PassState) for module in model.modules()):
         return
     warned.add(type(model))
     message = "this network has no stochastic layer; did you mean lb.convert(net, lb.Rank1())?"

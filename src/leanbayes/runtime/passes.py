@@ -26,6 +26,7 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
+from leanbayes.layers.hooks import every_module
 from leanbayes.runtime.batches import rows_of, tensors_in
 from leanbayes.runtime.distributed import has_shards, is_shard, rank_and_world, refuse_shards
 from leanbayes.runtime.history import History, in_backward
@@ -371,7 +372,7 @@ def many_draws(
 ) -> Iterator[None]:
     """Fix several draws at once: the variables of a layer have one row per draw."""
     owners, strides = states_of(model), _strides(model)
-    _check(component, width, [layer for _, layers in owners for layer in layers])
+    check_draws(component, width, [layer for _, layers in owners for layer in layers])
     with ExitStack() as stack:
         for ordinal, (state, layers) in enumerate(owners):
             stride = strides.get(id(state), 1)
@@ -406,7 +407,7 @@ def assigned(model: nn.Module, component: Assignment) -> Iterator[None]:
 def states_of(model: nn.Module) -> list[tuple[PassState, list[Any]]]:
     """Return every `PassState` in a model with its layers; several if the model joins converted models."""
     found: dict[int, tuple[PassState, list[Any]]] = {}
-    for module in model.modules():
+    for module in every_module(model):
         state = vars(module).get("state")
         if isinstance(state, PassState):
             found.setdefault(id(state), (state, []))[1].append(module)
@@ -446,14 +447,15 @@ def swapped(state: PassState, other: PassState) -> Iterator[None]:
 def _strides(model: nn.Module) -> dict[int, int]:
     """Return S for every state inside an ensemble of S models: draw i of it is draw i // S of a member."""
     strides: dict[int, int] = {}
-    for module in model.modules():
+    for module in every_module(model):
         members = members_in(module)
         for state, _ in states_of(members) if members is not None else ():
             strides[id(state)] = strides.get(id(state), 1) * len(members or ())
     return strides
 
 
-def _check(component: int | None, width: Width, layers: list[Any]) -> None:
+def check_draws(component: int | None, width: Width, layers: list[Any]) -> None:
+    """Raise unless some layer has this component, and one can be narrowed if a width is given."""
     count = max((layer.components for layer in layers), default=1)
     if component is not None and not 0 <= component < count:
         raise ValueError(f"expected a component from 0 to {count - 1}, got {component}")
