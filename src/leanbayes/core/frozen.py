@@ -21,7 +21,7 @@ from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods._base import one_draw, plain_copy, StochasticLayer
 from leanbayes.runtime.batches import call, Inputs, Output
 from leanbayes.runtime.distributed import refuse_shards
-from leanbayes.runtime.noise import function_noise, Noise
+from leanbayes.runtime.noise import Design, designed_noise, Noise
 from leanbayes.runtime.passes import check_draws, draws, many_draws, states_of, Variables, Width
 from leanbayes.runtime.twins import tensors_of, to_eval, twin
 
@@ -47,6 +47,7 @@ class Name(NamedTuple):
     seed: int
     component: int | None = None
     width: Width = None
+    design: Design = "independent"
 
 
 class Budget:
@@ -90,15 +91,15 @@ class Sampler:
 
         `joint` samples all layers of a kind in one operation; its last bits may differ, as those of `vmap` do.
         """
-        seed, component, width = self.name
+        seed, component, width, design = self.name
         if not self.alone:
-            with many_draws(self.model, seed, group, component=component, width=width):
+            with many_draws(self.model, seed, group, component=component, width=width, design=design):
                 return [layer.variables() for layer in self.layers]
         chosen = torch.tensor(group if component is None else [component] * len(group), device=self.layers[0].device)
         names = [(seed, index, 0) for index in group]
         found: dict[int, Variables] = {}
         for layers in _alike(self.layers) if joint else [[layer] for layer in self.layers]:
-            noise = [_noise(layer, names) for layer in layers]
+            noise = [_noise(layer, names, design) for layer in layers]
             own = Assignment(chosen % layers[0].components)
             sampled = (
                 layers[0].sample_of(layers, own, noise, width) if joint else [layers[0].sample(own, noise[0], width)]
@@ -114,15 +115,15 @@ MOST_RECENT, SMALLEST_KEPT = 64, 2**14
 """Layers whose noise is kept, and the numbers that each of them may have: 4 MiB in all."""
 
 
-def _noise(layer: Any, names: Sequence[tuple[int, ...]]) -> Noise:
+def _noise(layer: Any, names: list[tuple[int, int, int]], design: Design) -> Noise:
     """Return the noise of named draws; the generators of small layers cost more than their passes."""
     specs = layer.noise_specs(shared=True)
     if len(names) * sum(math.prod(spec.shape) for spec in specs) > SMALLEST_KEPT:
-        return function_noise(layer, names)
-    key = (layer.path, specs, layer.device, tuple(names), torch.get_default_dtype())
+        return designed_noise(layer, names, design)
+    key = (layer.path, specs, layer.device, tuple(names), design, torch.get_default_dtype())
     found = _recent.get(key)
     if found is None:
-        found = function_noise(layer, names)
+        found = designed_noise(layer, names, design)
         if all(type(tensor) is Tensor for tensor in found):  # no fake tensors of a tracer
             _recent[key] = found
         while len(_recent) > MOST_RECENT:
@@ -255,7 +256,7 @@ class RowDraws:
 
     def run(self, x: Inputs, rows: tuple[int, int], output: Output | None) -> Tensor:
         """Run the model with different noise for every row and chunk."""
-        seed, component, width = self.name
+        seed, component, width, _ = self.name
         wanted: dict[str, Any] = {"index": self.index, "component": component, "width": width}
         with draws(self.network, seed=hash((seed, rows[0])), shared=False, **wanted):
             return call(self.network, x, output)

@@ -28,6 +28,7 @@ from leanbayes.layers.hooks import every_module
 from leanbayes.methods._checks import whole_number
 from leanbayes.methods.ensemble import member_of, members_of
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, to_device, versions, without_arrays
+from leanbayes.runtime.noise import check_design, Design
 from leanbayes.runtime.passes import components_of, Width
 from leanbayes.runtime.twins import tensors_of
 
@@ -50,6 +51,7 @@ def predict(
     width: Width = None,
     noise: NoiseOf = "function",
     output: Output | None = None,
+    design: Design = "independent",
 ) -> Prediction:
     """Predict with S posterior draws and split the uncertainty into aleatoric and epistemic.
 
@@ -70,6 +72,8 @@ def predict(
         width: share or number of channel groups, for layers that order their channels.
         noise: "function", one network for all rows per draw; "activation", fresh noise for every row.
         output: picks the tensor out of what the model returns; default itself, `.logits`, or item 0.
+        design: "independent" draws, or "paired": draw 2j + 1 has the mirrored noise of draw 2j, so that errors of the
+            first order in the noise cancel. Draw i uses component i mod K in both.
 
     Example:
         >>> p = lb.predict(bnn, x, samples=16)
@@ -86,6 +90,7 @@ def predict(
         width=width,
         noise=noise,
         output=output,
+        design=design,
         memory=0,
     )
     return predictor.run(x)
@@ -139,14 +144,16 @@ class Predictor:
         width: Width = None,
         noise: NoiseOf = "function",
         output: Output | None = None,
+        design: Design = "independent",
         memory: int = MEMORY,
     ) -> None:
         _check(samples, chunk_size, noise, memory)
+        check_design(design, shared=noise == "function")
         self.likelihood = likelihood or own_likelihood(model) or Categorical()
         self.model = unwrap(model)
         self.samples, self.seed, self.chunk_size = samples, whole_number("seed", seed), chunk_size
         self.keep_samples, self.component, self.width = keep_samples, component, width
-        self.noise, self.output, self.limit = noise, output, memory
+        self.noise, self.output, self.design, self.limit = noise, output, design, memory
         self.lock = threading.RLock()
         self.refresh()
 
@@ -216,7 +223,7 @@ class Predictor:
         if members:
             each = count if component is not None else -(-count // len(members))
             return [self._build(member, None, each) for member in members]
-        name = Name(self.seed, component, self.width)
+        name = Name(self.seed, component, self.width, self.design)
         draws = FrozenDraws(model, name, count, self.budget) if self.noise == "function" else RowDraws(model, name)
         self.leaves.append(Chunks(draws, self.chunk_size, self.output))
         return self.leaves[-1]

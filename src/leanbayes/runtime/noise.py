@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, get_args, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -109,6 +109,40 @@ def row_noise(layer: Noisy, rows: int, *name: int | str) -> Noise:
     return tuple(_draw(spec, rows, layer.device, generator) for spec in pass_specs(layer))
 
 
+Design = Literal["independent", "paired"]
+"""How the draws of one seed depend on each other; each of them alone is a draw from the posterior."""
+
+BELOW_ONE = 1 - 2**-24
+"""The largest number of float32 below one."""
+
+
+def designed_noise(layer: Noisy, names: Sequence[tuple[int, int, int]], design: Design) -> Noise:
+    """Return the noise of functions that are named by seed, index and ordinal, one row each.
+
+    Paired: function 2j + 1 has the noise of function 2j, mirrored: -n for normal, 1 - u for uniform numbers. Integer
+    seeds have no mirror image and stay independent.
+    """
+    if design == "independent":
+        return function_noise(layer, names)
+    sources = [(seed, index - index % 2, ordinal) for seed, index, ordinal in names]
+    row = {source: position for position, source in enumerate(dict.fromkeys(sources))}
+    specs = layer.noise_specs(shared=True)
+    own = function_noise(layer, names) if any(spec.kind == "seed" for spec in specs) else ()
+    drawn = function_noise(layer, list(row))
+    rows = torch.tensor([row[source] for source in sources], device=layer.device)
+    odd = torch.tensor([index % 2 == 1 for _, index, _ in names], device=layer.device)
+    return tuple(
+        own[position] if spec.kind == "seed" else _mirrored(drawn[position][rows], odd, spec.kind)
+        for position, spec in enumerate(specs)
+    )
+
+
+def _mirrored(noise: Tensor, odd: Tensor, kind: Kind) -> Tensor:
+    """Return noise whose odd rows are mirrored."""
+    mirror = -noise if kind == "normal" else (1 - noise).clamp(max=BELOW_ONE)
+    return torch.where(odd.view(-1, *[1] * (noise.dim() - 1)), mirror, noise)
+
+
 def function_noise(layer: Noisy, names: Sequence[tuple[int | str, ...]]) -> Noise:
     """Return the noise of named functions, one row each."""
     wanted = [Rows(spec.kind, spec.shape, spec.counted) for spec in layer.noise_specs(shared=True)]
@@ -124,6 +158,14 @@ def activation_noise(x: Tensor, generator: torch.Generator | None) -> Tensor:
     shape = tuple(x.shape) if world == 1 else (len(x), world, *x.shape[1:])
     drawn = standard("normal", shape, x.device, generator)
     return drawn if world == 1 else drawn[:, rank].contiguous()
+
+
+def check_design(design: str, *, shared: bool = True) -> None:
+    """Raise unless the design exists, and fits the noise: only one function for all rows can be mirrored."""
+    if design not in get_args(Design):
+        raise ValueError(f"expected design to be one of {', '.join(get_args(Design))}, got {design!r}")
+    if design != "independent" and not shared:
+        raise ValueError(f"noise per row has no design: expected design='independent', got {design!r}")
 
 
 def pass_specs(layer: Noisy) -> tuple[NoiseSpec, ...]:

@@ -32,6 +32,9 @@ from leanbayes.runtime.distributed import has_shards, is_shard, rank_and_world, 
 from leanbayes.runtime.history import History, in_backward
 from leanbayes.runtime.noise import (
     activation_noise,
+    check_design,
+    Design,
+    designed_noise,
     fresh_noise,
     function_noise,
     generator_of,
@@ -325,7 +328,7 @@ class _Plan:
 
 
 @contextmanager
-def draws(
+def draws(  # noqa: PLR0913, a promised signature
     model: nn.Module,
     *,
     seed: int | None = None,
@@ -334,6 +337,7 @@ def draws(
     width: Width = None,
     shared: bool = True,
     mean: bool = False,
+    design: Design = "independent",
 ) -> Iterator[nn.Module]:
     """Fix the draw of every forward pass of `model` inside the context.
 
@@ -345,6 +349,7 @@ def draws(
         width: share (float) or number (int) of channel groups to keep, for layers that order their channels.
         shared: one function for all rows (the default), or noise per row.
         mean: use the centres of the posteriors, of one component or averaged over all.
+        design: "independent", or "paired": draw 2j + 1 has the mirrored noise of draw 2j.
 
     Example:
         >>> with draws(bnn, seed=0, index=3):
@@ -355,12 +360,13 @@ def draws(
     elif seed is None:
         seed = int(torch.randint(2**62, ()))
         index = seed if component is None else index
-    with many_draws(model, seed, [index], component=component, width=width, shared=shared, mean=mean):
+    wanted: dict[str, Any] = {"shared": shared, "mean": mean, "design": design}
+    with many_draws(model, seed, [index], component=component, width=width, **wanted):
         yield model
 
 
 @contextmanager
-def many_draws(
+def many_draws(  # noqa: PLR0913, the arguments of `draws`
     model: nn.Module,
     seed: int,
     indices: Sequence[int],
@@ -369,8 +375,10 @@ def many_draws(
     width: Width = None,
     shared: bool = True,
     mean: bool = False,
+    design: Design = "independent",
 ) -> Iterator[None]:
     """Fix several draws at once: the variables of a layer have one row per draw."""
+    check_design(design, shared=shared)
     owners, strides = states_of(model), _strides(model)
     check_draws(component, width, [layer for _, layers in owners for layer in layers])
     with ExitStack() as stack:
@@ -386,7 +394,7 @@ def many_draws(
             elif shared:
                 other.mode, other.rows = Fixed(seed, tuple(own), width), len(indices)
                 names = [(seed, index, ordinal) for index in own]
-                other.noise = {layer.path: function_noise(layer, names) for layer in layers}
+                other.noise = {layer.path: designed_noise(layer, names, design) for layer in layers}
             else:
                 other.mode = Fresh(component_of, (seed, own[0], ordinal), width)
             stack.enter_context(swapped(state, other))
