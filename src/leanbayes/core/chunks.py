@@ -43,6 +43,10 @@ class Chunks:
         check_alike(outputs, sizes)
         return cat(outputs) if len(outputs) > 1 else outputs[0]
 
+    def divisible(self, x: Inputs) -> bool:
+        """Return whether rows can be taken out of a batch without changing the others."""
+        return not self.averages and divisible(self.draws.network, x)
+
     def way(self, x: Inputs, rows: int) -> Way:
         """Return how to run the draws on a batch: together only if one chunk holds it."""
         whole = self.asked is None or self.asked >= rows

@@ -23,6 +23,7 @@ from leanbayes.core.chunks import check_alike, Chunks
 from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.frozen import Budget, FrozenDraws, Name, RowDraws
 from leanbayes.core.prediction import concatenate, Prediction, RunningUncertainty
+from leanbayes.core.stopping import predict_until
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.layers.hooks import every_module
 from leanbayes.methods._checks import whole_number
@@ -52,6 +53,7 @@ def predict(
     noise: NoiseOf = "function",
     output: Output | None = None,
     design: Design = "independent",
+    tolerance: float | None = None,
 ) -> Prediction:
     """Predict with S posterior draws and split the uncertainty into aleatoric and epistemic.
 
@@ -74,6 +76,8 @@ def predict(
         output: picks the tensor out of what the model returns; default itself, `.logits`, or item 0.
         design: "independent" draws, or "paired": draw 2j + 1 has the mirrored noise of draw 2j, so that errors of the
             first order in the noise cancel. Draw i uses component i mod K in both.
+        tolerance: stop a row before S draws, once the others are expected to change its prediction by at most this
+            divergence in nats (`core/stopping.py`); `p.draws` has the draws of each row, `p.samples` is None.
 
     Example:
         >>> p = lb.predict(bnn, x, samples=16)
@@ -91,6 +95,7 @@ def predict(
         noise=noise,
         output=output,
         design=design,
+        tolerance=tolerance,
         memory=0,
     )
     return predictor.run(x)
@@ -145,10 +150,13 @@ class Predictor:
         noise: NoiseOf = "function",
         output: Output | None = None,
         design: Design = "independent",
+        tolerance: float | None = None,
         memory: int = MEMORY,
     ) -> None:
         _check(samples, chunk_size, noise, memory)
         check_design(design, shared=noise == "function")
+        _check_tolerance(tolerance, noise)
+        self.tolerance = tolerance
         self.likelihood = likelihood or own_likelihood(model) or Categorical()
         self.model = unwrap(model)
         self.samples, self.seed, self.chunk_size = samples, whole_number("seed", seed), chunk_size
@@ -233,6 +241,8 @@ class Predictor:
         likelihood = self.likelihood
         for leaf in self.leaves:
             leaf.draws.forget_outputs()
+        if self.tolerance is not None:
+            return self._predict_until(x, done)
         running = RunningUncertainty(likelihood.measure)
         kept: list[tuple[Tensor, Tensor]] = []
         for outputs in self._outputs(x, range(self.number), done):
@@ -257,6 +267,22 @@ class Predictor:
             variances=owns if self.keep_samples and likelihood.measure == "variance" else None,
             likelihood=likelihood,
         )
+
+    def _predict_until(self, x: Inputs, done: int) -> Prediction:
+        """Predict with as many draws for each row as it needs; rows that depend on each other take all draws."""
+        rows, tolerance = _count_rows(x), self.tolerance or 0.0
+        if not all(leaf.divisible(x) for leaf in self.leaves):
+            tolerance = -1.0
+
+        def run(some: Inputs, draws: range) -> Iterator[tuple[Tensor, Tensor]]:
+            for leaf in self.leaves:
+                leaf.draws.forget_outputs()  # of other rows
+            for outputs in self._outputs(some, draws, done):
+                yield _predictive(self.likelihood, outputs)
+
+        # Draws of members alternate, so that neighbours are no pair.
+        unit = 2 if self.design == "paired" and not isinstance(self.tree, list) else 1
+        return predict_until(run, x, rows, self.number, unit, tolerance, self.likelihood)
 
     def _outputs(self, x: Inputs, indices: range, done: int) -> Iterator[Tensor]:
         """Yield the outputs of these draws in order, of one or several at a time: (G, B, ...)."""
@@ -335,6 +361,15 @@ def _raw_blocks(x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -
 def _dtype(model: nn.Module) -> torch.dtype:
     real = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     return next(real, torch.get_default_dtype())
+
+
+def _check_tolerance(tolerance: float | None, noise: str) -> None:
+    if tolerance is not None and not (isinstance(tolerance, (int, float)) and tolerance >= 0):
+        raise ValueError(f"expected tolerance to be a divergence in nats of at least 0 or None, got {tolerance!r}")
+    if tolerance is not None and noise != "function":
+        raise ValueError(
+            f"a row's noise depends on the others: expected noise='function' with tolerance, got {noise!r}"
+        )
 
 
 def _check(samples: int, chunk_size: int | None, noise: str, memory: float) -> None:

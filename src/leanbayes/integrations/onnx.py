@@ -34,7 +34,7 @@ from leanbayes.methods._base import one_draw, StochasticLayer
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, repeat_rows, to_device
-from leanbayes.runtime.passes import many_draws
+from leanbayes.runtime.passes import draws, many_draws
 from leanbayes.runtime.twins import twin
 
 KEY = "leanbayes"  # key of the file's metadata: JSON on the model, the likelihood and versions
@@ -110,10 +110,10 @@ class Function(nn.Module):
         """Build the plain network that draws are folded into, and sample all draws, as `predict` does."""
         super().__init__()
         found = dict(stochastic_layers(model))
+        with draws(model, mean=True):
+            plain = {id(layer): layer.twin(one_draw(layer.variables(), 0)) for layer in found.values()}
         with many_draws(model, seed, range(samples)):
             sampled = [layer.variables() for layer in found.values()]
-        layers = zip(found.values(), sampled, strict=True)
-        plain = {id(layer): layer.twin(one_draw(own, 0)) for layer, own in layers}
         self.example = example
         self.called = Called(twin(model, plain).eval(), output)
         self.layers = nn.ModuleList(found.values())
