@@ -52,7 +52,7 @@ def fold_of(y: Tensor, count: int, seed: int, *, groups: Tensor | None = None) -
         ValueError: if there are fewer rows, or groups, than folds.
     """
     if groups is not None:
-        names, inverse = groups.unique(return_inverse=True)
+        names, inverse = torch.unique(groups, return_inverse=True)
         if len(names) < count:
             raise ValueError(f"expected at least {count} groups for {count} folds, got {len(names)}")
         sizes = torch.bincount(inverse)
@@ -95,7 +95,7 @@ def _latest(time: Tensor, wanted: int) -> Tensor:
 
 def _whole_groups(groups: Tensor, wanted: int, seed: int) -> Tensor:
     """Return whole groups with about `wanted` rows, at least one group on each side."""
-    names, inverse = groups.unique(return_inverse=True)
+    names, inverse = torch.unique(groups, return_inverse=True)
     if len(names) < 2:
         raise ValueError(f"expected at least two groups of rows, got {len(names)}; leave the column of groups out")
     order = _shuffled(len(names), seed)

@@ -30,6 +30,7 @@ from leanbayes.training import recipe as schedule
 from leanbayes.training.data import Batch, batches_of, Data, groups, Placement, TensorBatches, training_batches
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
+from leanbayes.training.early_stopping import BestState, is_over, split_rows
 from leanbayes.training.objective import CompiledLoss, loss_function, LossFunction, NetworkWithLikelihood
 from leanbayes.training.optimizer import clip, make_optimizer, set_rates, to_train_mode, weights_frozen
 from leanbayes.training.progress import Display, display, History, peak_memory_mb
@@ -79,7 +80,7 @@ def fit(  # noqa: PLR0913
     recipe: Recipe = DEFAULT,
     *,
     likelihood: Loss | None = None,
-    validation: Data | None = None,
+    validation: Data | float | None = None,
     folder: PathLike | None = None,
     resume: bool = False,
     callbacks: Sequence[Callable[[EpochState], object]] = (),
@@ -99,8 +100,9 @@ def fit(  # noqa: PLR0913
             `DataLoader` that yields such pairs.
         recipe: how to train.
         likelihood: default the model's own, else `Categorical`; or any loss `(outputs, y) -> loss`.
-        validation: held-out data. After every epoch, valid_nll and valid_accuracy (or valid_rmse) are computed from
-            the mean of four draws.
+        validation: held-out data, or the share of the training rows to hold out, by class or target quantile. After
+            every epoch, valid_nll and valid_accuracy (or valid_rmse) are computed from the mean of four draws. With
+            `Recipe(patience=...)` they decide when to stop.
         folder: where the state is stored after every epoch, in `checkpoint/`; None stores none.
         resume: continue from the state in `folder`, if there is one. Otherwise start again and remove it.
         callbacks: called with an `EpochState` after every epoch, when its state is on disk.
@@ -119,6 +121,10 @@ def fit(  # noqa: PLR0913
         raise TypeError(f"expected a recipe such as lb.Recipe(epochs=30), got {recipe!r}")
     if resume and folder is None:
         raise ValueError("resume=True has nothing to resume from; give the folder of the training, or resume=False")
+    if recipe.patience and validation is None:
+        raise ValueError("patience needs rows to validate on: pass validation=0.1, or held-out data")
+    if isinstance(validation, float):
+        train, validation = split_rows(train, validation, recipe.seed)
     place = None if folder is None else local(folder)
     fabric = launch(recipe)
     arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output)
@@ -178,6 +184,9 @@ class Trainer:
         if arguments.folder is not None:
             self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows)
             on_first(fabric, partial(self.checkpoint.prepare, keep=arguments.resume))
+        self.best = BestState(arguments.folder, recipe)
+        if not arguments.resume and fabric.is_global_zero:
+            self.best.forget()
         self.model = self.plain = model
         if recipe.convert_at_epoch and is_stochastic(model):
             self.plain = NetworkWithLikelihood(plain_view(model.network), likelihood, recipe.precision)
@@ -193,6 +202,8 @@ class Trainer:
         history = self._start()
         shown.begin(done + len(history))
         for epoch in range(len(history), self.recipe.epochs):
+            if is_over(history, self.recipe):
+                break
             self._start_epoch(epoch)
             with self._failure_explained(epoch):
                 for group in groups(self.batches.epoch(epoch), self.recipe.accumulate):
@@ -201,11 +212,13 @@ class Trainer:
                         shown.step(done + progress, self._values())
                 self.meter.look()
             history.append(self._end_epoch(epoch))
+            self.best.consider(self.model, history, writes=self.fabric.is_global_zero)
             if self.checkpoint is not None:
                 on_first(self.fabric, partial(self.checkpoint.save, self.model, self.optimizer, history))
             shown.epoch(done + len(history), history[-1])
             self._call_back(history)
         self.optimizer.zero_grad()
+        self.best.restore(self.model, history)
         return history
 
     def step(self, group: list[Batch], progress: float) -> bool:

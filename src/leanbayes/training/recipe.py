@@ -25,7 +25,7 @@ Precision = Literal["32-true", "bf16-mixed"]
 HIGHEST_ADAM_RATE = 0.1
 """Adam moves every weight by about its rate at every step: higher rates only destroy."""
 
-OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False}
+OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False, "patience": 0}
 """Fields that `Recipe.fields` leaves out at these defaults: stored results are older and keep their job ids."""
 
 LINEAR_START, LINEAR_END, LINEAR_FLOOR = 0.5, 0.9, 0.01
@@ -38,6 +38,8 @@ class Recipe:
 
     Attributes:
         epochs: passes over the training set.
+        patience: stop when valid_nll has not improved for this number of epochs, and keep the best state; 0 trains to
+            the last epoch. It needs a constant rate: other schedules are made for their last epoch.
         batch_size: rows of a batch, of all processes together.
         accumulate: batches per optimiser step. Their gradients are averaged by rows, as if they were one batch; the KL
             counts once. Components are balanced, and batch norms take statistics, within each batch.
@@ -79,6 +81,7 @@ class Recipe:
     """
 
     epochs: int = 20
+    patience: int = 0
     batch_size: int = 128
     accumulate: int = 1
     optimizer: Optimizer = "sgd"
@@ -113,7 +116,7 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON has lists only
         self._check_whole(1, "epochs", "batch_size", "accumulate", "samples", "devices", "nodes")
-        self._check_whole(0, "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed")
+        self._check_whole(0, "patience", "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed")
         self._check_numbers()
         self._check_choices()
         self._check_epochs()
@@ -166,6 +169,8 @@ class Recipe:
             raise ValueError(f"expected tile_last_epochs to be at most the {self.epochs} epochs, got {last!r}")
         if self.freeze and (self.convert_at_epoch or self.alternate_epochs):
             raise ValueError("expected convert_at_epoch and alternate_epochs to be 0 where freeze fixes the weights")
+        if self.patience and self.schedule != "constant":
+            raise ValueError(f"expected schedule='constant' where patience may stop early, got {self.schedule!r}")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"expected milestones to be rising epochs, got {self.milestones!r}")
 
