@@ -25,8 +25,7 @@ from leanbayes.compare.run_all import run_all
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.core.plain import plain_view
 from leanbayes.runtime._files import read_tensors, tied
-from leanbayes.training.objective import NetworkWithLikelihood
-from leanbayes.training.optimizer import make_optimizer
+from leanbayes.training.objective import make_optimizer, NetworkWithLikelihood
 from leanbayes.training.progress import History
 from leanbayes.training.recipe import beta
 from leanbayes.training.state import Checkpoint, HEADER, MODEL, OPTIMIZER, RANDOM, restore_random_state

@@ -28,12 +28,8 @@ def launch(recipe: Recipe) -> Any:
     """
     launcher = launched()
     devices, nodes = (recipe.devices, recipe.nodes) if launcher is None else (launcher.devices, launcher.nodes)
-    fabric = _fabric_class()(
-        accelerator=recipe.accelerator,
-        devices=devices,
-        num_nodes=nodes,
-        strategy="ddp" if devices * nodes > 1 else "auto",
-    )
+    strategy = "ddp" if devices * nodes > 1 else "auto"
+    fabric = _fabric_class()(accelerator=recipe.accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
     _check_joined(fabric, devices * nodes)
     fabric.launch()
     if recipe.batch_size % fabric.world_size:

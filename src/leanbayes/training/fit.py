@@ -30,12 +30,20 @@ from leanbayes.training import recipe as schedule
 from leanbayes.training.data import Batch, batches_of, Data, groups, Placement, TensorBatches, training_batches
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
-from leanbayes.training.objective import CompiledLoss, loss_function, LossFunction, NetworkWithLikelihood
-from leanbayes.training.optimizer import clip, make_optimizer, set_rates, to_train_mode, weights_frozen
+from leanbayes.training.objective import (
+    CompiledLoss,
+    loss_function,
+    LossFunction,
+    make_optimizer,
+    NetworkWithLikelihood,
+    set_rates,
+    to_train_mode,
+    validate,
+    weights_frozen,
+)
 from leanbayes.training.progress import Display, display, History, peak_memory_mb
 from leanbayes.training.recipe import DEFAULT, Recipe
 from leanbayes.training.state import Checkpoint, random_state, restore_random_state
-from leanbayes.training.validation import validate
 
 MEMBER_SEEDS = 1000
 """Distance between the seeds of the members of an ensemble."""
@@ -190,7 +198,10 @@ class Trainer:
 
     def run(self, shown: Display, done: int) -> History:
         """Train to the last epoch, from the beginning or from the stored state; show progress after `done` epochs."""
-        history = self._start()
+        if self.fabric.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.fabric.device)
+        torch.manual_seed(self.recipe.seed)
+        history = History() if self.checkpoint is None else self.checkpoint.load(self.model, self.optimizer)
         shown.begin(done + len(history))
         for epoch in range(len(history), self.recipe.epochs):
             self._start_epoch(epoch)
@@ -204,7 +215,9 @@ class Trainer:
             if self.checkpoint is not None:
                 on_first(self.fabric, partial(self.checkpoint.save, self.model, self.optimizer, history))
             shown.epoch(done + len(history), history[-1])
-            self._call_back(history)
+            for callback in self.arguments.callbacks:
+                with self._own_randomness():
+                    callback(EpochState(len(history), self.current.network, history[-1], history, self.fabric))
         self.optimizer.zero_grad()
         return history
 
@@ -223,7 +236,8 @@ class Trainer:
                 read |= self.meter.add(terms, len(y), random)
                 loss = terms.loss if len(y) == rows else terms.loss * (len(y) / rows)
                 loss.backward()  # type: ignore[no-untyped-call]
-        clip(self.model, self.recipe)
+        if self.recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
         self.optimizer.step()
         return read
 
@@ -237,13 +251,6 @@ class Trainer:
             raise ValueError("expected rows to validate on, got none; leave validation out")
         if self.validation is not None and not isinstance(self.likelihood, Likelihood):
             raise TypeError("validation needs a likelihood that predicts, such as lb.Categorical(), got a plain loss")
-
-    def _start(self) -> History:
-        """Seed torch's generators, or restore the stored state; return the history so far."""
-        if self.fabric.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.fabric.device)
-        torch.manual_seed(self.recipe.seed)
-        return History() if self.checkpoint is None else self.checkpoint.load(self.model, self.optimizer)
 
     def _start_epoch(self, epoch: int) -> None:
         """Choose the network and the loss of an epoch."""
@@ -289,11 +296,6 @@ class Trainer:
         with self._own_randomness():
             return row | validate(self.current, self.validation, self.likelihood, self.arguments.output, self.fabric)
 
-    def _call_back(self, history: History) -> None:
-        for callback in self.arguments.callbacks:
-            with self._own_randomness():
-                callback(EpochState(len(history), self.current.network, history[-1], history, self.fabric))
-
     def _own_randomness(self) -> AbstractContextManager[None]:
         """Return a context whose random draws do not change the training."""
         device = self.fabric.device
@@ -301,24 +303,21 @@ class Trainer:
 
     @contextmanager
     def _failure_explained(self, epoch: int) -> Iterator[None]:
-        """Raise a `TrainingError` with the cause if a loss of the epoch is not finite."""
-        random = random_state(self.fabric.device)
+        """Explain a loss that is not finite: repeat the step with its batch and noise, raise `TrainingError`."""
+        device = self.fabric.device
+        random = random_state(device)
         try:
             yield
         except NotFinite as problem:
-            raise TrainingError(self._explanation(epoch, problem, random)) from None
-
-    def _explanation(self, epoch: int, problem: NotFinite, random: dict[str, Tensor]) -> str:
-        """Repeat the step that failed, with its batch and its noise, and return the cause."""
-        restore_random_state(random, self.fabric.device)
-        x, y = next(islice(self.batches.epoch(epoch), problem.step, None))
-        restore_random_state(problem.random, self.fabric.device)
-        loss = self._eager_loss(self.current)
-        with torch.no_grad():
-            cause = diagnostics.explain(self.current.network, x, y, lambda: loss(x, y, self.beta))
-        again = f"the same batch is finite when it is run again; {diagnostics.TAME}"
-        kept = f" The state of epoch {epoch} is kept." if self.checkpoint is not None and epoch else ""
-        return (
-            f"the loss is {problem.value} at epoch {epoch + 1}, step {problem.step + 1} of {self.batches.steps}: "
-            f"{first_answer(self.fabric, cause) or again}.{kept}"
-        )
+            restore_random_state(random, device)
+            x, y = next(islice(self.batches.epoch(epoch), problem.step, None))
+            restore_random_state(problem.random, device)
+            loss = self._eager_loss(self.current)
+            with torch.no_grad():
+                cause = diagnostics.explain(self.current.network, x, y, lambda: loss(x, y, self.beta))
+            again = f"the same batch is finite when it is run again; {diagnostics.TAME}"
+            kept = f" The state of epoch {epoch} is kept." if self.checkpoint is not None and epoch else ""
+            raise TrainingError(
+                f"the loss is {problem.value} at epoch {epoch + 1}, step {problem.step + 1} of {self.batches.steps}: "
+                f"{first_answer(self.fabric, cause) or again}.{kept}"
+            ) from None

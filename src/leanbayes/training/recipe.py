@@ -10,7 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args, Literal
+from typing import Any, get_args, get_origin, get_type_hints, Literal
 
 from leanbayes.core.objective import linear_beta
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_positive
@@ -149,12 +149,9 @@ class Recipe:
             raise ValueError(f"expected lr to be below {HIGHEST_ADAM_RATE} for adam, got {self.lr!r}; 1e-3 is usual")
 
     def _check_choices(self) -> None:
-        check_choice("optimizer", self.optimizer, get_args(Optimizer))
-        check_choice("schedule", self.schedule, get_args(Schedule))
-        check_choice("posterior_schedule", self.posterior_schedule, get_args(PosteriorSchedule))
-        check_choice("aggregate", self.aggregate, get_args(Aggregate))
-        check_choice("augment", self.augment, get_args(Augment))
-        check_choice("precision", self.precision, get_args(Precision))
+        for name, kind in get_type_hints(Recipe).items():
+            if get_origin(kind) is Literal:
+                check_choice(name, getattr(self, name), get_args(kind))
         if self.aggregate != "average" and not (self.tile or self.tile_last_epochs or self.samples > 1):
             raise ValueError("expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or samples")
 
