@@ -52,6 +52,11 @@ class Column:
     place: Literal["brief", "main", "rest"] = "main"
 
     @property
+    def sign(self) -> int:
+        """1 if higher is better, else -1."""
+        return 1 if self.better == "higher" else -1
+
+    @property
     def head(self) -> str:
         """Title and unit, for tables without names of groups."""
         return f"{self.alone or self.title} {self.unit}".rstrip()
@@ -179,13 +184,7 @@ def test_columns(task: str) -> list[Column]:
 
 
 def ood_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column]:
-    """Return the columns of one out-of-distribution set.
-
-    Args:
-        name: the set.
-        scores: further uncertainties that were used to detect it.
-        brief: whether the terminal shows it.
-    """
+    """Return the columns of one out-of-distribution set; `scores` are further uncertainties that detect it."""
     group, short = "Out-of-distribution inputs", cut(name)
     what = f"test inputs against {name}"
     area = "Area under the ROC curve"

@@ -100,9 +100,7 @@ def estimates_of(group: Group) -> list[dict[Key, Estimate]]:
 def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
     """Return the figures of one run by keys such as ("test", "nll") or ("ood", "svhn", "entropy", "auroc").
 
-    Args:
-        run: the run.
-        plain: rows of the plain network under corruption, the reference of an mCE.
+    `plain` has the rows of the plain network under corruption, the reference of an mCE.
     """
     found: dict[Key, float | None] = {("shift", key): value for key, value in corrupted_facts(run, plain).items()}
     for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
@@ -152,11 +150,10 @@ def decimals_of(column: Column, estimates: Sequence[Estimate]) -> int:
         return usual
     best = _best(column, estimates)
     worse = [found for found in estimates if not _may_equal(found, best)]
-
-    def distinguishes(decimals: int) -> bool:
-        return _text(column, best, decimals) not in {_text(column, found, decimals) for found in worse}
-
-    return next((decimals for decimals in range(usual, usual + MORE + 1) if distinguishes(decimals)), usual)
+    for decimals in range(usual, usual + MORE + 1):
+        if _text(column, best, decimals) not in {_text(column, found, decimals) for found in worse}:
+            return decimals
+    return usual
 
 
 def marks_of(column: Column, estimates: Sequence[Estimate], decimals: int) -> list[Mark]:
@@ -169,18 +166,12 @@ def marks_of(column: Column, estimates: Sequence[Estimate], decimals: int) -> li
         return [""] * len(estimates)
     best = _best(column, estimates)
     top = _text(column, best, decimals)
-
-    def mark(found: Estimate, text: str) -> Mark:
-        if text == top:
-            return "best"
-        return "near" if _may_equal(found, best) else ""
-
-    return [mark(found, text) for found, text in zip(estimates, read, strict=True)]
+    near: list[Mark] = ["near" if _may_equal(found, best) else "" for found in estimates]
+    return ["best" if text == top else mark for text, mark in zip(read, near, strict=True)]
 
 
 def _best(column: Column, estimates: Sequence[Estimate]) -> Estimate:
-    sign = 1 if column.better == "higher" else -1
-    return max(estimates, key=lambda found: sign * found.mean)
+    return max(estimates, key=lambda found: column.sign * found.mean)
 
 
 def _may_equal(found: Estimate, best: Estimate) -> bool:
@@ -199,19 +190,15 @@ def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> 
     """
     scores = [found.get(("test", "cnll")) for found in estimates]
     known = [(c, score) for c, score in zip(group.contenders, scores, strict=True) if score is not None]
-    curve = {size: score.mean for contender, score in known if (size := _networks(contender))}
+    curve: dict[int, float] = {}
+    for contender, score in known:
+        size = 1 if contender.is_reference else contender.runs[0].fields.get("components")
+        if isinstance(size, int) and size > 0 and contender.name in (REFERENCE, ENSEMBLE):
+            curve[size] = score.mean
     if 1 not in curve or len(curve) < 2:
         return [None for _ in estimates]
     found = [None if score is None else ensemble_equivalent(score.mean, curve) for score in scores]
     return [None if e is None else Estimate(e.networks, None, 1, SIGNS[e.bound]) for e in found]
-
-
-def _networks(contender: Contender) -> int | None:
-    """Return the number of independent networks of a contender; None for methods inside one network."""
-    if contender.is_reference:
-        return 1
-    size = contender.runs[0].fields.get("components")
-    return size if contender.name == ENSEMBLE and isinstance(size, int) and size > 0 else None
 
 
 def training_ratio(run: Run) -> float | None:
@@ -227,16 +214,12 @@ def training_ratio(run: Run) -> float | None:
     epochs = run.number("recipe", "epochs")
     if step is None or not epochs:
         return step
-    plain = _least(run.number("recipe", "convert_at_epoch"), epochs)
-    tiled = epochs if run.part("recipe", "tile") else _least(run.number("recipe", "tile_last_epochs"), epochs)
+    plain = min(run.number("recipe", "convert_at_epoch") or 0.0, epochs)
+    tiled = epochs if run.part("recipe", "tile") else run.number("recipe", "tile_last_epochs") or 0.0
     tiled = min(tiled, epochs - plain)
     components = run.number("method", "fields", "components") or 1
     draws = run.number("recipe", "samples") or 1
     return (plain + (epochs - plain - tiled + components * tiled) * draws * step) / epochs
-
-
-def _least(found: float | None, most: float) -> float:
-    return min(found or 0.0, most)
 
 
 def answer_passes(run: Run) -> float | None:
