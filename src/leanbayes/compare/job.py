@@ -181,11 +181,7 @@ class MethodSpec:
 
 
 def parse_methods(text: str) -> list[MethodSpec]:
-    """Return the methods in a text such as "plain,rank1,patch[crossed=true]", each once, in order.
-
-    Raises:
-        ValueError: in one sentence, if a method or a field is unknown.
-    """
+    """Return the methods in a text such as "plain,rank1,patch[crossed=true]", each once; an unknown one raises."""
     known = [PLAIN, *all_methods()]
     if text.strip() == "all":
         return [MethodSpec(name) for name in known]
@@ -229,11 +225,7 @@ def _parse_field(name: str, part: str) -> tuple[str, Any]:
 
 
 def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | None:
-    """Return the method of that name with the given fields; None for "plain".
-
-    Raises:
-        ValueError: with the names of all methods, if the name is unknown.
-    """
+    """Return the method of that name with the given fields, None for "plain"; raise ValueError if it is unknown."""
     if name == PLAIN:
         return None
     kinds = all_methods()
@@ -245,13 +237,9 @@ def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | No
 def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None) -> Recipe:
     """Adapt a recipe to a method: the epoch of conversion, and the learning rate of the posterior.
 
-    Fields that the recipe sets are kept. By default most methods convert late: the network is first trained plainly,
-    which costs little more than one plain training. docs/recipes.md has the measurements.
-
-    Args:
-        method: None for the plain network.
-        recipe: the recipe of the comparison.
-        late: share of the epochs before the conversion; None is the method's default.
+    Fields that the recipe sets are kept. `late` is the share of the epochs before the conversion. By default most
+    methods convert late: the network is first trained plainly, which costs little more than one plain training.
+    docs/recipes.md has the measurements.
     """
     if method is None:
         return replace(recipe, convert_at_epoch=0, posterior_lr=None, freeze=False)
@@ -267,13 +255,9 @@ def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None)
 
 
 def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none") -> Recipe:
-    """Return the recipe of a budget for a kind of data.
+    """Return the recipe of a budget for a kind of data: "image", "table", "series" or "text".
 
-    Args:
-        budget: "quick", "short" or "full".
-        kind: "image", "table", "series" or "text".
-        rows: number of training rows; few rows get small batches and many epochs.
-        augment: the usual augmentation of the data; augmented images get the recipe of CIFAR.
+    Few training rows get small batches and many epochs. Images that are usually augmented get the recipe of CIFAR.
     """
     if kind == "table":  # enough epochs for a few thousand steps
         steps = {"quick": 1500, "short": 6000, "full": 40_000}[budget]

@@ -8,7 +8,6 @@ import json
 import shutil
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +32,7 @@ from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
 from leanbayes.training import History
 from leanbayes.training.fit import fit
+from leanbayes.training.objective import autocast
 
 MODEL = "model.safetensors"
 SETTINGS_FILE = "job.json"
@@ -53,13 +53,8 @@ def perform(
 ) -> dict[str, Any]:
     """Train and evaluate one job, and return its result; an error is recorded as a failed run.
 
-    Args:
-        job: the run.
-        experiment: data and networks.
-        out: the comparison's folder; the run is stored in `job.folder(out)`.
-        stage: "train" stops after training, "evaluate" requires a finished training.
-        fresh: delete an earlier run and start again; with "evaluate", only evaluate again.
-        callbacks: called after each epoch.
+    The run is stored in `job.folder(out)`. The stage "train" stops after training, "evaluate" requires a finished
+    training. `fresh` deletes an earlier run; with "evaluate", it only evaluates again.
 
     Raises:
         ValueError: if the folder holds a run with other settings.
@@ -72,23 +67,20 @@ def perform(
         return found
     if found is None and stage == "train" and is_first():
         (folder / results.FILE).unlink(missing_ok=True)  # of a failed run; training alone writes none
-    reserve_folder(job, folder)
+    if is_first():  # from now on a run with other settings raises, even during training
+        results.write_json(_training_settings(job) | {"environment": _launch(job)}, folder / SETTINGS_FILE)
     try:
         result = _perform(job, experiment, folder, stage, callbacks)
     except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
         result = _header(job, experiment) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         result["trace"] = traceback.format_exc().splitlines()[-12:]
     if is_first() and (stage != "train" or result["status"] == "failed"):
-        results.write_result(folder, result)
+        results.write_json(result, folder / results.FILE)
     return result
 
 
 def finished(job: Job, folder: Path) -> dict[str, Any] | None:
-    """Return the result of a finished run; None if there is none, or it failed.
-
-    Raises:
-        ValueError: if the folder holds a run with other settings; it is never overwritten silently.
-    """
+    """Return the result of a finished run, else None; raise ValueError if the folder has a run of other settings."""
     _check_settings_file(job, folder)
     found = results.read_result(folder)
     if found is None or found.get("status") != "done":
@@ -100,12 +92,6 @@ def finished(job: Job, folder: Path) -> dict[str, Any] | None:
             "evaluate its model again, or choose another --out"
         )
     return found
-
-
-def reserve_folder(job: Job, folder: Path) -> None:
-    """Write the settings of a run into its folder. A run with other settings raises, even during training."""
-    if is_first():
-        results.write_json(_training_settings(job) | {"environment": _launch(job)}, folder / SETTINGS_FILE)
 
 
 def _check_settings_file(job: Job, folder: Path) -> None:
@@ -151,41 +137,51 @@ def _relocated(settings: Any, job: Job) -> dict[str, Any]:
 def _perform(
     job: Job, experiment: Experiment, folder: Path, stage: Stage, callbacks: tuple[Callback, ...]
 ) -> dict[str, Any]:
+    if stage == "evaluate" and not (folder / MODEL).is_file():
+        raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
+    model, likelihood, history = _train(job, experiment, folder, callbacks)
+    header = _header(job, experiment)
+    if stage == "train":
+        return header | {"status": "done", "history": list(history)}
+    result = _evaluate(job, experiment, model, likelihood)
+    return header | _outcome(experiment, model, result, history) | {"status": "done"}
+
+
+def _train(
+    job: Job, experiment: Experiment, folder: Path, callbacks: tuple[Callback, ...]
+) -> tuple[nn.Module, Likelihood, History]:
+    """Train the model of a job, from its stored state if there is one, and write it."""
     device = pick_device(job.recipe.accelerator)
     model = experiment.model(job.method, job.seed, job.where).to(device)
     likelihood = own_likelihood(model) or experiment.likelihood().to(device)
-    if stage == "evaluate" and not (folder / MODEL).is_file():
-        raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
     train = experiment.data.prepared(experiment.data.train)
     options: dict[str, Any] = {"folder": folder, "resume": True, "callbacks": callbacks, "progress": False}
     history = fit(model, train, job.recipe, likelihood=likelihood, **options)
     if is_first():
         write_model(model, folder / MODEL)
-    header = _header(job, experiment)
-    if stage == "train":
-        return header | {"status": "done", "history": list(history)}
-    with autocast(job.recipe.precision, device):
-        result = _evaluate(job, experiment, at_full_width(model, experiment.data), likelihood)
-    return header | _outcome(experiment, model, result, history) | {"status": "done"}
+    return model, likelihood, history
 
 
 def _evaluate(job: Job, experiment: Experiment, model: nn.Module, likelihood: Likelihood) -> Result:
+    """Evaluate a trained model in the precision and memory order of its training."""
     _, x, y = experiment.test
-    plain = experiment.plain(job.seed).to(device_of(model))
-    if job.recipe.channels_last:
-        model, plain = (network.to(memory_format=torch.channels_last) for network in (model, plain))  # type: ignore[call-overload]
-    return evaluate(
-        model,
-        (x, y),
-        likelihood=likelihood,
-        ood=experiment.ood,
-        shift=experiment.shift if experiment.data.task == "classification" else None,
-        samples=job.evaluation.samples,
-        batch_size=job.recipe.batch_size,
-        plain=plain,
-        units=experiment.units,
-        compile=job.recipe.compile,
-    )
+    with autocast(job.recipe.precision, device_of(model)):
+        model = at_full_width(model, experiment.data)
+        plain = experiment.plain(job.seed).to(device_of(model))
+        if job.recipe.channels_last:
+            model, plain = (network.to(memory_format=torch.channels_last) for network in (model, plain))  # type: ignore[call-overload]
+        return evaluate(
+            model,
+            (x, y),
+            likelihood=likelihood,
+            ood=experiment.ood,
+            shift=experiment.shift if experiment.data.task == "classification" else None,
+            samples=job.evaluation.samples,
+            batch_size=job.recipe.batch_size,
+            plain=plain,
+            units=experiment.units,
+            compile=job.recipe.compile,
+        )
 
 
 def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
@@ -197,11 +193,6 @@ def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)  # the norm statistics come from draws: the same ones at each evaluation
         return narrow(model, 1.0, data=x)
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context with the precision of a recipe."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16-mixed" else nullcontext()
 
 
 def write_model(model: nn.Module, path: Path) -> None:
@@ -239,10 +230,7 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
         },
         "recipe": settings["recipe"],
         "settings": settings,
-        "metrics": {},
-        "cost": {},
-        "figures": {},
-        "history": [],
+        **{"metrics": {}, "cost": {}, "figures": {}, "history": []},
         "environment": results.environment(pick_device(job.recipe.accelerator)) | _launch(job),
     }
 
@@ -267,10 +255,7 @@ def _layers(model: nn.Module) -> dict[str, Any]:
     found = summary(model)
     skipped = [f"{row.path}: {row.kind}, {row.reason}" for row in found.rows if not row.method]
     return {
-        "converted": found.converted,
-        "total": found.total,
-        "eligible": found.eligible,
-        "things": found.things,
+        **{name: getattr(found, name) for name in ("converted", "total", "eligible", "things")},
         "covered": None if found.partial else found.covered,
         "skipped": [line for line in skipped if not line.endswith("no parameters")],
     }
