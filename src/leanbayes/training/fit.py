@@ -25,22 +25,12 @@ from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import Inputs, Output
-from leanbayes.training import diagnostics
+from leanbayes.training import diagnostics, objective
 from leanbayes.training import recipe as schedule
 from leanbayes.training.data import Batch, batches_of, Data, groups, Placement, TensorBatches, training_batches
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
-from leanbayes.training.objective import (
-    CompiledLoss,
-    loss_function,
-    LossFunction,
-    make_optimizer,
-    NetworkWithLikelihood,
-    set_rates,
-    to_train_mode,
-    validate,
-    weights_frozen,
-)
+from leanbayes.training.objective import LossFunction, NetworkWithLikelihood
 from leanbayes.training.progress import Display, display, History, peak_memory_mb
 from leanbayes.training.recipe import DEFAULT, Recipe
 from leanbayes.training.state import Checkpoint, random_state, restore_random_state
@@ -161,7 +151,7 @@ def _trainer(network: nn.Module, recipe: Recipe, arguments: FitArguments, fabric
     """Make a trainer with the network on the training device, and frozen if asked; undo both afterwards."""
     likelihood = arguments.likelihood or own_likelihood(network) or Categorical()
     model = NetworkWithLikelihood(network, likelihood, recipe.precision)
-    frozen = weights_frozen(model) if recipe.freeze else nullcontext()
+    frozen = objective.weights_frozen(model) if recipe.freeze else nullcontext()
     with moved(model, fabric.device, channels_last=recipe.channels_last), frozen:
         yield Trainer(model, likelihood, recipe, arguments, fabric)
 
@@ -192,7 +182,7 @@ class Trainer:
         # With several processes Fabric wraps them in DistributedDataParallel.
         self.modules = {one: fabric.strategy.setup_module(one) for one in dict.fromkeys((self.model, self.plain))}
         self.losses: dict[tuple[nn.Module, bool], LossFunction] = {}
-        self.optimizer = make_optimizer(model, recipe)
+        self.optimizer = objective.make_optimizer(model, recipe)
         self.meter = Meter(fabric, self.optimizer)
         self.first = True
 
@@ -209,7 +199,9 @@ class Trainer:
                 for group in groups(self.batches.epoch(epoch), self.recipe.accumulate):
                     progress = epoch + self.meter.steps / self.batches.steps
                     if self.step(group, progress):
-                        shown.step(done + progress, self._values())
+                        speed = self.fabric.world_size * self.meter.rows / (time.perf_counter() - self.clock)
+                        values = self.meter.means() | {"lr": self.lr, "rows_per_second": speed}
+                        shown.step(done + progress, values)
                 self.meter.look()
             history.append(self._end_epoch(epoch))
             if self.checkpoint is not None:
@@ -223,7 +215,7 @@ class Trainer:
 
     def step(self, group: list[Batch], progress: float) -> bool:
         """Make one optimiser step with a group of batches, as if they were one; return whether losses were read."""
-        self.lr = set_rates(self.optimizer, self.recipe, progress)
+        self.lr = objective.set_rates(self.optimizer, self.recipe, progress)
         self.beta = schedule.beta(self.recipe, progress)
         self.optimizer.zero_grad()
         rows, read = sum(len(y) for _, y in group), False
@@ -259,15 +251,15 @@ class Trainer:
         key = self.current, self.tile
         if key not in self.losses:
             loss = self._eager_loss(self.modules[self.current])
-            self.losses[key] = CompiledLoss(loss, self.current) if self.recipe.compile else loss
+            self.losses[key] = objective.CompiledLoss(loss, self.current) if self.recipe.compile else loss
         self.loss = self.losses[key]
-        to_train_mode(self.current, freeze=self.recipe.freeze)
+        objective.to_train_mode(self.current, freeze=self.recipe.freeze)
         self.meter.start()
         self.clock = time.perf_counter()
 
     def _eager_loss(self, module: nn.Module) -> LossFunction:
-        rows, output = self.batches.rows, self.arguments.output
-        return loss_function(module, self.likelihood, self.recipe, rows=rows, tile=self.tile, output=output)
+        options: dict[str, Any] = {"rows": self.batches.rows, "tile": self.tile, "output": self.arguments.output}
+        return objective.loss_function(module, self.likelihood, self.recipe, **options)
 
     @contextmanager
     def _first_batch(self, x: Inputs, y: Tensor) -> Iterator[None]:
@@ -280,11 +272,6 @@ class Trainer:
         with diagnostics.types_explained(x), checked:
             yield
 
-    def _values(self) -> dict[str, float]:
-        """Return the values to show next to the progress."""
-        speed = self.fabric.world_size * self.meter.rows / (time.perf_counter() - self.clock)
-        return self.meter.means() | {"lr": self.lr, "rows_per_second": speed}
-
     def _end_epoch(self, epoch: int) -> dict[str, Any]:
         """Return the epoch's row of the history, with scores on the validation data."""
         row = {"epoch": epoch + 1, **self.meter.means(), "beta": self.beta, "lr": self.lr}
@@ -294,7 +281,8 @@ class Trainer:
             return row
         assert isinstance(self.likelihood, Likelihood)
         with self._own_randomness():
-            return row | validate(self.current, self.validation, self.likelihood, self.arguments.output, self.fabric)
+            where = self.validation, self.likelihood, self.arguments.output, self.fabric
+            return row | objective.validate(self.current, *where)
 
     def _own_randomness(self) -> AbstractContextManager[None]:
         """Return a context whose random draws do not change the training."""

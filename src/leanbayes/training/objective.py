@@ -148,11 +148,7 @@ def set_rates(optimizer: torch.optim.Optimizer, recipe: Recipe, progress: float)
 
 @contextmanager
 def weights_frozen(model: NetworkWithLikelihood) -> Iterator[None]:
-    """Take the gradient from all parameters but the posterior's and the likelihood's, inside the context.
-
-    Raises:
-        ValueError: if the model has no posterior to train.
-    """
+    """Freeze all parameters but the posterior's and the likelihood's, inside the context; raise if there is none."""
     learned = {id(p) for _, layer in stochastic_layers(model) for p in layer.extra_parameters() if p.requires_grad}
     if not learned:
         raise ValueError("freeze=True trains the posterior alone, and this model has none; convert it, or freeze=False")

@@ -108,11 +108,7 @@ class Checkpoint:
             ) from error
 
     def load(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> History:
-        """Restore the last state and return its history; without a state, an empty history.
-
-        Raises:
-            ValueError: if the file is damaged or belongs to another training.
-        """
+        """Restore the last state and return its history, empty without one; a file that does not fit raises."""
         if not self.path.is_file():
             return History()
         header, tensors = self._read()
