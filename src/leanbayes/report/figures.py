@@ -12,23 +12,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from leanbayes.evaluation.statistics import curve, Estimate, number
-from leanbayes.report.columns import over_severity
+from leanbayes.report import svg
 from leanbayes.report.load import Contender, Group, Run
-from leanbayes.report.svg import (
-    Axis,
-    Chart,
-    ends,
-    Figure,
-    linear_axis,
-    Numbers,
-    Panel,
-    Point,
-    ratio_axis,
-    SMALL,
-    write,
-    write_tick,
-)
-from leanbayes.report.table import comparison
+from leanbayes.report.svg import Axis, Chart, ends, Figure, linear_axis, Numbers, Panel, Point, SMALL, write
+from leanbayes.report.table import comparison, over_severity
 from leanbayes.report.verdict import Candidate, candidates, headline, LIMITS
 
 
@@ -101,7 +88,7 @@ def cost_figure(group: Group) -> Figure | None:
 def _scatter(found: list[Candidate], name: str, quality: str) -> str:
     (title, unit), limit = COSTS[name], LIMITS[name]
     reach = [end for c in found for end in ends(c.costs[name])]
-    x = ratio_axis(unit, [*reach, *([1.1 * limit] if max(reach) > SEEN * limit else [])])
+    x = svg.ratio_axis(unit, [*reach, *([1.1 * limit] if max(reach) > SEEN * limit else [])])
     y = linear_axis(quality, [end for c in found for end in ends(c.quality)])
     chart = Chart(x, y)
     taken = _plot_limit(chart, limit, unit) if x.high > limit else []
@@ -433,7 +420,8 @@ def histogram_figure(group: Group, kind: str) -> Figure | None:
     for contender, h in found:
         for i, (left, right) in enumerate(pairwise(h.edges)):
             cells = (f"{h.shares[name][i]:.3f}" if name in h.shares else "" for name in sets)
-            rows.append((contender.label, f"{write_tick(round(left, 3))} to {write_tick(round(right, 3))}", *cells))
+            slot = " to ".join(svg.write_tick(round(edge, 3)) for edge in (left, right))
+            rows.append((contender.label, slot, *cells))
     return Figure(
         key=f"{kind}-histogram",
         title=f"{title} on test and out-of-distribution inputs" if others else f"{title} on test inputs",

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -354,9 +354,13 @@ def natural(text: str) -> list[tuple[float, str]]:
 
 def complaint(record: Mapping[str, Any]) -> str | None:
     """Return a sentence on the first number that cannot be true; None if all are plausible."""
-    for field, value, depth in _fields(record):
+    waiting: list[tuple[str, Any, int]] = [("", record, 0)]
+    while waiting:  # no recursion: a file may be nested deeply
+        field, value, depth = waiting.pop()
         if depth > DEEPEST:
             return f"expected at most {DEEPEST} levels, got more in `{_short(field)}`"
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        waiting += [(f"{field}.{key}" if field else str(key), inner, depth + 1) for key, inner in items]
         whole = isinstance(value, int) and not isinstance(value, bool)
         if not whole and not (isinstance(value, float) and math.isfinite(value)):
             continue  # counts as missing
@@ -365,16 +369,6 @@ def complaint(record: Mapping[str, Any]) -> str | None:
         if value <= ABOVE.get(field, -math.inf):
             return f"expected `{field}` to be above {ABOVE[field]}, got {value}"
     return None
-
-
-def _fields(record: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
-    """Yield each value with its path and depth; without recursion, because a file may be nested deeply."""
-    waiting: list[tuple[str, Any, int]] = [("", record, 0)]
-    while waiting:
-        path, value, depth = waiting.pop()
-        yield path, value, depth
-        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-        waiting += [(f"{path}.{key}" if path else str(key), inner, depth + 1) for key, inner in items]
 
 
 def _short(text: str) -> str:

@@ -124,16 +124,14 @@ def _seeds(group: Group) -> str:
 
 
 def _period(runs: Iterable[Run]) -> str:
-    times = sorted(_minute(time) for time in _unique(run.part("created") for run in runs))
-    return " to ".join(dict.fromkeys([times[0], times[-1]])) if times else ""
-
-
-def _minute(time: str) -> str:
-    """Write an ISO 8601 time to the minute; any other text stays unchanged."""
-    try:
-        return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    except ValueError:
-        return time
+    """Return the first and the last time of runs, to the minute; a text that is no time stays unchanged."""
+    times = []
+    for time in _unique(run.part("created") for run in runs):
+        try:
+            times.append(f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC")
+        except ValueError:
+            times.append(time)
+    return " to ".join(dict.fromkeys([min(times), max(times)])) if times else ""
 
 
 def _recipe(group: Group) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:

@@ -1,27 +1,24 @@
-"""The comparison as data: a row for each contender, a column for each figure, the best marked."""
+"""The comparison as data: a row for each contender, a column for each figure, the best marked.
+
+`facts` computes the figures of one run, `estimates_of` their means over seeds, `comparison` the table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from leanbayes import shift
 from leanbayes.evaluation.statistics import difference_error, Estimate, estimate, number
 from leanbayes.metrics import ensemble_equivalent
-from leanbayes.report.columns import (
-    Column,
-    CORRUPTED,
-    corrupted_facts,
-    COST,
-    Key,
-    mean_rows,
-    ood_columns,
-    Rows,
-    test_columns,
-)
+from leanbayes.report.columns import Column, CORRUPTED, COST, Key, ood_columns, test_columns
 from leanbayes.report.load import Contender, Group, REFERENCE, Run
 
+Rows = Sequence[dict[str, Any]]
+MEASURES = ("accuracy", "nll", "ece", "epistemic", "aleatoric")  # of corrupted images
 ENSEMBLE = "deep_ensemble"  # whole copies of the network, the unit of `ensemble_equivalents`
 SIGNS = {"at least": "≥ ", "at most": "≤ ", "": ""}
 MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, for any number of draws
@@ -180,6 +177,48 @@ def _may_equal(found: Estimate, best: Estimate) -> bool:
 
 def _text(column: Column, found: Estimate, decimals: int) -> str:
     return column.write(found, decimals)[0]
+
+
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    """Return the rows {corruption, severity, accuracy, nll, ece, ...} of a run that lack no number."""
+    rows = [dict(row) for row in run.rows("metrics", "shift")]
+    return [row for row in rows if all(number(row.get(key)) is not None for key in ("severity", *MEASURES))]
+
+
+def mean_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Average rows over seeds. The rows of the plain network are the denominator of an mCE."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for run in runs:
+        for row in rows_of(run):
+            found.setdefault((str(row["corruption"]), row["severity"]), []).append(row)
+    return [
+        {"corruption": name, "severity": severity, **{m: statistics.fmean(r[m] for r in rows) for m in MEASURES}}
+        for (name, severity), rows in found.items()
+    ]
+
+
+def corrupted_facts(run: Run, plain: Rows) -> dict[str, float | None]:
+    """Return means over corruptions and severities; with rows of the plain network, also the (relative) mCE."""
+    rows = rows_of(run)
+    if not any(row["severity"] for row in rows):
+        return {}
+    facts: dict[str, float | None] = dict(shift.corrupted_means(rows))
+    if _places(rows) == _places(plain):
+        facts["mce"] = number(shift.mean_corruption_error(rows, plain))
+        if any(severity == 0 for _, severity in _places(rows)):
+            facts["relative_mce"] = number(shift.relative_mean_corruption_error(rows, plain))
+    return facts
+
+
+def over_severity(run: Run, measure: str) -> dict[float, float | None]:
+    """Average one measure over the corruptions of each severity; severity 0 means clean images."""
+    rows = rows_of(run)
+    severities = sorted({float(row["severity"]) for row in rows})
+    return dict(zip(severities, shift.severity_curve(rows, measure), strict=True))
+
+
+def _places(rows: Rows) -> set[tuple[str, float]]:
+    return {(str(row["corruption"]), row["severity"]) for row in rows}
 
 
 def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> list[Estimate | None]:
