@@ -1,6 +1,6 @@
 """Make the embedded images of the demo from Fashion-MNIST, by a rule that was fixed before the first training.
 
-* Classes 0 to 7 are known. Classes 8 (bag) and 9 (ankle boot), the last two, are left out as out-of-distribution inputs.
+* Classes 0 to 7 are known. The last two, 8 (bag) and 9 (ankle boot), are left out as out-of-distribution inputs.
 * Training: the first 250 training images of each known class, in the order of the file.
 * Test: the first 125 test images of each known class. Left out: the first 150 test images of each other class.
 

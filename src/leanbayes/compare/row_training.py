@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,13 @@ from leanbayes.core.prediction import concatenate, Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Gaussian, Likelihood
-from leanbayes.evaluation.result import cached_json, read_json
+from leanbayes.evaluation.result import read_json, write_json
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of
 from leanbayes.training import History, Recipe
 from leanbayes.training.early_stopping import best_epoch
 from leanbayes.training.fit import fit
+from leanbayes.training.objective import autocast
 
 FOLDS = 5
 FEW = 2000
@@ -144,14 +144,14 @@ def _train_on_split(row: Row, held: Held) -> Trained:
         return asdict(Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, temperature, noise, nll))
 
     validation = _kept(row, compute)
-    return Trained(model, _with_noise(likelihood, validation.noise), history, validation)
+    return Trained(model, with_noise(likelihood, validation.noise), history, validation)
 
 
 def _train_after_folds(row: Row, held: Held) -> Trained:
     validation = _kept(row, lambda: asdict(_by_folds(row, held)))
     recipe = replace(row.recipe, patience=0, epochs=validation.epochs, convert_at_epoch=validation.convert_at_epoch)
     model, likelihood, history = _fitted(row, recipe, row.data, row.folder, callbacks=row.callbacks)
-    return Trained(model, _with_noise(likelihood, validation.noise), history, validation)
+    return Trained(model, with_noise(likelihood, validation.noise), history, validation)
 
 
 def _by_folds(row: Row, held: Held) -> Validation:
@@ -205,8 +205,12 @@ def _read(path: Path, key: Mapping[str, Any]) -> Validation | None:
 
 def _kept(row: Row, compute: Callable[[], Mapping[str, Any]]) -> Validation:
     """Return the validation of a row from its folder, or compute and store it."""
-    found = cached_json(row.folder / FILE, dict(row.key), compute)
-    return Validation(**{name: found[name] for name in NAMES})
+    found = _read(row.folder / FILE, row.key)
+    if found is None:
+        computed = dict(compute())
+        write_json(computed | {"key": dict(row.key)}, row.folder / FILE)
+        return Validation(**computed)
+    return found
 
 
 def _fitted(
@@ -243,11 +247,6 @@ def _mean_nll(history: History, best: list[int]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context with the precision of a recipe."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16-mixed" else nullcontext()
-
-
 def _rows(data: tuple[Tensor, Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
     return data[0][chosen], data[1][chosen]
 
@@ -272,7 +271,7 @@ def best_noise(p: Prediction, y: Tensor) -> float:
     return math.exp(float(found.x))
 
 
-def _with_noise(likelihood: Likelihood, factor: float) -> Likelihood:
+def with_noise(likelihood: Likelihood, factor: float) -> Likelihood:
     """Multiply the standard deviation of a Gaussian in place."""
     if isinstance(likelihood, Gaussian) and factor != 1.0:
         with torch.no_grad():

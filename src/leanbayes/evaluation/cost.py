@@ -61,19 +61,10 @@ def measure_cost(
     output: Output | None = None,
     compile: bool = False,
 ) -> Cost:
-    """Measure a model against its plain network; neither is changed.
+    """Measure a model against its plain network, before conversion; neither is changed.
 
-    Args:
-        model: a converted model, or the plain one itself.
-        plain: the network before conversion.
-        x: inputs; a prediction covers all of them.
-        y: their targets.
-        likelihood: how to read outputs.
-        samples: draws per prediction.
-        batch_size: rows per training step; default all.
-        turns: number of measurements; the median is returned.
-        output: picks the tensor from the model's return value.
-        compile: measure compiled training steps.
+    A prediction covers all inputs with `samples` draws, a training step `batch_size` rows, default all. Both are
+    measured `turns` times, and medians returned; `compile` measures compiled training steps.
     """
     counts = summary(model)
     passes = min(samples, distinct_draws(model) or samples)
@@ -81,17 +72,23 @@ def measure_cost(
     x, y = to_device(x, device), y.to(device)
     batch, classes = slice_rows(x, len(y), 0, batch_size or len(y)), y[: batch_size or len(y)]
     steps = [_training_step(network, batch, classes, likelihood, output, compile) for network in (model, plain)]
-    predictions: list[Work] = [
-        lambda: predict(model, x, likelihood, samples=samples, keep_samples=False, output=output),
-        _passes(plain, x, passes, output),
-    ]
+    twin = copy.deepcopy(plain).eval()
+
+    def answer() -> None:
+        predict(model, x, likelihood, samples=samples, keep_samples=False, output=output)
+
+    @torch.no_grad()
+    def plain_passes() -> None:
+        for _ in range(passes):
+            call(twin, x, output).float().softmax(1)
+
     is_plain = counts.extra_parameters == 0 and distinct_draws(model) == 1
     return Cost(
         parameters=counts.parameters,
         extra_parameters=counts.extra_parameters,
         extra_percent=counts.extra_percent,
         train_step_ratio=1.0 if is_plain else ratio(steps[0], steps[1], turns, device),
-        predict_ratio=1.0 if is_plain else ratio(predictions[0], predictions[1], turns, device),
+        predict_ratio=1.0 if is_plain else ratio(answer, plain_passes, turns, device),
         passes=passes,
     )
 
@@ -122,17 +119,6 @@ def _training_step(
         optimizer.step()
 
     return step
-
-
-def _passes(plain: nn.Module, x: Inputs, count: int, output: Output | None) -> Work:
-    twin = copy.deepcopy(plain).eval()
-
-    @torch.no_grad()
-    def run() -> None:
-        for _ in range(count):
-            call(twin, x, output).float().softmax(1)
-
-    return run
 
 
 def _seconds(work: Work, device: torch.device) -> float:

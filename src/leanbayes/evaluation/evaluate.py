@@ -225,9 +225,8 @@ def _check(test: Any, ood: Any, shift: Any) -> None:
         raise TypeError(f"expected ood to be data by name, {{'letters': (x, None)}}, got {type(ood).__name__}")
     for what, data in {"test": test, **(ood or {})}.items():
         if not (isinstance(data, (DataLoader, Dataset)) or (isinstance(data, tuple) and len(data) == 2)):
-            raise TypeError(
-                f"expected {what} to be a pair (x, y), a Dataset or a DataLoader, got {type(data).__name__}"
-            )
+            kind = type(data).__name__
+            raise TypeError(f"expected {what} to be a pair (x, y), a Dataset or a DataLoader, got {kind}")
     if not isinstance(shift, Shift | None):
         raise TypeError(f"expected shift to be a leanbayes.shift.Shift, got {type(shift).__name__}")
 
@@ -250,10 +249,14 @@ def _usual_metrics(
     prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     p, y = _over_classes(prediction), _class_numbers(prediction, targets)
-    histograms = _histograms(prediction, others)
     if isinstance(prediction.likelihood, Gaussian):
-        return _regression(p, y), {"reliability": _coverages(p, y), "histograms": histograms}
-    return _classification(p, y), {"reliability": _reliability(p, y), "histograms": histograms}
+        found = _regression(p, y)
+        coverages = [(level, float(scores.interval_coverage(*p.interval(level), y))) for level in LEVELS]
+        reliability = {"levels": [{"level": level, "coverage": coverage} for level, coverage in coverages]}
+    else:
+        found = _classification(p, y)
+        reliability = {"bins": [asdict(each) for each in scores.reliability(p.mean, y)]}
+    return found, {"reliability": reliability, "histograms": _histograms(prediction, others)}
 
 
 def _over_classes(p: Prediction) -> Prediction:
@@ -314,13 +317,8 @@ def _regression(p: Prediction, y: Tensor) -> dict[str, Any]:
 
 def _under_shift(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
     p, y = _over_classes(prediction), _class_numbers(prediction, targets)
-    return {
-        "accuracy": scores.accuracy(p.mean, y),
-        "nll": scores.nll(p.mean, y),
-        "ece": scores.ece(p.mean, y),
-        "epistemic": p.epistemic.mean(),
-        "aleatoric": p.aleatoric.mean(),
-    }
+    figures = {name: getattr(scores, name)(p.mean, y) for name in ("accuracy", "nll", "ece")}
+    return figures | {"epistemic": p.epistemic.mean(), "aleatoric": p.aleatoric.mean()}
 
 
 def _all_detections(prediction: Prediction, others: Mapping[str, Prediction]) -> dict[str, Any]:
@@ -340,15 +338,6 @@ def _detection(known: Prediction, other: Prediction) -> dict[str, Any]:
 
 def _per_row(uncertainty: Tensor) -> Tensor:
     return uncertainty.flatten(1).mean(1) if uncertainty.dim() > 1 else uncertainty
-
-
-def _reliability(p: Prediction, y: Tensor) -> dict[str, Any]:
-    return {"bins": [asdict(each) for each in scores.reliability(p.mean, y)]}
-
-
-def _coverages(p: Prediction, y: Tensor) -> dict[str, Any]:
-    found = [(level, scores.interval_coverage(*p.interval(level), y)) for level in LEVELS]
-    return {"levels": [{"level": level, "coverage": float(coverage)} for level, coverage in found]}
 
 
 def _histograms(p: Prediction, others: Mapping[str, Prediction]) -> dict[str, Any]:

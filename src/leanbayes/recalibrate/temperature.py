@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.core.prediction import decompose, Decomposition, over_classes, Prediction
-from leanbayes.distributions.likelihoods import Bernoulli, Gaussian
+from leanbayes.distributions.likelihoods import Bernoulli, Gaussian, Likelihood
 from leanbayes.metrics._validate import finite, matched
 from leanbayes.metrics.temperature import best_inverse, best_joint_temperature, temper
 from leanbayes.recalibrate._shared import check_kind, check_prediction, class_targets, entropies, UNFITTED
@@ -47,6 +47,15 @@ class Temperature:
         self.scale = scale
         self.temperature: float | None = None
         self._fitted: tuple[type, Scale] | None = None
+
+    @classmethod
+    def of(cls, temperature: float, likelihood: Likelihood) -> Self:
+        """Return a temperature of the mean that is known already, for predictions with this kind of likelihood."""
+        if not temperature > 0:
+            raise ValueError(f"expected a temperature above zero, got {temperature}")
+        found = cls("mean")
+        found.temperature, found._fitted = float(temperature), (type(likelihood), "mean")
+        return found
 
     def fit(self, prediction: Prediction, y: Tensor) -> Self:
         """Find the temperature from held-out predictions and targets; return itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TYPE_CHECKING
 
 from leanbayes.report.load import Failure, Group, Results
@@ -99,11 +99,7 @@ def markdown(results: Results) -> str:
 def terminal(results: Results, console: Console | None = None) -> None:
     """Print each group as a table of at most 100 columns, with the verdict and the failures below.
 
-    A narrower terminal gets fewer figures.
-
-    Args:
-        results: the result of `load_results`.
-        console: where to print; default standard output, at most 100 columns wide.
+    A narrower terminal gets fewer figures. The default console is standard output.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -160,13 +156,8 @@ def _print_group(group: Group, console: Console) -> None:
 
     table = _table(group, ("brief",), with_errors=False)
     count = _fitting(table, console.width)
-    shown = Table(
-        heads=table.heads[:count],
-        rows=[row[:count] for row in table.rows],
-        marks=[row[:count] for row in table.marks],
-        title=table.title,
-    )
-    console.print(shown.rich())
+    rows, marks = ([row[:count] for row in cells] for cells in (table.rows, table.marks))
+    console.print(replace(table, heads=table.heads[:count], rows=rows, marks=marks).rich())
     if left := ", ".join(table.heads[count:]):
         console.print(f"Left out, for the terminal is narrow: {escape(left)}")
 

@@ -114,25 +114,13 @@ def candidates(group: Group) -> list[Candidate]:
     ranked = []
     for contender, found in known:
         mean, sem = column.write(found[column.key], decimals)
-        costs = dict.fromkeys(LIMITS, Estimate(1.0, None, 1)) if contender.is_reference else _costs(found)
+        costs = {name: found[("cost", name)] for name in LIMITS if ("cost", name) in found}
+        if extra := found.get(("cost", "extra_percent")):
+            costs["parameter_ratio"] = Estimate(1 + extra.mean / 100, extra.sem and extra.sem / 100, extra.count)
+        if contender.is_reference:
+            costs = dict.fromkeys(LIMITS, Estimate(1.0, None, 1))
         ranked.append(Candidate(contender, found[column.key], f"{mean} ± {sem}" if sem else mean, costs))
-    return sorted(ranked, key=lambda c: _sign(column) * c.quality.mean, reverse=True)
-
-
-def _costs(found: dict[Key, Estimate]) -> dict[str, Estimate]:
-    costs = {name: found[("cost", name)] for name in LIMITS if ("cost", name) in found}
-    if extra := found.get(("cost", "extra_percent")):
-        costs["parameter_ratio"] = Estimate(1 + extra.mean / 100, extra.sem and extra.sem / 100, extra.count)
-    return costs
-
-
-def _sign(column: Column) -> int:
-    return 1 if column.better == "higher" else -1
-
-
-def _clearly_better(column: Column, one: Candidate, other: Candidate) -> bool:
-    gap = _sign(column) * (one.quality.mean - other.quality.mean)
-    return gap > CLEAR * difference_error(one.quality, other.quality)
+    return sorted(ranked, key=lambda c: column.sign * c.quality.mean, reverse=True)
 
 
 def _without_rivals(group: Group, plain: Candidate, ranked: list[Candidate]) -> str:
@@ -155,13 +143,14 @@ def _without_rivals(group: Group, plain: Candidate, ranked: list[Candidate]) -> 
 def _weigh(column: Column, plain: Candidate, best: Candidate) -> tuple[Candidate | None, str]:
     """Return the recommended contender, if any, and the reason."""
     title = column.title
+    gain = column.sign * (best.quality.mean - plain.quality.mean)
     if best.quality.sem is None or plain.quality.sem is None:
-        order = "better than" if _sign(column) * (best.quality.mean - plain.quality.mean) > 0 else "worse than"
+        order = "better than" if gain > 0 else "worse than"
         return None, (
             f"one seed is too few to decide: of the methods within the limits {best.label} is the best ({title} "
             f"{best.written}), {order} the plain network ({plain.written}), but chance may have done it; run more seeds"
         )
-    if not _clearly_better(column, best, plain):
+    if gain <= CLEAR * difference_error(best.quality, plain.quality):
         return None, (
             f"stay with the plain network ({title} {plain.written}): no method within the limits beats it by more than "
             f"{CLEAR:g} standard errors; the best of them is {best.label} ({best.written})"

@@ -23,9 +23,10 @@ from leanbayes.training.data import Data
 from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.progress import History
 from leanbayes.training.recipe import Recipe
+from leanbayes.training.state import MODEL
 
-MODEL = "model/"
 HEADER = "leanbayes.best"
+BEST = Path("checkpoint") / "best.safetensors"  # in the folder of a training
 
 
 def split_rows(train: Data, share: float, seed: int) -> tuple[Data, Data]:
@@ -71,7 +72,7 @@ class BestState:
     """The model of the best epoch: in memory, and in `<folder>/checkpoint/best.safetensors` for resumed trainings."""
 
     def __init__(self, folder: Path | None, recipe: Recipe) -> None:
-        self.path = None if folder is None else folder / "checkpoint" / "best.safetensors"
+        self.path = None if folder is None else folder / BEST
         self.recipe = recipe
         self.state: dict[str, Tensor] = {}
 

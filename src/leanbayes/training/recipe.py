@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args, Literal
+from typing import Any, get_args, get_origin, get_type_hints, Literal
 
 from leanbayes.core.objective import linear_beta
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_positive
@@ -152,12 +151,9 @@ class Recipe:
             raise ValueError(f"expected lr to be below {HIGHEST_ADAM_RATE} for adam, got {self.lr!r}; 1e-3 is usual")
 
     def _check_choices(self) -> None:
-        check_choice("optimizer", self.optimizer, get_args(Optimizer))
-        check_choice("schedule", self.schedule, get_args(Schedule))
-        check_choice("posterior_schedule", self.posterior_schedule, get_args(PosteriorSchedule))
-        check_choice("aggregate", self.aggregate, get_args(Aggregate))
-        check_choice("augment", self.augment, get_args(Augment))
-        check_choice("precision", self.precision, get_args(Precision))
+        for name, kind in get_type_hints(Recipe).items():
+            if get_origin(kind) is Literal:
+                check_choice(name, getattr(self, name), get_args(kind))
         if self.aggregate != "average" and not (self.tile or self.tile_last_epochs or self.samples > 1):
             raise ValueError("expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or samples")
 
@@ -183,13 +179,18 @@ def rate(recipe: Recipe, progress: float) -> float:
     if progress < recipe.warmup_epochs:
         return progress / recipe.warmup_epochs
     share = (progress - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
-    if recipe.schedule == "cosine":
-        return cosine(share)
-    if recipe.schedule == "straight":
-        return max(0.0, 1 - share)
-    if recipe.schedule == "step":
-        return steps(progress, recipe.steps_down, recipe.decay)
-    return linear(progress / recipe.epochs) if recipe.schedule == "linear" else 1.0
+    match recipe.schedule:
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        case "straight":
+            return max(0.0, 1 - share)
+        case "step":
+            return float(recipe.decay ** bisect_right(recipe.steps_down, progress))
+        case "linear":
+            down = (progress / recipe.epochs - LINEAR_START) / (LINEAR_END - LINEAR_START)
+            return 1 - (1 - LINEAR_FLOOR) * min(1.0, max(0.0, down))
+        case "constant":
+            return 1.0
 
 
 def posterior_rate(recipe: Recipe, progress: float) -> float:
@@ -215,19 +216,3 @@ def beta(recipe: Recipe, progress: float) -> float:
 def tile(recipe: Recipe, epoch: int) -> bool:
     """Return whether every component sees every row of this epoch."""
     return recipe.tile or epoch >= recipe.epochs - recipe.tile_last_epochs
-
-
-def cosine(share: float) -> float:
-    """Return (1 + cos(pi t)) / 2: one at the start, zero at the end."""
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
-
-
-def steps(progress: float, milestones: Sequence[int], decay: float) -> float:
-    """Return decay^m after m milestones."""
-    return float(decay ** bisect_right(milestones, progress))
-
-
-def linear(share: float) -> float:
-    """Return one for half of the time, then a straight line to 1 % at nine tenths, then 1 %."""
-    down = (share - LINEAR_START) / (LINEAR_END - LINEAR_START)
-    return 1 - (1 - LINEAR_FLOOR) * min(1.0, max(0.0, down))

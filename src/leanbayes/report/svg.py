@@ -55,7 +55,9 @@ def linear_axis(label: str, values: Iterable[float], *, wanted: int = 5) -> Axis
     low, high = min(known), max(known)
     if high - low < 1e-9 * max(abs(high), 1.0):
         low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-    step = _round_step((high - low) / wanted)
+    step = (high - low) / wanted
+    power = 10.0 ** math.floor(math.log10(step))
+    step = next(m * power for m in (1, 2, 2.5, 5, 10) if step <= m * power * (1 + 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(round(i * step, 12) for i in range(first, last + 1))
     return Axis(label, ticks[0], ticks[-1], ticks)
@@ -80,11 +82,6 @@ LADDERS = (  # ticks of an axis, by the largest ratio of its ends
     (200, tuple(2.0**power for power in range(-10, 10))),
     (math.inf, tuple(10.0**power for power in range(-3, 103))),
 )
-
-
-def _round_step(step: float) -> float:
-    power = 10.0 ** math.floor(math.log10(step))
-    return next(m * power for m in (1, 2, 2.5, 5, 10) if step <= m * power * (1 + 1e-9))
 
 
 def write_tick(value: float) -> str:
