@@ -63,8 +63,8 @@ class Common:
         train_rows: number of training rows to use, evenly spaced; 0 means all.
         hold_out: number of training rows to evaluate on instead of the test set. They are not trained on. Use it to
             choose settings without looking at the test set.
-        validation: share of the training rows to hold out, by class or target quantile. They give the temperature or the
-            noise, and the number of epochs for tables. Five folds replace them if rows are few. 0 trains on all rows.
+        validation: share of the training rows to hold out, by class or target quantile. They give the temperature or
+            the noise, for tables also the epochs. Five folds replace them if rows are few. 0 trains on all rows.
         split: number of the train/test split, for the UCI sets, digits and .csv files.
         target: column of a .csv file to predict; default the last.
         task: classification or regression, for data of your own; default by its targets.

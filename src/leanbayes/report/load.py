@@ -17,6 +17,8 @@ from leanbayes.evaluation.statistics import number
 from leanbayes.runtime._files import local
 
 REFERENCE = "plain"  # the network without a method, the unit of all costs and of the mCE
+TEMPERED = "tempered"  # the same network at a temperature from held-out rows
+BASELINES = ("mean", "linear", "boosting")  # rows without a network
 SECTIONS: dict[str, type] = {
     **dict.fromkeys(("method", "network", "data", "recipe", "metrics", "cost", "figures", "environment"), dict),
     "history": list,
@@ -40,6 +42,7 @@ VERSIONS = 4  # looks of one colour: the method, and three for its versions
 UNKNOWN_SHAPE = 7  # the marker of methods that are not in FIXED
 FIXED = {  # colour and marker
     "plain": (0, 0),
+    "tempered": (0, 7),
     "rank1": (1, 1),
     "patch": (2, 4),
     "implicit": (3, 3),
@@ -181,6 +184,10 @@ class Contender:
         return self.name == REFERENCE
 
     @property
+    def is_plain(self) -> bool:
+        return self.name in (REFERENCE, TEMPERED)
+
+    @property
     def series(self) -> int:
         return self.look.series
 
@@ -245,8 +252,19 @@ def load_results(folder: str | Path) -> Results:
             runs.append(_read(file, file.relative_to(folder).as_posix()))
         except DamagedResult as error:
             damaged.append(str(error))
+    runs += [changed for run in runs if (changed := _tempered(run)) is not None]
     keys = sorted({run.key for run in runs})
     return Results(tuple(_group(key, [r for r in runs if r.key == key]) for key in keys), tuple(damaged))
+
+
+def _tempered(run: Run) -> Run | None:
+    """Return the run of a plain network at the temperature of its held-out rows, as a row of its own."""
+    found = run.part("metrics", "tempered")
+    if run.name != REFERENCE or not run.done or not isinstance(found, Mapping):
+        return None
+    losses = {"test": run.part("figures", "losses", "tempered")}
+    changed = {"method": {"name": TEMPERED, "label": "plain + temperature"}, "metrics": found}
+    return Run(f"{run.path} at its temperature", {**run.record, **changed, "figures": {"losses": losses}})
 
 
 def _read(file: Path, name: str) -> Run:

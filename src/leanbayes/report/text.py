@@ -111,7 +111,10 @@ def terminal(results: Results, console: Console | None = None) -> None:
     for group in results.groups:
         if group.contenders:
             _print_group(group, console)
-        console.print(f"[bold]{escape(verdict(group).sentence)}[/]", highlight=False)
+        found = verdict(group)
+        console.print(f"[bold]{escape(found.sentence)}[/]", highlight=False)
+        for need in found.needs:
+            console.print(f"{escape(need.name)}: {escape(need.sentence)}", highlight=False)
         for failure in group.failures:
             console.print(f"[red]{escape(_failed(failure))}[/]", highlight=False)
     for sentence in results.damaged:
@@ -125,7 +128,9 @@ def inline(text: str) -> str:
 
 def _section(group: Group) -> str:
     history = provenance(group)
-    parts = [f"## {inline(group.title)}", inline(verdict(group).sentence), RULE]
+    found = verdict(group)
+    parts = [f"## {inline(group.title)}", inline(found.sentence)]
+    parts += ["\n".join(f"* {need.name}: {inline(need.sentence)}" for need in found.needs), RULE]
     if group.contenders:
         parts += [_table(group, ("brief", "main"), with_errors=True).markdown(), LEGEND]
     parts += [inline(remark) for remark in history.remarks]
