@@ -30,7 +30,7 @@ from leanbayes.core.predictor import distinct_draws, FrozenDraws, NoiseOf, predi
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._checks import check_choice, check_positive
 from leanbayes.runtime.batches import Output
-from leanbayes.shift.corruptions._random import Streams
+from leanbayes.shift._pixels import Streams
 
 # N rows, C classes
 
@@ -321,49 +321,49 @@ def attack(
     y = _classes(y, at_first, "y")
     goal = _goal(target, y, at_first, attack.seed)
     scores = _Scores(attack, clean, y, goal, at_first)
-    ascent = _Ascent(Predictor(model, likelihood, seed=attack.seed, noise=attack.noise, output=output), attack)
+    predictor = Predictor(model, likelihood, seed=attack.seed, noise=attack.noise, output=output)
+    sign, classes = (-1, y) if goal is None else (1, goal)
     moved, prediction, history = attack.begin(clean), at_first, [scores(0, clean, at_first)]
     for step in range(attack.steps):
-        draws = attack.indices(step, samples)
-        gradient = -ascent.gradient(moved, y, draws) if goal is None else ascent.gradient(moved, goal, draws)
-        moved = attack.move(moved, clean, gradient)
+        gradient = _gradient(predictor, moved, classes, attack.indices(step, samples), attack.batch_size)
+        moved = attack.move(moved, clean, sign * gradient)
         prediction = predicted(moved)
         history.append(scores(step + 1, moved, prediction))
     return Attacked(moved.to(x.device), None if goal is None else goal.to(x.device), prediction, tuple(history))
 
 
-class _Ascent:
-    """Directions in which log mean_s p_s(class) rises most, over named draws."""
+def _gradient(predictor: Predictor, x: Tensor, classes: Tensor, indices: range, batch_size: int) -> Tensor:
+    """Return the gradient of log mean_s p_s(class) over named draws, up to a positive factor per row.
 
-    def __init__(self, predictor: Predictor, attack: Attack) -> None:
-        self.predictor, self.attack = predictor, attack
+    Each draw is folded once, rows come in batches.
+    """
+    total = torch.zeros_like(x)
+    log_sum = torch.full((len(x),), -math.inf, dtype=_at_least_float32(x), device=x.device)
+    for index in indices:
+        with torch.no_grad():
+            draws = predictor.select(index).draws
+        for start in range(0, len(x), batch_size):
+            rows = slice(start, min(start + batch_size, len(x)))
+            margin, gradient = _margin(predictor, draws, x[rows], classes[rows], (rows.start, rows.stop))
+            log_factor = F.logsigmoid(margin) + F.logsigmoid(-margin)  # log p (1 - p)
+            log_sum[rows] = torch.logaddexp(log_sum[rows], log_factor)
+            share = per_row((log_factor - log_sum[rows]).exp(), gradient).to(gradient)
+            total[rows] = total[rows].lerp(gradient, share)
+    return total
 
-    def gradient(self, x: Tensor, classes: Tensor, indices: range) -> Tensor:
-        """Return the gradient up to a positive factor per row; each draw is folded once, rows come in batches."""
-        total = torch.zeros_like(x)
-        log_sum = torch.full((len(x),), -math.inf, dtype=_at_least_float32(x), device=x.device)
-        for index in indices:
-            with torch.no_grad():
-                draws = self.predictor.select(index).draws
-            for start in range(0, len(x), self.attack.batch_size):
-                rows = slice(start, start + self.attack.batch_size)
-                margin, gradient = self._of_draw(draws, x[rows], classes[rows], start)
-                log_factor = F.logsigmoid(margin) + F.logsigmoid(-margin)  # log p (1 - p)
-                log_sum[rows] = torch.logaddexp(log_sum[rows], log_factor)
-                share = per_row((log_factor - log_sum[rows]).exp(), gradient).to(gradient)
-                total[rows] = total[rows].lerp(gradient, share)
-        return total
 
-    def _of_draw(self, draws: FrozenDraws | RowDraws, x: Tensor, classes: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Return the margin m_s of the class in each row (n,), and its gradient."""
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            outputs = draws.run(leaf, (start, start + len(x)), self.predictor.output)
-            draws.forget_outputs()  # cached outputs belong to a graph that is used once
-            logits, at = outputs.to(_at_least_float32(outputs)), classes[:, None]
-            margin = logits.gather(1, at)[:, 0] - logits.scatter(1, at, -math.inf).logsumexp(1)
-            (gradient,) = torch.autograd.grad(margin.sum(), leaf)
-        return margin.detach(), gradient
+def _margin(
+    predictor: Predictor, draws: FrozenDraws | RowDraws, x: Tensor, classes: Tensor, rows: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Return the margin m_s of the class in each row (n,), and its gradient."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        outputs = draws.run(leaf, rows, predictor.output)
+        draws.forget_outputs()  # cached outputs belong to a graph that is used once
+        logits, at = outputs.to(_at_least_float32(outputs)), classes[:, None]
+        margin = logits.gather(1, at)[:, 0] - logits.scatter(1, at, -math.inf).logsumexp(1)
+        (gradient,) = torch.autograd.grad(margin.sum(), leaf)
+    return margin.detach(), gradient
 
 
 @dataclass(frozen=True, eq=False)
