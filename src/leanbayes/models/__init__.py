@@ -1,4 +1,8 @@
-"""Plain reference networks; ``lb.convert`` makes them Bayesian."""
+"""Plain reference networks; ``lb.convert`` makes them Bayesian.
+
+Every network takes ``num_outputs``, the number of classes or regression outputs, and ``input_shape``, the shape of one
+example: channels, height and width of an image, unless its docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,25 @@ from typing import Protocol
 
 from torch import nn
 
-from leanbayes.models.dropout import dropout_before_norms
-from leanbayes.models.ehr import EHRNet
-from leanbayes.models.mobilenet import MobileNetV2
-from leanbayes.models.resnet import PyramidNet, ResNet, resnet18, resnet50, ResNeXt, WideResNet
-from leanbayes.models.small import deep_mlp, LeNet, LeNet5, MLP, NormLeNet5, RegressionNet, SmallConvNet
-from leanbayes.models.unet import UNet
-from leanbayes.models.vgg import VGG, vgg11, vgg11_bn, vgg16, vgg_like, VGGLike
+from leanbayes.models._blocks import dropout_before_norms
+from leanbayes.models.classic import (
+    deep_mlp,
+    EHRNet,
+    LeNet,
+    LeNet5,
+    MLP,
+    NormLeNet5,
+    RegressionNet,
+    SmallConvNet,
+    UNet,
+    VGG,
+    vgg11,
+    vgg11_bn,
+    vgg16,
+    vgg_like,
+    VGGLike,
+)
+from leanbayes.models.resnet import MobileNetV2, PyramidNet, ResNet, resnet18, resnet50, ResNeXt, WideResNet
 
 __all__ = [
     "MLP",
