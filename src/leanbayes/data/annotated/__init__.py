@@ -6,9 +6,9 @@ import difflib
 from pathlib import Path
 from typing import NamedTuple
 
-from leanbayes.data.annotated import bsds
 from leanbayes.data.annotated.ambiguous import ambiguous_images
 from leanbayes.data.annotated.images import AnnotatedImages
+from leanbayes.data.annotated.published import BSDS_FILE, BSDS_SHAPE, load_bsds500
 from leanbayes.data.cache import data_root
 
 _NAMES = ("bsds500", "ambiguous")
@@ -41,7 +41,7 @@ def load_annotated(name: str, root: str | Path | None = None) -> AnnotatedImages
     """
     known = annotated_name(name)
     if known == "bsds500":
-        return bsds.load_bsds500(data_root(root))
+        return load_bsds500(data_root(root))
     if known == "ambiguous":
         return ambiguous_images()
     close = difflib.get_close_matches(name.lower(), _NAMES, n=1)
@@ -60,10 +60,10 @@ def annotated_name(name: str) -> str | None:
 def describe_annotated(root: str | Path | None = None) -> list[AnnotatedRow]:
     """Return name, sizes, shape, place and note of every known set with several annotators."""
     folder = data_root(root)
-    where = f"cached at {folder}" if (folder / bsds.FILE).is_file() else "not here"
+    where = f"cached at {folder}" if (folder / BSDS_FILE).is_file() else "not here"
     note = "boundaries, Arbelaez et al. 2011; non-commercial research and education only"
     made = "synthetic, with a known distribution of the masks"
     return [
-        AnnotatedRow("bsds500", 200, 100, 200, bsds.SHAPE, "4-9", where, note),
+        AnnotatedRow("bsds500", 200, 100, 200, BSDS_SHAPE, "4-9", where, note),
         AnnotatedRow("ambiguous", 2000, 500, 500, (1, 32, 32), "4", "built in", made),
     ]
