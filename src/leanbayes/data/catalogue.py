@@ -7,6 +7,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +26,10 @@ class Upstream(NamedTuple):
     md5: str | None = None
     unpacked: str | None = None
 
+    def is_unpacked(self, folder: Path) -> bool:
+        """Return whether the folder that may take its place is there."""
+        return self.unpacked is not None and (folder / self.unpacked).is_dir()
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -41,6 +46,10 @@ class Origin:
     files: tuple[Upstream, ...]
     convert: Callable[[Path], Files]
     content: Mapping[str, str] = field(default_factory=dict)
+
+    def missing(self, folder: Path) -> list[Upstream]:
+        """Return the upstream files that are in the folder neither packed nor unpacked."""
+        return [file for file in self.files if not ((folder / file.name).is_file() or file.is_unpacked(folder))]
 
 
 def _at(address: str, name: str, md5: str | None = None, unpacked: str | None = None) -> Upstream:
@@ -68,7 +77,7 @@ MNIST = Origin(
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    upstream.mnist,
+    partial(upstream.idx, file="mnist.npz"),
 )
 FASHION = Origin(
     "fashion-mnist",
@@ -82,13 +91,13 @@ FASHION = Origin(
             "bb300cfdad3c16e7a12a480ee83cd310",
         ),
     ),
-    upstream.fashion_mnist,
+    partial(upstream.idx, file="fashion_mnist.npz"),
 )
 _LETTERS = "https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master"
 NOTMNIST = Origin(
     "notmnist",
     tuple(_at(_LETTERS, name) for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")),
-    upstream.notmnist,
+    partial(upstream.idx, file="notmnist_test.npz", splits=("test",)),
     {"": "4d56978c829f31199ff6b177c559b38abeebd02b8781aee6773d5a213f3778b2"},
 )
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
@@ -331,7 +340,7 @@ def prepare(
     say: Callable[[str], None] = print,
     progress: Progress | None = None,
 ) -> list[Path]:
-    """Download the upstream files of a set, verify them, and write the files of the cache.
+    """Download the upstream files of a set, verify them, write the files of the cache, and return their paths.
 
     A broken download resumes. Files in the folder are verified and used. A set in the cache is not changed: delete its
     files to prepare it again.
@@ -342,9 +351,6 @@ def prepare(
         source: A folder with the upstream files; then nothing is downloaded.
         say: Called with a sentence about every step.
         progress: Called with (file name, bytes so far, bytes in total or None) during downloads.
-
-    Returns:
-        The files of the cache; empty for a set that needs no preparation.
     """
     known = find("uci-yacht" if name.lower() == "uci" else name)
     if known.origin is None:
@@ -366,8 +372,8 @@ def _collect(
     """Download the upstream files that are not in the folder, and verify all of them."""
     for file in origin.files:
         path = folder / file.name
-        if file.unpacked and (folder / file.unpacked).is_dir():
-            say(f"found {folder / file.unpacked}")
+        if file.is_unpacked(folder):
+            say(f"found {folder / str(file.unpacked)}")
             continue
         if path.is_file():
             _verify(file, path)
@@ -375,7 +381,7 @@ def _collect(
             say(f"downloading {file.urls[0]}")
             _download(origin, file, path, progress)
         else:
-            raise FileNotFoundError(f"{path} is missing; {_advice(_missing(origin, folder), folder)}")
+            raise FileNotFoundError(f"{path} is missing; {_advice(origin.missing(folder), folder)}")
         say(f"verified {path}" if file.md5 else f"found {path}; its content is checked after conversion")
 
 
@@ -383,7 +389,7 @@ def _download(origin: Origin, file: Upstream, path: Path, progress: Progress | N
     try:
         download(file.urls, path, md5=file.md5, progress=progress)
     except ConnectionError as error:
-        advice = _advice(_missing(origin, path.parent), path.parent)
+        advice = _advice(origin.missing(path.parent), path.parent)
         raise ConnectionError(f"{error}. Run the command again to resume, or {advice}") from error
     except OSError as error:
         raise _unwritable(path.parent, error) from error
@@ -396,15 +402,6 @@ def _verify(file: Upstream, path: Path) -> None:
         raise ValueError(
             f"{path} is not the published file: {error}. Delete it; {_advice([file], path.parent)}"
         ) from error
-
-
-def _missing(origin: Origin, folder: Path) -> list[Upstream]:
-    """Return the upstream files that are in the folder neither packed nor unpacked."""
-    return [
-        file
-        for file in origin.files
-        if not (folder / file.name).is_file() and not (file.unpacked and (folder / file.unpacked).is_dir())
-    ]
 
 
 def _advice(files: list[Upstream], folder: Path) -> str:

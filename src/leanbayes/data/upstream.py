@@ -106,19 +106,14 @@ def read_tar(path: Path, *, ending: tuple[str, ...]) -> dict[str, bytes]:
     return contents
 
 
-def mnist(folder: Path) -> Files:
-    """Convert the four idx files of MNIST."""
-    return {"mnist.npz": _idx(folder, "train") | _idx(folder, "test")}
-
-
-def fashion_mnist(folder: Path) -> Files:
-    """Convert the four idx files of Fashion-MNIST."""
-    return {"fashion_mnist.npz": _idx(folder, "train") | _idx(folder, "test")}
-
-
-def notmnist(folder: Path) -> Files:
-    """Convert the idx test files of notMNIST."""
-    return {"notmnist_test.npz": _idx(folder, "test")}
+def idx(folder: Path, file: str, splits: tuple[str, ...] = ("train", "test")) -> Files:
+    """Convert the idx files of MNIST, or of a set in its form, to one file of the cache."""
+    arrays = {}
+    for split in splits:
+        prefix = {"train": "train", "test": "t10k"}[split]
+        arrays[f"x_{split}"] = read_idx(folder / f"{prefix}-images-idx3-ubyte.gz")
+        arrays[f"y_{split}"] = read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz")
+    return {file: arrays}
 
 
 def cifar10(folder: Path) -> Files:
@@ -170,10 +165,9 @@ def read_idx(path: Path) -> Array:
 
 
 def read_cifar(content: bytes, *, label_bytes: int) -> tuple[Array, Array]:
-    """Read CIFAR's binary records: `label_bytes` labels, the last is the finest, then the pixels.
+    """Return images (N, 3, 32, 32) and the finest labels (N,), both uint8.
 
-    Returns:
-        Images (N, 3, 32, 32) and labels (N,), both uint8.
+    A binary record of CIFAR has `label_bytes` labels, the last is the finest, then the pixels.
     """
     size = label_bytes + _PIXELS
     if len(content) % size:
@@ -183,24 +177,12 @@ def read_cifar(content: bytes, *, label_bytes: int) -> tuple[Array, Array]:
 
 
 def read_svhn(path: Path) -> tuple[Array, Array]:
-    """Read a Matlab file of SVHN's cropped digits, where the digit 0 has the label 10.
-
-    Returns:
-        Images (N, 3, 32, 32) and labels (N,), both uint8.
-    """
+    """Return images (N, 3, 32, 32) and labels (N,) of a Matlab file of SVHN, where the digit 0 has the label 10."""
     from scipy.io import loadmat  # type: ignore[import-untyped]
 
     content = loadmat(path, variable_names=("X", "y"))
     images, labels = np.asarray(content["X"], np.uint8), np.asarray(content["y"], np.uint8)
     return np.ascontiguousarray(images.transpose(3, 2, 0, 1)), labels.reshape(-1) % 10
-
-
-def _idx(folder: Path, split: str) -> dict[str, Array]:
-    prefix = {"train": "train", "test": "t10k"}[split]
-    return {
-        f"x_{split}": read_idx(folder / f"{prefix}-images-idx3-ubyte.gz"),
-        f"y_{split}": read_idx(folder / f"{prefix}-labels-idx1-ubyte.gz"),
-    }
 
 
 def _by_name(archive: Path) -> dict[str, bytes]:
@@ -228,14 +210,10 @@ def uci(folder: Path) -> Files:
 
 
 def read_uci(texts: Mapping[str, bytes]) -> dict[str, Array]:
-    """Read one UCI set.
+    """Return X float64 (n, d), y float64 (n,) and test_mask bool (splits, n) of one UCI set.
 
-    Args:
-        texts: Contents of data.txt (rows of numbers), index_features.txt, index_target.txt (columns) and
-            index_train_<k>.txt, index_test_<k>.txt (rows).
-
-    Returns:
-        X float64 (n, d), y float64 (n,), test_mask bool (splits, n), True for test rows.
+    The texts are data.txt (rows of numbers), index_features.txt, index_target.txt (columns) and index_train_<k>.txt,
+    index_test_<k>.txt (rows).
     """
     table = _numbers(texts["data.txt"])
     features, target = (_positions(texts[f"index_{part}.txt"]) for part in ("features", "target"))
@@ -263,11 +241,8 @@ def _positions(text: bytes) -> Array:
 def quantile_edges(x: Array, bins: int = BINS) -> list[Array]:
     """Return the bin edges of every variable: its distinct quantiles at 1/bins, ..., (bins - 1)/bins.
 
-    Every edge is a measured value. A variable with few values (yes or no, a score) has fewer bins.
-
-    Args:
-        x: Training values (N, ..., V); NaN is not measured.
-        bins: Largest number of bins of a variable.
+    Every edge is a measured value of x (N, ..., V), which has NaN if not measured. A variable with few values (yes or
+    no, a score) has fewer bins.
     """
     shares = np.arange(1, bins) / bins
     columns = x.reshape(-1, x.shape[-1]).T
@@ -291,13 +266,10 @@ def binned(x: Array, edges: Sequence[Array]) -> Array:
 
 
 def load_physionet2012(root: Path) -> DataSet:
-    """Read the stays from the cache as tokens, int64 (48, 42) each.
+    """Read the stays from the cache as tokens, int64 (48, 42) each; ``further`` has "set-c".
 
     Variables known at admission are repeated in every hour: a network that read them once did worse on held-out stays
     of set a. The ten stays without any series are kept.
-
-    Returns:
-        Set a to train on, set b to test on; ``further`` has "set-c".
     """
     path = root / PHYSIONET_FILE
     series, static, death, number = _read_physionet(path)
@@ -353,12 +325,10 @@ def physionet2012(folder: Path) -> Files:
 
 
 def read_stay(text: str) -> tuple[Array, Array]:
-    """Read one stay: lines "hh:mm,variable,value" under a header.
+    """Return the hourly means (48, 37) of a stay, NaN if not measured, and its variables at admission (5,), float32.
 
-    Negative values are missing values. Measurements at 48:00 belong to the last hour.
-
-    Returns:
-        Hourly means (48, 37), NaN if not measured, and the variables at admission (5,), float32.
+    Below a header, lines are "hh:mm,variable,value". Negative values are missing values. Measurements at 48:00 belong
+    to the last hour.
     """
     series, static = {name: k for k, name in enumerate(SERIES)}, {name: k for k, name in enumerate(STATIC)}
     total, count = np.zeros((2, HOURS, len(series)))
@@ -402,12 +372,9 @@ def _set(folder: Path, name: str) -> dict[str, Array]:
             f"{name} has {len(texts)} records and {len(rows)} outcomes, which are not those of the same stays. Get "
             "the files again."
         )
-    stays = [read_stay(texts[record]) for record in sorted(texts)]
-    return {
-        "x": np.stack([x for x, _ in stays]),
-        "static": np.stack([static for _, static in stays]),
-        "outcomes": np.array([rows[record] for record in sorted(rows)], np.int32),
-    }
+    series, static = zip(*(read_stay(texts[record]) for record in sorted(texts)), strict=True)
+    outcomes = np.array([rows[record] for record in sorted(rows)], np.int32)
+    return {"x": np.stack(series), "static": np.stack(static), "outcomes": outcomes}
 
 
 def rt_polarity(folder: Path) -> Files:

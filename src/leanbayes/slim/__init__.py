@@ -2,8 +2,7 @@
 
 from leanbayes.slim.discrepancy import mmd
 from leanbayes.slim.distillation import Cooling, distill, student
-from leanbayes.slim.narrowing import extract, narrow
-from leanbayes.slim.sweep import correlate, Correlation, usage, widths
+from leanbayes.slim.narrowing import correlate, Correlation, extract, narrow, usage, widths
 
 __all__ = [
     "Cooling",

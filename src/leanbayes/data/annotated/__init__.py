@@ -30,14 +30,9 @@ class AnnotatedRow(NamedTuple):
 def load_annotated(name: str, root: str | Path | None = None) -> AnnotatedImages:
     """Return a known set with several annotators for each image.
 
-    Args:
-        name: "bsds500" (from the cache), or "ambiguous" (synthetic; `ambiguous_images` has its options). Case, hyphens
-            and underscores do not matter.
-        root: Folder of the cache; else ``$LEANBAYES_DATA``, else one in the user's cache folder.
-
-    Raises:
-        FileNotFoundError: The set is not in the cache; the message has the address.
-        ValueError: The name is unknown.
+    The sets are "bsds500" (from the cache; `root` as in ``load``) and "ambiguous" (synthetic; `ambiguous_images` has
+    its options). Case, hyphens and underscores do not matter. Raises ``FileNotFoundError`` with the address of a set
+    that is not in the cache.
     """
     known = annotated_name(name)
     if known == "bsds500":

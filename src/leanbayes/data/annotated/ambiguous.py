@@ -1,7 +1,7 @@
 """`ambiguous_images`: synthetic images with a known distribution of the annotators' masks.
 
-The masks of image n are its modes; an annotator outlines mode m with probability p_m. The distance of two masks is
-d(a, b) = 1 - |a and b| / |a or b|, zero for two empty ones.
+The masks of image n are its modes (N, M, H, W), zeros and ones; an annotator outlines mode m with probability p_m
+(N, M). The distance of two masks is d(a, b) = 1 - |a and b| / |a or b|, zero for two empty ones.
 """
 
 from __future__ import annotations
@@ -56,15 +56,8 @@ def ambiguous_images(
 
         (0.1 + 0.5 t, 0.3, 0.6 - 0.5 t),   t = (mean grey of the shape's pixels - faint) / (bright - faint) in [0, 1]
 
-    A network that predicts one mask, or independent pixels, is wrong about most images.
-
-    Args:
-        train: Number of training images.
-        val: Number of validation images.
-        test: Number of test images.
-        size: Height and width of an image in pixels.
-        annotators: Number of masks of each image.
-        seed: Seed of images and annotators.
+    A network that predicts one mask, or independent pixels, is wrong about most images. `train`, `val` and `test` are
+    numbers of images, `size` is their height and width, and `annotators` the number of masks of each.
     """
     splits = {"train": train, "val": val, "test": test}
     if min(splits.values()) < 1 or annotators < 1:
@@ -122,25 +115,16 @@ def _mode_probabilities(images: Tensor, shape: Tensor) -> Tensor:
 
 
 def true_pixel_probabilities(modes: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the probability that each pixel is marked, ``sum_m p_m mode_m``: (N, H, W).
-
-    Args:
-        modes: Masks of zeros and ones, (N, M, H, W).
-        probabilities: Of each mode, (N, M).
-    """
+    """Return the probability that each pixel is marked, ``sum_m p_m mode_m``: (N, H, W)."""
     _check_modes(modes, probabilities)
     return torch.einsum("nm,nmhw->nhw", probabilities, modes.to(probabilities.dtype))
 
 
 def mode_frequencies(samples: Tensor, modes: Tensor) -> Tensor:
-    """Return the share of samples that are nearest to each mode, (N, M); to compare with the probabilities.
+    """Return the share of samples (S, N, H, W) that are nearest to each mode, (N, M); compare it with probabilities.
 
     The nearest mode has the largest intersection over union, averaged over marked and unmarked pixels. With marked
     pixels only, a sample with one stray pixel could not be near an empty mode.
-
-    Args:
-        samples: Masks of zeros and ones, (S, N, H, W).
-        modes: Masks of zeros and ones, (N, M, H, W).
     """
     if samples.dim() != 4 or modes.dim() != 4 or samples.shape[1:] != (len(modes), *modes.shape[2:]):
         raise ValueError(
@@ -154,11 +138,6 @@ def mode_frequencies(samples: Tensor, modes: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(nearest, modes.shape[1]).float().mean(1)
 
 
-def mode_distances(modes: Tensor) -> Tensor:
-    """Return the distance between each pair of modes, (N, M, M)."""
-    return 1 - overlap(modes, modes)
-
-
 def optimal_energy_distance(
     modes: Tensor, probabilities: Tensor, *, annotators: int, samples: int | None = None
 ) -> Tensor:
@@ -167,17 +146,13 @@ def optimal_energy_distance(
     With D the distances of the modes, p their probabilities, q the shares of the annotators and s those of the
     samples, the distance is ``2 s'Dq - s'Ds - q'Dq``. Because ``E q'Dq = (1 - 1 / annotators) p'Dp``, samples from p
     have the expectation ``p'Dp (1 / annotators + 1 / samples)``. It is the minimum, because `d` is of negative type.
-
-    Args:
-        modes: Masks of zeros and ones, (N, M, H, W).
-        probabilities: Of each mode, (N, M).
-        annotators: Number of masks of each image.
-        samples: Number of masks that the network draws; None is the limit of many.
+    samples=None is the limit of many samples.
     """
     _check_modes(modes, probabilities)
     if annotators < 1 or (samples is not None and samples < 1):
         raise ValueError(f"expected at least one annotator and one sample, got {annotators} and {samples}")
-    expected = torch.einsum("nm,nmk,nk->n", probabilities, mode_distances(modes).to(probabilities.dtype), probabilities)
+    distances = (1 - overlap(modes, modes)).to(probabilities.dtype)
+    expected = torch.einsum("nm,nmk,nk->n", probabilities, distances, probabilities)
     return expected * (1 / annotators + (1 / samples if samples is not None else 0.0))
 
 

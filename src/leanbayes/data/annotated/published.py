@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -67,36 +66,21 @@ def load_bsds500(root: Path) -> AnnotatedImages:
 def prepare_bsds500(folder: str | Path, root: str | Path | None = None) -> Path:
     """Convert the published images and annotations to the file of the cache, and return its path.
 
-    Args:
-        folder: ``BSDS500`` of the published repository, or its ``data``, with ``images/<split>/*.jpg`` and
-            ``groundTruth/<split>/*.mat`` for train, val and test.
-        root: The cache, as in ``load``.
+    The folder is ``BSDS500`` of the published repository, or its ``data``, with ``images/<split>/*.jpg`` and
+    ``groundTruth/<split>/*.mat`` for train, val and test. `root` is the cache, as in ``load``.
     """
     source = local(folder).expanduser()
     source = next((place for place in (source, source / "data") if (place / "groundTruth").is_dir()), source)
     found = [(number, path) for number, name in enumerate(SPLITS) for path in _published(source, name)]
     rows = [_read_bsds(image, annotations) for _, (image, annotations) in found]
-    packed = np.zeros(
-        (len(rows), max(MOST, *(len(row.masks) for row in rows)), BSDS_SHAPE[1], BSDS_SHAPE[2] // 8), np.uint8
-    )
-    for index, row in enumerate(rows):
-        packed[index, : len(row.masks)] = np.packbits(row.masks, axis=-1)
+    counts = np.array([len(masks) for _, masks in rows], np.uint8)
+    packed = np.zeros((len(rows), max(MOST, *counts), BSDS_SHAPE[1], BSDS_SHAPE[2] // 8), np.uint8)
+    for index, (_, masks) in enumerate(rows):
+        packed[index, : len(masks)] = np.packbits(masks, axis=-1)
+    images, splits = np.stack([image for image, _ in rows]), np.array([number for number, _ in found], np.uint8)
     path = data_root(root) / BSDS_FILE
-    arrays = {
-        "x": np.stack([row.image for row in rows]),
-        "masks_packed": packed,
-        "n_annotators": np.array([len(row.masks) for row in rows], np.uint8),
-        "split": np.array([number for number, _ in found], np.uint8),
-    }
-    write_npz(path, arrays)
+    write_npz(path, dict(zip(_ARRAYS, (images, packed, counts, splits), strict=True)))
     return path
-
-
-class _Row(NamedTuple):
-    """A small image (3, 64, 96) and its masks (annotators, 64, 96)."""
-
-    image: Array
-    masks: Array
 
 
 def _published(source: Path, split: str) -> Iterator[tuple[Path, Path]]:
@@ -116,8 +100,8 @@ def _published(source: Path, split: str) -> Iterator[tuple[Path, Path]]:
         yield image, annotations
 
 
-def _read_bsds(image: Path, annotations: Path) -> _Row:
-    """Read an image and its boundaries, shrink both, and rotate portraits to the left."""
+def _read_bsds(image: Path, annotations: Path) -> tuple[Array, Array]:
+    """Return a small image (3, 64, 96) and its masks (annotators, 64, 96); portraits are rotated to the left."""
     from PIL import Image
     from scipy.io import loadmat  # type: ignore[import-untyped]
 
@@ -139,7 +123,7 @@ def _read_bsds(image: Path, annotations: Path) -> _Row:
             f"{image} has {pixels.shape[1]} x {pixels.shape[2]} pixels and masks of {masks.shape[1]} x "
             f"{masks.shape[2]}; expected 321 x 481 or 481 x 321 as published. Get both again from {BSDS_WHERE}."
         )
-    return _Row(small, marked)
+    return small, marked
 
 
 def _blocks(planes: Array) -> Array:
@@ -164,32 +148,21 @@ def _check_bsds(path: Path, x: Array, packed: Array, counts: Array, split: Array
         )
 
 
-class Crop(NamedTuple):
-    """The files of a crop: the image, and the masks in the order of the graders."""
-
-    image: Path
-    masks: tuple[Path, ...]
-
-
 def load_lidc(folder: str | Path) -> AnnotatedImages:
     """Read the crops of a folder into memory (2 GB for the whole release), sorted by name.
 
-    Args:
-        folder: Has ``<split>/images`` and ``<split>/gt`` for one or more of train, val and test; the folders of the
-            unpacked archives, ``lidc_crops_<split>/<split>``, are found as well.
-
-    Raises:
-        FileNotFoundError: The folder has no crops.
-        ValueError: The folder has the pickle of another release; or files are missing, broken or of different sizes.
+    The folder has ``<split>/images`` and ``<split>/gt`` for one or more of train, val and test; the folders of the
+    unpacked archives, ``lidc_crops_<split>/<split>``, are found as well. Raises ``FileNotFoundError`` if there are no
+    crops, and ``ValueError`` for the pickle of another release, or files that are missing, broken or of several sizes.
     """
     root = local(folder).expanduser()
     crops = {name: _crops(place) for name in SPLITS if (place := _place(root, name)) is not None}
     if not crops:
         raise _nothing_here(root)
     every = [crop for part in crops.values() for crop in part]
-    size = _grey(every[0].image).shape
-    images = read_all([crop.image for crop in every], partial(_grey, size=size), size, np.uint8)
-    masks = read_all([mask for crop in every for mask in crop.masks], partial(_marked, size=size), size, np.uint8)
+    size = _grey(every[0][0]).shape
+    images = read_all([image for image, *_ in every], partial(_grey, size=size), size, np.uint8)
+    masks = read_all([mask for _, *masks in every for mask in masks], partial(_marked, size=size), size, np.uint8)
     return AnnotatedImages(
         name="lidc",
         images=torch.from_numpy(images[:, None]),
@@ -197,7 +170,7 @@ def load_lidc(folder: str | Path) -> AnnotatedImages:
         annotators=torch.full((len(every),), GRADERS),
         classes=("background", "abnormality"),
         splits={name: len(part) for name, part in crops.items()},
-        sha256=sha256_of_files(path for crop in every for path in (crop.image, *crop.masks)),
+        sha256=sha256_of_files(path for crop in every for path in crop),
     )
 
 
@@ -223,8 +196,8 @@ def _nothing_here(root: Path) -> Exception:
     )
 
 
-def _crops(place: Path) -> list[Crop]:
-    """Match the images of a split with their masks."""
+def _crops(place: Path) -> list[tuple[Path, ...]]:
+    """Return the files of each crop of a split: the image, then its masks in the order of the graders."""
     images = {path.relative_to(place / "images").with_suffix(""): path for path in (place / "images").rglob("*.png")}
     masks: dict[Path, dict[int, Path]] = {crop: {} for crop in images}
     for path in (place / "gt").rglob("*.png"):
@@ -246,7 +219,7 @@ def _crops(place: Path) -> list[Crop]:
         raise ValueError(
             f"{place / 'images'} has no PNG files; expected <patient>/<image>.png. Unpack the archive again."
         )
-    return [Crop(images[crop], tuple(masks[crop][grader] for grader in sorted(masks[crop]))) for crop in sorted(images)]
+    return [(images[crop], *(masks[crop][grader] for grader in sorted(masks[crop]))) for crop in sorted(images)]
 
 
 def _grey(path: Path, size: tuple[int, ...] | None = None) -> Array:
