@@ -55,17 +55,14 @@ def ece(probabilities: Tensor, y: Tensor, bins: int = 15, smallest: int = 0) -> 
     Bins of the confidence (max probability) are closed on the right. Those with at most `smallest` rows are dropped,
     but n counts all rows; NaN if no bin is left. The paper on model patching has bins=20, smallest=5.
     """
-    sums = equal_bins(*_answers(probabilities, y), bins)
-    kept = _kept(sums, smallest)
-    return (sums.hits - sums.confidence)[kept].abs().sum() / sums.rows.sum() + _nan_if_none(kept)
+    gaps, sums = _gaps(probabilities, y, bins, smallest)
+    return gaps.sum() / sums.rows.sum() if len(gaps) else gaps.new_tensor(torch.nan)
 
 
 def mce(probabilities: Tensor, y: Tensor, bins: int = 15, smallest: int = 0) -> Tensor:
     """Return the maximum calibration error: max_b |accuracy_b - confidence_b| over the bins of `ece`."""
-    sums = equal_bins(*_answers(probabilities, y), bins)
-    kept = _kept(sums, smallest)
-    gaps = (sums.hits - sums.confidence).abs() / sums.rows
-    return gaps.where(kept, 0.0).max() + _nan_if_none(kept)
+    gaps, sums = _gaps(probabilities, y, bins, smallest)
+    return (gaps / sums.rows[sums.rows > smallest]).max() if len(gaps) else gaps.new_tensor(torch.nan)
 
 
 def adaptive_ece(probabilities: Tensor, y: Tensor, bins: int = 15) -> Tensor:
@@ -123,13 +120,11 @@ def _sum_bins(confidence: Tensor, hit: Tensor, index: Tensor, bins: int) -> _Sum
     return _Sums(*sums)
 
 
-def _kept(sums: _Sums, smallest: int) -> Tensor:
+def _gaps(probabilities: Tensor, y: Tensor, bins: int, smallest: int) -> tuple[Tensor, _Sums]:
+    """Return |hits - sum of confidences| of the bins with more than `smallest` rows, and the sums of all bins."""
     check_whole(smallest, "smallest", least=0)
-    return sums.rows > smallest
-
-
-def _nan_if_none(kept: Tensor) -> Tensor:
-    return torch.where(kept.any(), 0.0, torch.nan)
+    sums = equal_bins(*_answers(probabilities, y), bins)
+    return (sums.hits - sums.confidence)[sums.rows > smallest].abs(), sums
 
 
 class RiskCoverage(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -95,8 +94,11 @@ class Transition:
         top.set(ylabel="accuracy, %")
         top.legend(fontsize=7)
         labels = {"log_alpha": "mean log alpha", "sampled": f"weights with kappa > {self.threshold:.3g}"}
-        for axis, name in zip(lower, labels, strict=False):
-            _plot_lines(axis, epochs, [row[name] for row in self.rows], labels[name])
+        for axis, (name, label) in zip(lower, labels.items(), strict=False):
+            for layer in self.rows[0][name]:
+                axis.plot(epochs, [row[name][layer] for row in self.rows], label=layer or "(root)")
+            axis.set(ylabel=label)
+            axis.legend(fontsize=7)
         lower[-1].set(xlabel="epoch")
         kind = local(path).suffix.removeprefix(".") or "svg"
         write_whole(local(path), lambda temporary: figure.savefig(temporary, format=kind))
@@ -109,10 +111,3 @@ def histogram(values: Tensor) -> dict[str, list[float]]:
     edges = torch.linspace(low, max(high, low + 1), BINS + 1, dtype=torch.float64)
     counts = torch.histogram(logs, edges).hist
     return {"edges": edges.tolist(), "counts": counts.tolist()}
-
-
-def _plot_lines(axis: Any, epochs: list[int], values: list[Mapping[str, float]], label: str) -> None:
-    for path in values[0]:
-        axis.plot(epochs, [row[path] for row in values], label=path or "(root)")
-    axis.set(ylabel=label)
-    axis.legend(fontsize=7)

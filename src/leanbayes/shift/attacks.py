@@ -320,15 +320,28 @@ def attack(
     attack.check_valid(clean)
     y = _classes(y, at_first, "y")
     goal = _goal(target, y, at_first, attack.seed)
-    scores = _Scores(attack, clean, y, goal, at_first)
+
+    def won(p: Prediction) -> Tensor:
+        return p.mean.argmax(1) != y if goal is None else p.mean.argmax(1) == goal
+
+    def scored(step: int, inputs: Tensor, p: Prediction) -> Iteration:
+        return Iteration(
+            step=step,
+            success=won(p)[~won(at_first)].float().mean().item(),
+            accuracy=(p.mean.argmax(1) == y).float().mean().item(),
+            entropy=p.total.mean().item(),
+            epistemic=p.epistemic.mean().item(),
+            distance=attack.distance(inputs, clean).mean().item(),
+        )
+
     predictor = Predictor(model, likelihood, seed=attack.seed, noise=attack.noise, output=output)
     sign, classes = (-1, y) if goal is None else (1, goal)
-    moved, prediction, history = attack.begin(clean), at_first, [scores(0, clean, at_first)]
+    moved, prediction, history = attack.begin(clean), at_first, [scored(0, clean, at_first)]
     for step in range(attack.steps):
         gradient = _gradient(predictor, moved, classes, attack.indices(step, samples), attack.batch_size)
         moved = attack.move(moved, clean, sign * gradient)
         prediction = predicted(moved)
-        history.append(scores(step + 1, moved, prediction))
+        history.append(scored(step + 1, moved, prediction))
     return Attacked(moved.to(x.device), None if goal is None else goal.to(x.device), prediction, tuple(history))
 
 
@@ -364,30 +377,6 @@ def _margin(
         margin = logits.gather(1, at)[:, 0] - logits.scatter(1, at, -math.inf).logsumexp(1)
         (gradient,) = torch.autograd.grad(margin.sum(), leaf)
     return margin.detach(), gradient
-
-
-@dataclass(frozen=True, eq=False)
-class _Scores:
-    attack: Attack
-    clean: Tensor
-    y: Tensor
-    goal: Tensor | None
-    at_first: Prediction
-
-    def __call__(self, step: int, x: Tensor, p: Prediction) -> Iteration:
-        undecided = ~self._won(self.at_first)
-        return Iteration(
-            step=step,
-            success=self._won(p)[undecided].float().mean().item(),
-            accuracy=(p.mean.argmax(1) == self.y).float().mean().item(),
-            entropy=p.total.mean().item(),
-            epistemic=p.epistemic.mean().item(),
-            distance=self.attack.distance(x, self.clean).mean().item(),
-        )
-
-    def _won(self, p: Prediction) -> Tensor:
-        found = p.mean.argmax(1)
-        return found != self.y if self.goal is None else found == self.goal
 
 
 def _goal(target: Tensor | Target | None, y: Tensor, clean: Prediction, seed: int) -> Tensor | None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +35,7 @@ from leanbayes.runtime.passes import draws
 from leanbayes.slim.discrepancy import concentration_of, mmd
 from leanbayes.slim.narrowing import narrow
 from leanbayes.training.data import Batch, Data, Placement, training_batches
-from leanbayes.training.fit import fit
+from leanbayes.training.fit import EpochState, fit
 from leanbayes.training.recipe import DEFAULT, Recipe
 
 Law = Literal["uniform", "own"]
@@ -259,13 +259,6 @@ def _inherit(unit: OrderingUnit, teacher: OrderingUnit) -> None:
             unit.keep_logits.copy_(logits[unit.always_on : unit.groups])
 
 
-class Epoch(Protocol):
-    """The attributes of a training state that a callback reads: finished epochs, and the model."""
-
-    epoch: int
-    model: nn.Module
-
-
 class Cooling:
     """A callback of `fit` that lowers the temperature of relaxed masks in every epoch, by equal factors.
 
@@ -289,7 +282,7 @@ class Cooling:
             raise ValueError(f"expected positive temperatures and epochs, got {start}, {end} and {epochs}")
         self.start, self.end, self.epochs = start, end, epochs
 
-    def __call__(self, state: Epoch) -> None:
+    def __call__(self, state: EpochState) -> None:
         """Set the temperature of the next epoch."""
         share = min(1.0, state.epoch / self.epochs)
         temperature = self.start * (self.end / self.start) ** share
