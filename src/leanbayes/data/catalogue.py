@@ -260,6 +260,7 @@ def _uci(name: str, rows: tuple[int, int], columns: int) -> Source:
 _DIGITS = tuple("0123456789")
 _CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_LETTERS_NOTE = "letters A-J, Bulatov 2011; MIT; out-of-distribution set only"
 _CIFAR = "Krizhevsky 2009; no licence stated"
 _FILMS = "sentences of film reviews, Pang & Lee 2005; no licence stated"
 _STAYS = "in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b and c to test"
@@ -267,24 +268,15 @@ _TABLE = (
     Source(name="digits", shape=(1, 8, 8), rows=(1000, 797), note="comes with scikit-learn", classes=_DIGITS),
     _image_set("mnist", MNIST, (60_000, 10_000), _DIGITS, "LeCun, Cortes & Burges; no licence stated"),
     _image_set("fashion-mnist", FASHION, (60_000, 10_000), _CLOTHES, "Zalando Research; MIT"),
-    Source(
-        name="notmnist",
-        shape=(1, 28, 28),
-        rows=(0, 10_000),
-        note="letters A-J, Bulatov 2011; MIT; out-of-distribution set only",
-        origin=NOTMNIST,
+    replace(
+        _image_set("notmnist", NOTMNIST, (0, 10_000), tuple("ABCDEFGHIJ"), _LETTERS_NOTE),
+        train=(),
         test=(Piece("notmnist_test.npz", "x_test", "y_test"),),
-        classes=tuple("ABCDEFGHIJ"),
     ),
-    Source(
-        name="cifar10",
-        shape=(3, 32, 32),
-        rows=(50_000, 10_000),
-        note=_CIFAR,
-        origin=CIFAR10,
+    replace(
+        _image_set("cifar10", CIFAR10, (50_000, 10_000), _OBJECTS, _CIFAR, colour=True),
         train=tuple(Piece(f"cifar10_train_{k}of3.npz") for k in (1, 2, 3)),
         test=(Piece("cifar10_test.npz"),),
-        classes=_OBJECTS,
         names=("cifar10_test.npz", "names"),
         augment="crop_flip",
     ),

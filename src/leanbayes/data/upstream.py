@@ -333,23 +333,18 @@ def read_stay(text: str) -> tuple[Array, Array]:
     series, static = {name: k for k, name in enumerate(SERIES)}, {name: k for k, name in enumerate(STATIC)}
     total, count = np.zeros((2, HOURS, len(series)))
     admission = np.full(len(static), np.nan, np.float32)
-    for time, variable, value in _measured(text.splitlines()[1:]):
+    for line in text.splitlines()[1:]:
+        time, variable, value = line.split(",")
+        if not (variable and float(value) >= 0):
+            continue
         if time == _START and variable in static and np.isnan(admission[static[variable]]):
-            admission[static[variable]] = value
+            admission[static[variable]] = float(value)
         if variable in series:
             hour = min(int(time.partition(":")[0]), HOURS - 1)
-            total[hour, series[variable]] += value
+            total[hour, series[variable]] += float(value)
             count[hour, series[variable]] += 1
     mean = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     return mean.astype(np.float32), admission
-
-
-def _measured(lines: Iterable[str]) -> Iterable[tuple[str, str, float]]:
-    """Yield time, variable and value of the lines, without missing values."""
-    for line in lines:
-        time, variable, value = line.split(",")
-        if variable and float(value) >= 0:
-            yield time, variable, float(value)
 
 
 def _set(folder: Path, name: str) -> dict[str, Array]:

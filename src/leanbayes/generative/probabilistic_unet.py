@@ -30,14 +30,10 @@ FEATURES = 32
 
 
 class CodeNet(nn.Module):
-    """A convolutional network from images to the distribution of a code.
+    """A convolutional network from images to the distribution of a code; ordered codes have a length.
 
-    Args:
-        channels: of its input.
-        dimensions: of the code.
-        ordered: whether codes have a length.
-        widths: of its levels; each is two 3x3 convolutions, and halves the image.
-        keep: fixed probability that a code continues after a dimension; None learns it.
+    Each of its `widths` is a level: two 3x3 convolutions that halve the image. `keep` is the fixed probability that a
+    code continues after a dimension; None learns it.
     """
 
     chain: Tensor | None

@@ -82,10 +82,6 @@ class DropoutNorm(nn.Module):
 
     Other attributes (``weight``, ``eps``, ...) are those of the norm. A state dict of the plain network loads:
     ``PATH.weight`` is read as ``PATH.norm.weight``.
-
-    Args:
-        norm: The norm, which is kept and called.
-        rate: Probability that an entry of its input is dropped.
     """
 
     def __init__(self, norm: nn.Module, rate: float) -> None:
@@ -117,16 +113,9 @@ class DropoutNorm(nn.Module):
 def dropout_before_norms(net: nn.Module, rate: float = 0.005) -> nn.Module:
     """Return a copy of a network with a dropout in front of every batch, layer, group and instance norm.
 
-    ``lb.convert(copy, lb.MCDropout())`` keeps these dropouts active in predictions, and the network's own. In eval mode
-    the copy equals the network. Norms of ``nn.TransformerEncoderLayer`` are skipped: it may read their weights without
-    calling them.
-
-    Args:
-        net: A plain network; it is not changed.
-        rate: Probability that an entry of the input of a norm is dropped.
-
-    Raises:
-        ValueError: The rate is not between 0 and 1, or the network has no norm.
+    An entry of the input of a norm is dropped with probability `rate`. ``lb.convert(copy, lb.MCDropout())`` keeps these
+    dropouts active in predictions, and the network's own. In eval mode the copy equals the network. Norms of
+    ``nn.TransformerEncoderLayer`` are skipped: it may read their weights without calling them.
 
     Example:
         >>> bnn = lb.convert(lb.models.dropout_before_norms(net), lb.MCDropout())

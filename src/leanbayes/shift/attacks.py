@@ -29,6 +29,7 @@ from leanbayes.core.prediction import Prediction
 from leanbayes.core.predictor import distinct_draws, FrozenDraws, NoiseOf, predict, Predictor, RowDraws
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._checks import check_choice, check_positive
+from leanbayes.metrics._validate import check_whole
 from leanbayes.runtime.batches import Output
 from leanbayes.shift._pixels import Streams
 
@@ -70,10 +71,7 @@ INPUT_UNITS = Units()
 def pixel_units(mean: Tensor | Sequence[float], std: Tensor | Sequence[float], *, levels: float = 255) -> Units:
     """Return the units of pixels from 0 to `levels`, for networks with inputs (pixels / levels - mean) / std.
 
-    Args:
-        mean: of each channel, for pixels between 0 and 1; `dataset.mean`.
-        std: of each channel; `dataset.std`.
-        levels: 255, or 1 for pixels between 0 and 1.
+    The moments are those of each channel for pixels between 0 and 1: `dataset.mean`, `dataset.std`.
 
     Example:
         >>> lb.shift.fast_sign(20, 0.5, units=lb.shift.pixel_units(cifar.mean, cifar.std), bounds=(0, 255))
@@ -118,15 +116,18 @@ class Attack:
 
     def __post_init__(self) -> None:
         for name in ("steps", "samples", "batch_size"):
-            value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"expected {name} to be a whole number of at least 1, got {value!r}")
+            check_whole(getattr(self, name), name)
         check_positive(step_size=self.step_size)
         check_choice("norm", self.norm, ("linf", "l2"))
         check_choice("start", self.start, ("image", "random"))
         check_choice("through", self.through, ("expectation", "draw"))
         check_choice("noise", self.noise, ("function", "activation"))
-        self._check_region()
+        if self.epsilon is not None:
+            check_positive(epsilon=self.epsilon)
+        elif self.start == "random":
+            raise ValueError("a random start needs a ball: expected epsilon to be a positive number, got None")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"expected bounds (lowest, highest) with the first below the second, got {self.bounds}")
 
     def indices(self, step: int, samples: int) -> range:
         """Return the draws in the gradient of step 0, 1, ..., out of `samples` different ones."""
@@ -174,14 +175,6 @@ class Attack:
             return x
         low, high = (self.units.place(bound, x) for bound in self.bounds)
         return x.clamp(low, high)
-
-    def _check_region(self) -> None:
-        if self.epsilon is not None:
-            check_positive(epsilon=self.epsilon)
-        elif self.start == "random":
-            raise ValueError("a random start needs a ball: expected epsilon to be a positive number, got None")
-        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"expected bounds (lowest, highest) with the first below the second, got {self.bounds}")
 
 
 def fgsm(epsilon: float, **options: Any) -> Attack:

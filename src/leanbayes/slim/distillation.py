@@ -190,11 +190,7 @@ def student(model: nn.Module, width: float | int) -> nn.Module:
     Its full width is the function of `lb.slim.extract(model, width)`, with the teacher's noise on the weights of the
     last layer, if any. It is nested itself, and `lb.slim` cuts it further: its groups are the first groups of the
     teacher, with their keep probabilities. Its fixed widths are not rescaled by keep probabilities, unlike those of the
-    teacher, since a student learns at its widths of use.
-
-    Args:
-        model: the teacher, converted with `lb.NestedDropout` and trained; it does not change.
-        width: share or number of its channel groups that the student gets.
+    teacher, since a student learns at its widths of use. The width is a share or a number of the teacher's groups.
 
     Example:
         >>> small = lb.slim.student(bnn, width=0.25)

@@ -41,6 +41,9 @@ from leanbayes.runtime._files import local, write_whole
 from leanbayes.runtime.batches import Inputs
 from leanbayes.runtime.passes import draws
 
+_SIZES = ("in_features", "in_channels", "nx", "out_features", "out_channels", "nf")
+"""Attributes with the number of inputs, then of outputs, of a linear layer, a convolution and a `Conv1D`."""
+
 NormData = Tensor | tuple[Any, Any] | Iterable[Any]
 TENTHS = tuple(tenth / 10 for tenth in range(1, 11))
 
@@ -178,23 +181,24 @@ def cut(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
         inputs: rising indices of the kept input channels, the same number in each group of a grouped convolution.
         outputs: the same of output channels.
     """
-    if _maps_vectors(layer):
-        _cut_linear(layer, inputs, outputs)
-    elif isinstance(layer, Conv1D):
-        _keep(layer, "weight", inputs, 0)
-        _keep(layer, "weight", outputs, 1)
-        _keep(layer, "bias", outputs, 0)
-        inside: Any = layer
-        inside.nx, inside.nf = inside.weight.shape
-    elif isinstance(layer, (*CHANNEL_NORMS, nn.PReLU)):
+    if isinstance(layer, (*CHANNEL_NORMS, nn.PReLU)):
         for name in ("weight", "bias", "running_mean", "running_var"):
             _keep(layer, name, outputs, 0)
         if isinstance(layer, nn.PReLU):
             layer.num_parameters = len(layer.weight)
         elif outputs is not None:
             layer.num_features = len(outputs)
-    else:
-        _cut_convolution(layer, inputs, outputs)
+        return
+    depthwise = 1 < getattr(layer, "groups", 1) == layer.in_channels == layer.out_channels
+    first, second = _weight_indices(layer, inputs, outputs)
+    _keep(layer, "weight", first, 0)
+    _keep(layer, "weight", second, 1)
+    _keep(layer, "bias", outputs, 0)
+    for name, kept in zip(_SIZES, [inputs] * 3 + [outputs] * 3, strict=True):
+        if kept is not None and name in vars(layer):
+            setattr(layer, name, len(kept))
+    if depthwise:
+        layer.groups = layer.out_channels
 
 
 def cut_like_weight(layer: Any, tensor: Tensor, inputs: Tensor | None, outputs: Tensor | None) -> Tensor:
@@ -204,31 +208,9 @@ def cut_like_weight(layer: Any, tensor: Tensor, inputs: Tensor | None, outputs: 
     return tensor if second is None else tensor[:, second]
 
 
-def _cut_linear(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
-    _keep(layer, "weight", outputs, 0)
-    _keep(layer, "weight", inputs, 1)
-    _keep(layer, "bias", outputs, 0)
-    sizes = dict(zip(("out", "in"), layer.weight.shape, strict=True))
-    for name in ("out_features", "in_features", "out_channels", "in_channels"):
-        if name in vars(layer):
-            setattr(layer, name, sizes[name.partition("_")[0]])
-
-
-def _cut_convolution(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> None:
-    depthwise = layer.groups == layer.in_channels == layer.out_channels and layer.groups > 1
-    first, second = _weight_indices(layer, inputs, outputs)
-    _keep(layer, "weight", first, 0)
-    _keep(layer, "weight", second, 1)
-    _keep(layer, "bias", outputs, 0)
-    layer.in_channels = layer.in_channels if inputs is None else len(inputs)
-    layer.out_channels = layer.out_channels if outputs is None else len(outputs)
-    if depthwise:
-        layer.groups = layer.out_channels
-
-
 def _weight_indices(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return the kept indices of the weight's first two axes: (out, in / groups), transposed (in, out / groups)."""
-    if _maps_vectors(layer):
+    if isinstance(layer, nn.Linear) or (layer.weight.dim() == 2 and isinstance(layer, LinearLike)):
         return outputs, inputs
     if isinstance(layer, Conv1D):
         return inputs, outputs
@@ -237,11 +219,6 @@ def _weight_indices(layer: Any, inputs: Tensor | None, outputs: Tensor | None) -
     if second is not None and layer.groups > 1:  # every group keeps the same channels
         second = second[second < size // layer.groups]
     return first, second
-
-
-def _maps_vectors(layer: Any) -> bool:
-    weight: Tensor = layer.weight
-    return isinstance(layer, nn.Linear) or (weight.dim() == 2 and isinstance(layer, LinearLike))
 
 
 def _keep(layer: Any, name: str, index: Tensor | None, axis: int) -> None:
