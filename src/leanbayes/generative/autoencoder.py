@@ -152,7 +152,6 @@ class VAE(Autoencoder):
     `VAE(shape, beta=4)` is the usual beta-VAE. To compare with codes that can be cut, train one VAE for each length.
 
     Args:
-        input_shape: of an image (C, H, W).
         beta: weight of the divergence.
         options: of `Autoencoder`.
 
@@ -180,7 +179,6 @@ class VNDAutoencoder(Autoencoder):
     """An autoencoder with ordered codes.
 
     Args:
-        input_shape: of an image (C, H, W).
         prior_keep: the prior's probability that a code continues after a dimension; the mean length is
             1 / (1 - prior_keep), at most `dimensions`.
         temperature: of the relaxed masks.

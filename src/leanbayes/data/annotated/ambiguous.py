@@ -7,7 +7,6 @@ The masks of image n are its modes (N, M, H, W), zeros and ones; an annotator ou
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,16 +34,6 @@ class AmbiguousImages(AnnotatedImages):
     probabilities: Tensor = field(repr=False)
 
 
-class Scene(NamedTuple):
-    """Shapes in the images; each attribute is (N, 1, 1)."""
-
-    round: Tensor
-    radius: Tensor
-    row: Tensor
-    column: Tensor
-    level: Tensor
-
-
 def ambiguous_images(
     *, train: int = 2000, val: int = 500, test: int = 500, size: int = 32, annotators: int = 4, seed: int = 0
 ) -> AmbiguousImages:
@@ -65,9 +54,7 @@ def ambiguous_images(
     if size < SMALLEST:
         raise ValueError(f"expected images of at least {SMALLEST} pixels a side, got {size}. Take a larger size.")
     generator = torch.Generator().manual_seed(seed)
-    scene = _draw_scene(sum(splits.values()), size, generator)
-    modes = _modes(scene, size)
-    images = _draw_images(scene, modes[:, 0], generator)
+    modes, images = _draw(sum(splits.values()), size, generator)
     probabilities = _mode_probabilities(images, modes[:, 0])
     chosen = torch.multinomial(probabilities, annotators, replacement=True, generator=generator)
     return AmbiguousImages(
@@ -82,29 +69,20 @@ def ambiguous_images(
     )
 
 
-def _draw_scene(count: int, size: int, generator: torch.Generator) -> Scene:
-    """Draw shapes that are wholly inside their image."""
+def _draw(count: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw shapes wholly inside their images; return modes (N, 3, H, W) and noisy images (N, 1, H, W), uint8."""
     kind, radius, row, column, level = torch.rand(5, count, 1, 1, generator=generator, device=generator.device)
     radius = size / 8 * (1 + radius)
     room = size - 1 - 2 * radius
-    return Scene(kind < 0.5, radius, radius + row * room, radius + column * room, FAINT + level * (BRIGHT - FAINT))
-
-
-def _modes(scene: Scene, size: int) -> Tensor:
-    """Return the three modes of each image, (N, 3, H, W) uint8."""
-    pixels = torch.arange(size, device=scene.row.device)
-    rows, columns = pixels[:, None] - scene.row, pixels - scene.column
-    disc = rows.square() + columns.square() <= scene.radius.square()
-    square = torch.maximum(rows.abs(), columns.abs()) <= scene.radius
-    whole = torch.where(scene.round, disc, square)
-    return torch.stack([whole, whole & (columns < 0), torch.zeros_like(whole)], 1).byte()
-
-
-def _draw_images(scene: Scene, shape: Tensor, generator: torch.Generator) -> Tensor:
-    """Paint the shapes and add noise, (N, 1, H, W) uint8."""
-    clean = torch.where(shape.bool(), scene.level, BACKGROUND)
-    noisy = clean + NOISE * torch.randn(shape.shape, generator=generator, device=generator.device)
-    return noisy.clamp(0, 1).mul(255).round().byte()[:, None]
+    pixels = torch.arange(size, device=generator.device)
+    rows, columns = pixels[:, None] - (radius + row * room), pixels - (radius + column * room)
+    disc = rows.square() + columns.square() <= radius.square()
+    square = torch.maximum(rows.abs(), columns.abs()) <= radius
+    whole = torch.where(kind < 0.5, disc, square)
+    modes = torch.stack([whole, whole & (columns < 0), torch.zeros_like(whole)], 1).byte()
+    clean = torch.where(whole, FAINT + level * (BRIGHT - FAINT), BACKGROUND)
+    noisy = clean + NOISE * torch.randn(whole.shape, generator=generator, device=generator.device)
+    return modes, noisy.clamp(0, 1).mul(255).round().byte()[:, None]
 
 
 def _mode_probabilities(images: Tensor, shape: Tensor) -> Tensor:
