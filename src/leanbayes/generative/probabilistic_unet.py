@@ -23,7 +23,7 @@ from torch import nn, Tensor
 from leanbayes.core.prediction import decompose, Prediction
 from leanbayes.distributions.likelihoods import Categorical, entropy
 from leanbayes.generative.codes import Code
-from leanbayes.models import UNet
+from leanbayes.models.classic import UNet
 from leanbayes.runtime.twins import in_eval_mode
 
 FEATURES = 32

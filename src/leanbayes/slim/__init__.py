@@ -1,7 +1,6 @@
 """Narrower networks cut out of a wide one whose channels are ordered (`lb.NestedDropout`)."""
 
-from leanbayes.slim.discrepancy import mmd
-from leanbayes.slim.distillation import Cooling, distill, student
+from leanbayes.slim.distillation import Cooling, distill, mmd, student
 from leanbayes.slim.narrowing import correlate, Correlation, extract, narrow, usage, widths
 
 __all__ = [
