@@ -153,14 +153,12 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
             (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and ``lenet5-bn-dropout`` have the published dropouts.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
-
-    Raises:
-        ValueError: The name is unknown, or the network cannot take such inputs or has no norms for dropout.
     """
     if found := re.fullmatch(rf"(.+)\+dropout{_NUMBER}?", name):
         plain = build(found[1], num_outputs=num_outputs, input_shape=input_shape)
         return dropout_before_norms(plain, **({} if found[2] is None else {"rate": float(found[2])}))
-    make = dict(_MAKERS).get(name) or _of_any_width(name)
+    of_any_width = (maker(*m.groups()) for _, pattern, maker in _FORMS if (m := re.fullmatch(pattern, name)))
+    make = dict(_MAKERS).get(name) or next(of_any_width, None)
     if make is None:
         raise ValueError(
             f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a size of your own: "
@@ -168,10 +166,3 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
             "before every norm."
         )
     return make(num_outputs=num_outputs, input_shape=input_shape)
-
-
-def _of_any_width(name: str) -> _Maker | None:
-    for _, pattern, maker in _FORMS:
-        if found := re.fullmatch(pattern, name):
-            return maker(*found.groups())
-    return None

@@ -387,7 +387,8 @@ class UNet(nn.Module):
         for fine, coarse in pairwise(widths):
             self.encoder.append(nn.Sequential(nn.MaxPool2d(2), *_level(fine, coarse)))
         for coarse, fine in pairwise(reversed(widths)):
-            self.enlarge.append(_up_convolution(coarse, fine))
+            enlarge = nn.Upsample(scale_factor=2, mode="bilinear")
+            self.enlarge.append(nn.Sequential(enlarge, *conv_norm(coarse, fine), nn.ReLU()))
             self.decoder.append(_level(2 * fine, fine))
         self.head = nn.Conv2d(widths[0], num_outputs, 1)
         init_convolutions(self)
@@ -408,10 +409,6 @@ class UNet(nn.Module):
 
 def _level(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(*conv_norm(channels, width), nn.ReLU(), *conv_norm(width, width), nn.ReLU())
-
-
-def _up_convolution(channels: int, width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), *conv_norm(channels, width), nn.ReLU())
 
 
 def _check_sides(height: int, width: int, multiple: int) -> None:
