@@ -29,7 +29,7 @@ from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import commit, read_json
 from leanbayes.methods.ensemble import members_of
 from leanbayes.metrics._validate import log_probabilities, pick
-from leanbayes.metrics.temperature import cross_fitted
+from leanbayes.metrics.calibration import cross_fitted
 from leanbayes.runtime.passes import components_of
 from leanbayes.training.objective import autocast
 

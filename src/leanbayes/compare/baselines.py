@@ -26,7 +26,7 @@ from leanbayes.core.prediction import Prediction
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Categorical, entropy, Gaussian
 from leanbayes.metrics import best_temperature
-from leanbayes.metrics.temperature import temper
+from leanbayes.metrics.calibration import temper
 
 Array = NDArray[Any]
 

@@ -22,7 +22,7 @@ from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.methods._base import Method
-from leanbayes.shift import Shift
+from leanbayes.shift.sweep import Shift
 
 OWN_NETWORK = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """The name of a user's network, package.module:function."""

@@ -24,7 +24,7 @@ from leanbayes.evaluation.statistics import numbers
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, slice_rows
 from leanbayes.runtime.display import counted, html_table
-from leanbayes.shift import Shift
+from leanbayes.shift.sweep import Shift
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]
