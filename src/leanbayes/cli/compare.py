@@ -177,13 +177,24 @@ def plan_of(options: Any) -> Plan:
     where = tuple(filter(None, options.where.split(",")))
     shared: dict[str, Any] = {"source": source, "net": net, "evaluation": evaluation, "where": where}
     jobs = []
-    for spec in jobs_of.parse_methods(options.methods):
-        flags = {} if spec.name == jobs_of.PLAIN else getattr(options, spec.name).fields()
+    for spec in _method_specs(options.methods, loaded):
+        baseline = spec.name if spec.name in jobs_of.BASELINES else ""
+        flags = {} if spec.name == jobs_of.PLAIN or baseline else getattr(options, spec.name).fields()
         method = jobs_of.method_of(spec.name, flags | spec.fields)
         for seed in _seeds(options.seeds):
             own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
-            jobs.append(Job(**shared, method=method, recipe=own, label=spec.label))
+            jobs.append(Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline))
     return Plan(sorted(jobs, key=lambda job: job.seed), _describe(loaded, net, jobs))
+
+
+def _method_specs(text: str, loaded: data.DataSet) -> list[jobs_of.MethodSpec]:
+    """Return the rows of a comparison; "all" of a table includes those without a network."""
+    found = jobs_of.parse_methods(text)
+    if text.strip() == "all" and loaded.kind == "table":
+        found += [jobs_of.MethodSpec(name) for name in jobs_of.BASELINES]
+    if loaded.kind != "table" and (odd := [spec.name for spec in found if spec.name in jobs_of.BASELINES]):
+        raise ValueError(f"expected a table for the row {odd[0]}, got {loaded.name}, which is {loaded.kind}")
+    return found
 
 
 def _flags_of(kind: type[Spec], options: Any, **own: Any) -> Spec:

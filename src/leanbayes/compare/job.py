@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanbayes.data.loading import resolve
-from leanbayes.methods import all_methods
+from leanbayes.methods import all_methods, closest, method_name
 from leanbayes.methods._base import Method
 from leanbayes.runtime.distributed import Launch, launched
 from leanbayes.training import Recipe
 
 PLAIN = "plain"  # name of the unconverted network in lists of methods
+BASELINES = ("mean", "linear", "boosting")  # rows without a network, for tables (`compare.baselines`)
 
 Budget = Literal["quick", "short", "full"]
 BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
@@ -104,6 +105,7 @@ class Job:
         label: name of the run's folder; by default the method's name.
         where: globs on the paths of the layers to convert; empty leaves the choice to the method.
         launch: processes started by torchrun or Slurm; they override the recipe's.
+        baseline: name of a row without a network (`compare.baselines`); empty for networks.
     """
 
     source: DataSpec
@@ -114,10 +116,11 @@ class Job:
     label: str = ""
     where: tuple[str, ...] = ()
     launch: Launch | None = field(default_factory=launched)
+    baseline: str = ""
 
     @property
     def name(self) -> str:
-        return PLAIN if self.method is None else self.method.name
+        return self.baseline or (PLAIN if self.method is None else self.method.name)
 
     @property
     def title(self) -> str:
@@ -192,17 +195,20 @@ class MethodSpec:
 
 
 def parse_methods(text: str) -> list[MethodSpec]:
-    """Return the methods in a text such as "plain,rank1,patch[crossed=true]", each once; an unknown one raises."""
-    known = [PLAIN, *all_methods()]
+    """Return the methods in a text such as "plain,rank1,patch[crossed=true]", each once; an unknown one raises.
+
+    "all" are all methods; for a table, the caller adds the rows without a network.
+    """
+    known = [PLAIN, *all_methods(), *BASELINES]
     if text.strip() == "all":
-        return [MethodSpec(name) for name in known]
+        return [MethodSpec(name) for name in known if name not in BASELINES]
     found: dict[str, MethodSpec] = {}
     position = 0
     while position < len(text):
         word = METHOD.match(text, position)
         if word is None:
             raise ValueError(f"expected methods such as plain,rank1,patch[crossed=true], got {text[position:]!r}")
-        spec = _parse_method(word[1].replace("-", "_"), word[2], known)
+        spec = _parse_method(method_name(word[1]) or word[1].lower(), word[2], known)
         found.setdefault(spec.label or spec.name, spec)
         position = word.end()
     if not found:
@@ -212,7 +218,7 @@ def parse_methods(text: str) -> list[MethodSpec]:
 
 def _parse_method(name: str, inside: str | None, known: list[str]) -> MethodSpec:
     if name not in known:
-        raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}")
+        raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}{closest(name, known)}")
     given = dict(_parse_field(name, part) for part in (inside or "").split(",") if part.strip())
     if not given:
         return MethodSpec(name)
@@ -224,7 +230,7 @@ def _parse_field(name: str, part: str) -> tuple[str, Any]:
     """Parse `field=value`; a value is JSON if possible, else a word."""
     key, _, value = (piece.strip() for piece in part.partition("="))
     key = key.replace("-", "_")
-    there = () if name == PLAIN else tuple(own.name for own in fields(all_methods()[name]))
+    there = () if name == PLAIN or name in BASELINES else tuple(own.name for own in fields(all_methods()[name]))
     if key not in there or not value:
         raise ValueError(
             f"expected FIELD=VALUE with a field among {', '.join(there) or 'none'} of {name}, got {part!r}"
@@ -236,8 +242,8 @@ def _parse_field(name: str, part: str) -> tuple[str, Any]:
 
 
 def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | None:
-    """Return the method of that name with the given fields, None for "plain"; raise ValueError if it is unknown."""
-    if name == PLAIN:
+    """Return the method of that name with the given fields, None for "plain" and rows without a network."""
+    if name == PLAIN or name in BASELINES:
         return None
     kinds = all_methods()
     if name not in kinds:

@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import shutil
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -16,6 +17,8 @@ from typing import Any, Literal
 import torch
 from torch import nn, Tensor
 
+from leanbayes import metrics as scores
+from leanbayes.compare.baselines import BASELINES
 from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Job, located, recipe_for
 from leanbayes.compare.row_training import FILE as VALIDATION
@@ -27,7 +30,7 @@ from leanbayes.core.summary import summary
 from leanbayes.data import DataSet
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
-from leanbayes.evaluation.evaluate import evaluate, Result
+from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
 from leanbayes.methods.ensemble import members_of
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime._files import untied, write_tensors
@@ -139,6 +142,8 @@ def _relocated(settings: Any, job: Job) -> dict[str, Any]:
 def _perform(
     job: Job, experiment: Experiment, out: Path, stage: Stage, callbacks: tuple[Callback, ...]
 ) -> dict[str, Any]:
+    if job.baseline:
+        return _header(job, experiment) | _baseline(job, experiment) | {"status": "done"}
     folder = job.folder(out)
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
@@ -152,6 +157,36 @@ def _perform(
         return header | {"status": "done", "history": list(trained.history)}
     result = _evaluate(job, experiment, trained)
     return header | _outcome(experiment, trained, result) | {"status": "done"}
+
+
+def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
+    """Fit and evaluate a row without a network."""
+    data = experiment.data
+    classes = data.num_outputs if data.task == "classification" else 0
+    start = time.perf_counter()
+    fitted = BASELINES[job.baseline](*data.prepared(data.train), classes, job.seed)
+    seconds = time.perf_counter() - start
+    _, x, y = experiment.test
+
+    def predict(rows: Tensor) -> Prediction:
+        p = fitted.predict(rows)
+        return p if experiment.units is None else in_units(p, *experiment.units)
+
+    start = time.perf_counter()
+    prediction = predict(x)
+    milliseconds = 1e3 * (time.perf_counter() - start) / len(y)
+    found, figures = metrics_of(prediction, y, {name: predict(rows) for name, (rows, _) in experiment.ood.items()})
+    if fitted.quantiles is not None and experiment.units is not None:
+        mean, std = experiment.units
+        low, high = (end * std + mean for end in fitted.quantiles(x))
+        found["test"] |= {
+            "quantile_coverage": float(scores.interval_coverage(low, high, y)),
+            "quantile_width": float((high - low).mean()),
+        }
+    losses = {"losses": _losses(prediction, y, None)}
+    cost = {"train_seconds": seconds, "answer_ms": milliseconds, "parameters": fitted.parameters}
+    known = {name: value for name, value in cost.items() if value is not None}
+    return {"metrics": found, "figures": figures | losses, "cost": known, "history": []}
 
 
 def row_of(job: Job, experiment: Experiment, out: Path, callbacks: tuple[Callback, ...] = ()) -> Row:
@@ -264,7 +299,8 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
 
 def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[str, Any]:
     raw, history = experiment.test[0], trained.history
-    figures = result.figures | {"losses": _losses(result, _temperature(experiment, trained))}
+    losses = _losses(result.prediction, result.targets, _temperature(experiment, trained))
+    figures = result.figures | {"losses": losses}
     if experiment.data.task == "classification":
         figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
     assert result.cost is not None
@@ -277,10 +313,10 @@ def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[s
     }
 
 
-def _losses(result: Result, temperature: Temperature | None) -> dict[str, str]:
+def _losses(prediction: Prediction, y: Tensor, temperature: Temperature | None) -> dict[str, str]:
     """Return -log p of every test row in base64, little-endian float16: differences of methods are paired by row."""
-    found = {"test": result.prediction} | ({} if temperature is None else {"tempered": temperature(result.prediction)})
-    losses = {name: -p.log_prob(result.targets).double().clamp(-6e4, 6e4) for name, p in found.items()}
+    found = {"test": prediction} | ({} if temperature is None else {"tempered": temperature(prediction)})
+    losses = {name: -p.log_prob(y).double().clamp(-6e4, 6e4) for name, p in found.items()}
     return {name: base64.b64encode(row.numpy().astype("<f2").tobytes()).decode() for name, row in losses.items()}
 
 

@@ -68,7 +68,7 @@ def look_ahead(
     local(out)
     done = [None if fresh else finished(job, job.folder(out)) for job in jobs]
     for job in jobs if stage == "evaluate" else ():
-        if not (job.folder(out) / MODEL).is_file():
+        if not job.baseline and not (job.folder(out) / MODEL).is_file():
             raise ValueError(
                 f"no trained model in '{job.folder(out)}'; run leanbayes train with the same flags first, or select "
                 "trained runs with --methods and --seeds"

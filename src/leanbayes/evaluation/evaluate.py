@@ -245,6 +245,14 @@ def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:
     )
 
 
+def metrics_of(
+    prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `Result.metrics` and `Result.figures` of a prediction, and of those for out-of-distribution inputs."""
+    found, figures = _usual_metrics(prediction, targets, others)
+    return {"test": numbers(found), "ood": _all_detections(prediction, others), "shift": []}, figures
+
+
 def _usual_metrics(
     prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -312,6 +320,7 @@ def _regression(p: Prediction, y: Tensor) -> dict[str, Any]:
         "lpd": scores.lpd(p.samples, p.variances, y),
         "crps": scores.crps(p.samples, p.variances, y),
         "coverage": scores.interval_coverage(low, high, y),
+        "interval_width": (high - low).mean(),
     }
 
 

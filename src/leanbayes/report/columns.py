@@ -140,6 +140,8 @@ REGRESSION = (
           "distribution.", place="brief"),
     _test("coverage", "Coverage of 95\u00a0% interval", "higher", "Share of targets inside the central 95 % interval: "
           "95 would be right.", percent=True, marked=False, place="brief"),
+    _test("interval_width", "Width of 95\u00a0% interval", "lower", "Mean width of the central 95 % interval, in the "
+          "target's units.", marked=False),
 )  # fmt: skip
 
 CORRUPTED = (
