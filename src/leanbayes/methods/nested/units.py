@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 from leanbayes.distributions.ordered import (
+    at_or_beyond,
     downhill,
     geometric_tails,
     gumbel,
@@ -103,9 +104,8 @@ class OrderingUnit(nn.Module):
             self.keep_logits = nn.Parameter(logits)
         else:
             fixed = geometric_tails(free + 1, 1 - keep) if order.tail == "geometric" else uniform_tails(free + 1)
-            beyond = fixed.flip(0).cumsum(0).flip(0)  # from the end, so that small ones are exact
             self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
-            self.register_buffer("fixed_keep", beyond / beyond[0], persistent=False)
+            self.register_buffer("fixed_keep", at_or_beyond(fixed), persistent=False)
 
     def attach(self, state: PassState, path: str) -> None:
         """Join the passes of a model, under its own path or under the path that all coupled units share."""
