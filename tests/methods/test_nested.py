@@ -10,7 +10,7 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.distributions.assignment import Assignment
-from leanbayes.layers.channels import Stream
+from leanbayes.layers.streams import Stream
 from leanbayes.methods.nested.units import Order, OrderingUnit
 from leanbayes.runtime.passes import Fixed, many_draws
 from tests.slim.networks import CASES, Residual, residual, set_keep_logits, units_of, unsettle, X

@@ -22,11 +22,11 @@ from torch import fx, nn, Tensor
 
 from leanbayes.layers.composites import Composite
 from leanbayes.layers.family import CHANNEL_NORMS, family_of, follows_channels, LINEAR_MAPS, NORMS
-from leanbayes.layers.recording import HIDDEN, record
-from leanbayes.layers.streams import Channels as Channels
 from leanbayes.layers.streams import (
+    Channels,
     ELEMENTWISE,
     Heads,
+    Layout,
     OVER_PIXELS,
     PRODUCTS,
     QUOTIENTS,
@@ -35,11 +35,7 @@ from leanbayes.layers.streams import (
     UNKNOWN_REPEAT,
     word,
 )
-from leanbayes.layers.streams import Layout as Layout
-from leanbayes.layers.streams import positions as positions
-from leanbayes.layers.streams import Segment as Segment
-from leanbayes.layers.streams import Stream as Stream
-from leanbayes.layers.tracing import names_in, trace, Traced
+from leanbayes.layers.tracing import HIDDEN, names_in, record, trace, Traced
 
 # Probes: run modules of unknown classes to see whether they keep zeros.
 

@@ -163,7 +163,7 @@ def positions(stream: Stream) -> Iterator[int]:
 
 
 # Axes: follow the channel axis through functions that permute, split or merge axes. Shapes come from a recorded pass
-# (`leanbayes.layers.recording`). A graph traced on proxies has no shapes, and these functions do not apply.
+# (`leanbayes.layers.tracing.record`). A graph traced on proxies has no shapes, and these functions do not apply.
 
 Shape = tuple[int, ...]
 VIEWS = ("view", "reshape", "flatten", "unflatten", "viewas")

@@ -17,8 +17,8 @@ from torch import nn, Tensor
 from leanbayes.core.conversion import attach_likelihood, own_likelihood, unwrap
 from leanbayes.core.norm import update_norm
 from leanbayes.core.plain import mean
-from leanbayes.layers.channels import Channels, Layout
 from leanbayes.layers.family import CHANNEL_NORMS, Conv1D, LINEAR_MAPS, LinearLike, TRANSPOSED
+from leanbayes.layers.streams import Channels, Layout
 from leanbayes.methods._base import plain_copy, StochasticLayer
 from leanbayes.methods.nested.eligibility import unordered
 from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm, plain_layer

@@ -20,7 +20,7 @@ import torch
 from torch import nn, Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, PackedSequence, pad_packed_sequence
 
-from leanbayes.layers.composites import Composite
+from leanbayes.layers.composites import Composite, linear_of
 
 State = tuple[Tensor, ...]
 """The hidden state; in an LSTM also the cell state."""
@@ -39,7 +39,7 @@ class Recurrent(Composite):
     `l0_reverse`, `l1`, ... They share their parameters with the original and keep its attributes (`mode`, ...).
 
     Example:
-        >>> recurrent = Recurrent.lowered(nn.LSTM(8, 16, num_layers=2, bidirectional=True))
+        >>> recurrent = Recurrent(nn.LSTM(8, 16, num_layers=2, bidirectional=True))
         >>> output, (h, c) = recurrent(x)
     """
 
@@ -64,18 +64,6 @@ class Recurrent(Composite):
         # One for each place: a method that stores its masks must not drop the same channels in all of them.
         self.dropouts = nn.ModuleList(nn.Dropout(module.dropout) for _ in range(module.num_layers - 1))
         self.train(module.training)
-
-    @classmethod
-    def lowered(cls, module: nn.RNNBase) -> Recurrent:
-        """Return the module as Linear layers that share its parameters.
-
-        Raises:
-            ValueError: if it is not torch's, or computes another map; see `refusal`.
-        """
-        reason = refusal(module)
-        if reason is not None:
-            raise ValueError(f"{type(module).__name__} cannot be lowered: {reason}")
-        return cls(module)
 
     def raised(self) -> nn.RNNBase:
         """Return a module of the original's class that shares the parameters.
@@ -218,10 +206,13 @@ class Cell(nn.Module):
         super().__init__()
         self.mode = module.mode
         self.reverse = name.endswith("_reverse")
-        own = module._parameters
-        self.input = _linear(own, "ih", name)
-        self.hidden = _linear(own, "hh", name)
-        self.project = _linear(own, "hr", name) if module.proj_size else None
+        own: Any = module._parameters
+        maps = {
+            part: linear_of(own[f"weight_{part}_{name}"], own.get(f"bias_{part}_{name}"))
+            for part in PARTS
+            if f"weight_{part}_{name}" in own
+        }
+        self.input, self.hidden, self.project = maps["ih"], maps["hh"], maps.get("hr")
 
     def forward(self, x: Tensor, state: State, alive: Alive | None = None) -> tuple[Tensor, State]:
         """Return the outputs (B, T, H) of rows (B, T, d), and the last state.
@@ -309,14 +300,6 @@ def _attributes(module: nn.RNNBase) -> list[str]:
     """Return the names of torch's options and of attributes that `nn.RNN` or a subclass adds."""
     ordinary = {*vars(nn.RNNBase("RNN_TANH", 1, 1, device="meta")), *vars(nn.Module)}
     return [*nn.RNNBase.__constants__, *(name for name in vars(module) if name not in ordinary)]
-
-
-def _linear(parameters: Mapping[str, Any], part: str, cell: str) -> nn.Linear:
-    weight, bias = parameters[f"weight_{part}_{cell}"], parameters.get(f"bias_{part}_{cell}")
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.register_parameter("weight", weight)
-    layer.register_parameter("bias", bias)
-    return layer
 
 
 def _check_plain(recurrent: Recurrent) -> None:

@@ -22,8 +22,8 @@ from torch import nn
 from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import NO_LOSS
-from leanbayes.layers.channels import Channels
 from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS
+from leanbayes.layers.streams import Channels
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_keep, check_positive
 from leanbayes.methods.nested.eligibility import (

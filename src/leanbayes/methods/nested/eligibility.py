@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.layers.channels import Channels, Layout
+from leanbayes.layers.streams import Channels, Layout
 from leanbayes.methods.nested.units import OrderingUnit
 
 FIRST = "it is that of the first linear map, which NestedDropout(first=True) orders"

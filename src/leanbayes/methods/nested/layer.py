@@ -21,9 +21,10 @@ from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.log_uniform import peaked_log_uniform_kl
-from leanbayes.layers.channels import activates, Channels, follow
+from leanbayes.layers.channels import activates, follow
 from leanbayes.layers.family import LinearFamily, TRANSPOSED
 from leanbayes.layers.hooks import copy_hooks
+from leanbayes.layers.streams import Channels
 from leanbayes.methods._base import plain_copy, StochasticLayer
 from leanbayes.methods._gaussian import GaussianLayer
 from leanbayes.methods.nested.eligibility import build_example, Inputs

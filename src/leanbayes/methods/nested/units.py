@@ -31,7 +31,7 @@ from leanbayes.distributions.ordered import (
     tail_kl,
     uniform_tails,
 )
-from leanbayes.layers.channels import positions, Stream
+from leanbayes.layers.streams import positions, Stream
 from leanbayes.runtime.noise import NoiseSpec
 from leanbayes.runtime.passes import PassState
 
