@@ -21,7 +21,7 @@ import torch
 from torch import fx, nn, Tensor
 
 from leanbayes.layers.composites import Composite
-from leanbayes.layers.family import CHANNEL_NORMS, family_of, follows_channels, LINEAR_MAPS, NORMS
+from leanbayes.layers.family import CHANNEL_NORMS, family_of, LINEAR_MAPS, LinearFamily, NORMS
 from leanbayes.layers.streams import (
     Channels,
     ELEMENTWISE,
@@ -139,6 +139,14 @@ def follow(
     if traced.failed:
         _beware(found, model)
     return found
+
+
+def follows_channels(layer: nn.Module) -> bool:
+    """Return whether channels can be removed from a layer: its weight is stored, and a norm treats each alone."""
+    family = family_of(layer)
+    if family is None or family.weight is not None:
+        return False
+    return isinstance(family, LinearFamily) or not family.form or family.by_channel
 
 
 def _beware(found: Channels, model: nn.Module) -> None:
