@@ -12,15 +12,14 @@ from torch.distributions import Cauchy, Normal
 
 from leanbayes.distributions import log_uniform
 from leanbayes.distributions.divergence import kl
-from leanbayes.distributions.log_uniform import ard_kl, log_uniform_kl, student_kl
-from tests.oracle.log_uniform import EULER, exact_log_uniform_kl
+from leanbayes.distributions.log_uniform import ard_kl, exact_log_uniform_kl, log_uniform_kl, student_kl
 
 LOG_ALPHAS = torch.linspace(-8, 8, 33, dtype=torch.float64)
 FINE = torch.linspace(-8, 8, 4001, dtype=torch.float64)
 EXTREMES = torch.linspace(-20, 20, 81)
 LIMIT = 0.5 * (math.log(2) + 0.5772156649015329)
 """Minus the limit of 0.5 E log(c + eps)^2 at c = 0, which `log_uniform_kl` adds."""
-ZERO_MEAN = -0.5 * (math.log(4 * math.pi * math.e) + EULER)
+ZERO_MEAN = -0.5 * (math.log(4 * math.pi * math.e) + log_uniform.EULER)
 """KL(N(0, sigma^2) || 1 / |w|), the same for every sigma. `log_uniform_kl` is the divergence less this constant."""
 
 

@@ -10,9 +10,8 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.core.conversion import stochastic_layers
-from leanbayes.distributions.log_uniform import peaked_log_uniform_kl
+from leanbayes.distributions.log_uniform import exact_log_uniform_kl, peaked_log_uniform_kl
 from leanbayes.methods.nested.layer import NestedLayer
-from tests.oracle.log_uniform import exact_log_uniform_kl
 from tests.slim.networks import converted, residual, units_of, unsettle
 
 

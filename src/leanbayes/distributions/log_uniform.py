@@ -4,9 +4,12 @@ A weight is N(mu, sigma^2) with sigma^2 = alpha mu^2 (Variance Networks, section
 equations (9), (10) and (25) to (27) are corrected here). Under the improper log-uniform prior p(w) = 1 / |w| the
 divergence depends on alpha alone. It is shifted to vanish as alpha grows: a weight with mean zero costs nothing.
 
-Log-uniform (nu = 0) and Student's divergence need E log(nu + w^2), which has no elementary form for a Normal w. For
-w ~ Cauchy(m, s) it is log(m^2 + (sqrt(nu) + s)^2). A signed mixture of Cauchy distributions replaces the Normal. The
-error is harmonic in (mu, sqrt(nu)), so it is largest at nu = 0. A fit there is as good for every nu.
+Log-uniform (nu = 0) and Student's divergence need E log(nu + w^2), which has no elementary form for a Normal w:
+
+* Exact: with z = mu + i sqrt(nu) it is the real part of E log (z + sigma eps)^2, analytic above the real line. The path
+  of integration moves away from the singularity. There the trapezoid rule converges to the last digit.
+* Cheap: for w ~ Cauchy(m, s) it is log(m^2 + (sqrt(nu) + s)^2). A signed mixture of Cauchy distributions replaces the
+  Normal. The error is harmonic in (mu, sqrt(nu)), so it is largest at nu = 0. A fit there is as good for every nu.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+EULER = 0.5772156649015329
 
 SMALLEST_STD = 1e-12
 """Smaller standard deviations count as this one: a mean of zero under a finite alpha has a finite divergence."""
@@ -56,6 +61,20 @@ def peaked_log_uniform_kl(log_alpha: Tensor, constant: float = -NO_LOSS) -> Tens
     """
     bump = A1 * (-math.exp(A4) * (A2 + A3 * log_alpha).square()).exp()
     return ard_kl(log_alpha) - bump - constant
+
+
+def exact_log_uniform_kl(log_alpha: Tensor) -> Tensor:
+    """Return 0.5 E log(c + eps)^2 - 0.5 E log eps^2 with c = 1 / sqrt(alpha), to 1e-13, in float64.
+
+    Eq. (9), in the mean, less its limit. The path eps + 3i keeps a distance of 3 from the singularity at -c. 37 nodes
+    at distance 0.5 suffice for every alpha. It costs over a hundred times as much as `log_uniform_kl`.
+    """
+    shift, step = 3.0, 0.5
+    path = step * torch.arange(-18, 19, dtype=torch.float64, device=log_alpha.device) + 1j * shift
+    weights = step * (-path.square() / 2).exp() / math.sqrt(2 * math.pi)
+    c = (-0.5 * log_alpha.double()).exp()
+    expected_log = ((c[..., None] + path).log() * weights).sum(-1).real
+    return expected_log + 0.5 * (EULER + math.log(2))
 
 
 def ard_kl(log_alpha: Tensor) -> Tensor:
