@@ -28,11 +28,7 @@ class Launch(NamedTuple):
 
 
 def launched() -> Launch | None:
-    """Return how torchrun or Slurm started this process; None if leanbayes may start processes itself.
-
-    Raises:
-        ValueError: if Slurm started several tasks without their number on each machine.
-    """
+    """Return how torchrun or Slurm started this process; None if leanbayes may start processes itself."""
     if distributed.is_available() and distributed.is_torchelastic_launched():
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
         return Launch("torchrun", local, world // local)
