@@ -21,11 +21,7 @@ def all_methods() -> dict[str, type[Method]]:
 
 
 def as_method(method: Method | str) -> Method:
-    """Return the method itself, or the method of a name such as "rank1" with its defaults.
-
-    Raises:
-        ValueError: if no method has that name.
-    """
+    """Return the method itself, or the method of a name such as "rank1" with its defaults."""
     if not isinstance(method, str):
         return method
     known = all_methods()
