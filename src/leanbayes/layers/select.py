@@ -54,10 +54,6 @@ def choose(
     """Return the paths of the layers that `where` picks; all of them for None. Globs match `aliases` of a path, too.
 
     Errors name the caller's `argument` and the `things` it chooses from.
-
-    Raises:
-        TypeError: if `where` cannot pick layers.
-        ValueError: if a name or glob matches nothing, such as a misspelt layer.
     """
     paths = [path for path, _ in layers]
     if where is None:

@@ -68,25 +68,14 @@ IsLeaf = Callable[[nn.Module], bool]
 
 @dataclass
 class Traced:
-    """Graphs of a network, and why parts of it have none.
+    """Graphs of a network, and why parts of it have none; paths are those of the network."""
 
-    Attributes:
-        graphs: one of the whole network, or one for each traced part; paths are those of the network.
-        failed: reasons of modules that could not be traced, by path.
-    """
-
-    graphs: list[fx.Graph] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    graphs: list[fx.Graph] = field(default_factory=list)  # one of the whole network, or one for each traced part
+    failed: dict[str, str] = field(default_factory=dict)  # reasons of modules that could not be traced, by path
 
 
 class Interceptor:
-    """Decides about calls of modules and reads of parameters in a twin.
-
-    Attributes:
-        twin: the network that runs; see `twin_of`.
-        paths: paths of its modules, by identity.
-        names: names of its parameters and buffers, by identity.
-    """
+    """Decides about calls of modules and reads of parameters in a twin; knows paths and names by identity."""
 
     def watch(self, model: nn.Module, is_leaf: IsLeaf, own: Callable[[Tensor], Tensor] = lambda p: p) -> None:
         """Make the twin; the originals, whose classes are unchanged, decide whether they are leaves."""
@@ -147,54 +136,6 @@ def twin_of(model: nn.Module, interceptor: Interceptor, own: Callable[[Tensor], 
     return twin
 
 
-def trace(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
-    """Trace a network whole, or in parts if that fails.
-
-    Args:
-        model: any network.
-        is_leaf: whether a call of a module is one node of the graph.
-        is_simple: the same for further modules, if the network cannot be traced whole.
-    """
-    with _wrapped_functions():
-        return _traced(model, is_leaf, is_simple)
-
-
-def _traced(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
-    for extra in range(1, 4 if _takes_any_number(model) else 2):
-        tracer = _Tracer(model, is_leaf)
-        try:
-            return Traced([tracer.trace("", every=True, extra=extra)])
-        except Exception:  # user code meets proxies: anything may happen
-            continue
-    found = Traced()
-    tracer = _Tracer(model, lambda module: is_leaf(module) or is_simple(module), found.failed)
-    _trace_parts(tracer, found, "")
-    return found
-
-
-def _trace_parts(tracer: _Tracer, found: Traced, path: str) -> None:
-    """Trace a module; if that fails, trace the modules inside it, also inside new leaves."""
-    module = tracer.twin.get_submodule(path)
-    holder = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    if path and not holder and tracer.is_leaf(module):
-        return
-    before = set(found.failed)
-    if not holder:
-        for every in (False, True):  # optional arguments at their defaults, or given
-            try:
-                found.graphs.append(tracer.trace(path, every=every))
-                found.failed.pop(path, None)
-                break
-            except Exception as error:  # as above
-                found.failed[path] = blame(error)
-    inside = [path] if holder or path in found.failed else [name for name in found.failed if name not in before]
-    for name in inside:
-        for child, part in tracer.twin.get_submodule(name).named_children():
-            place = f"{name}.{child}" if name else child
-            if tracer.paths.get(id(part)) == place:  # a module with several names has one place
-                _trace_parts(tracer, found, place)
-
-
 _LOCK = threading.RLock()
 
 
@@ -230,8 +171,43 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _takes_any_number(model: nn.Module) -> bool:
-    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(model.forward).parameters.values())
+@_wrapped_functions()
+def trace(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
+    """Trace a network whole, or in parts if that fails; then `is_simple` modules are leaves, too."""
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(model.forward).parameters.values())
+    for extra in range(1, 4 if any_number else 2):
+        tracer = _Tracer(model, is_leaf)
+        try:
+            return Traced([tracer.trace("", every=True, extra=extra)])
+        except Exception:  # user code meets proxies: anything may happen
+            continue
+    found = Traced()
+    tracer = _Tracer(model, lambda module: is_leaf(module) or is_simple(module), found.failed)
+    _trace_parts(tracer, found, "")
+    return found
+
+
+def _trace_parts(tracer: _Tracer, found: Traced, path: str) -> None:
+    """Trace a module; if that fails, trace the modules inside it, also inside new leaves."""
+    module = tracer.twin.get_submodule(path)
+    holder = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    if path and not holder and tracer.is_leaf(module):
+        return
+    before = set(found.failed)
+    if not holder:
+        for every in (False, True):  # optional arguments at their defaults, or given
+            try:
+                found.graphs.append(tracer.trace(path, every=every))
+                found.failed.pop(path, None)
+                break
+            except Exception as error:  # as above
+                found.failed[path] = blame(error)
+    inside = [path] if holder or path in found.failed else [name for name in found.failed if name not in before]
+    for name in inside:
+        for child, part in tracer.twin.get_submodule(name).named_children():
+            place = f"{name}.{child}" if name else child
+            if tracer.paths.get(id(part)) == place:  # a module with several names has one place
+                _trace_parts(tracer, found, place)
 
 
 class _Proxy(fx.Proxy):
@@ -328,8 +304,7 @@ class _Tracer(fx.proxy.GraphAppendingTracer, Interceptor):
         self.known = {name: proxy for name, proxy in self.known.items() if proxy.node in kept}
 
 
-HIDDEN = "<hidden>"
-"""Name of the placeholder for tensors of unseen functions."""
+HIDDEN = "<hidden>"  # name of the placeholder for tensors of unseen functions
 
 QUERIES = frozenset(
     "__get__ __len__ __hash__ __repr__ __format__ size dim ndimension numel nelement stride storage_offset "  # noqa: SIM905
@@ -342,9 +317,6 @@ def record(model: nn.Module, example: Any, is_leaf: IsLeaf, base_of: Callable[[n
     """Run a network on example inputs, in eval mode, and return the graph of its calls.
 
     The network stays unchanged: a twin with its own buffers runs, and the random state is restored.
-
-    Raises:
-        ValueError: if the network does not run on the example.
     """
     recorder = _Recorder(model, is_leaf, base_of)
     args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (example, {})

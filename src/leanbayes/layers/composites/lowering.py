@@ -79,10 +79,14 @@ def aliases(model: nn.Module) -> dict[str, list[str]]:
 def _lowered(module: nn.Module) -> nn.Module:
     if refusal(module) != "":
         return module
-    if isinstance(module, TRANSFORMER_LAYERS):
-        return module if module.self_attn.batch_first else _in_place_of(module, RowsFirst(module))
     kind: Any = Recurrent if isinstance(module, nn.RNNBase) else Attention
-    return _in_place_of(module, kind(module))
+    if isinstance(module, TRANSFORMER_LAYERS):
+        if module.self_attn.batch_first:
+            return module
+        kind = RowsFirst
+    new: nn.Module = kind(module)
+    move_hooks(module, new)
+    return new
 
 
 def _raised(module: nn.Module) -> nn.Module:
@@ -91,11 +95,6 @@ def _raised(module: nn.Module) -> nn.Module:
     plain = module.raised()
     copy_hooks(module, plain)
     return plain
-
-
-def _in_place_of(old: nn.Module, new: nn.Module) -> nn.Module:
-    move_hooks(old, new)
-    return new
 
 
 def _changed(
@@ -131,16 +130,13 @@ class RowsFirst(Composite):
 
     def forward(self, src: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         # Transpose sequences (T, B, E), also the memory of a decoder, and the result; masks stay unchanged.
+        layer: Callable[..., Tensor] = self.layer
         if src.dim() == 2:  # without a batch
-            return self._called(src, *args, **kwargs)
+            return layer(src, *args, **kwargs)
         if isinstance(self.layer, nn.TransformerDecoderLayer):
             memory, args = (kwargs.pop("memory"), args) if "memory" in kwargs else (args[0], args[1:])
             args = (memory.transpose(0, 1), *args)
-        return self._called(src.transpose(0, 1), *args, **kwargs).transpose(0, 1)
-
-    def _called(self, *args: Any, **kwargs: Any) -> Tensor:
-        y: Tensor = self.layer(*args, **kwargs)
-        return y
+        return layer(src.transpose(0, 1), *args, **kwargs).transpose(0, 1)
 
     def raised(self) -> nn.Module:
         self._turn(batch_first=False)
@@ -160,8 +156,7 @@ class RowsFirst(Composite):
 
 # Attention
 
-PROJECTIONS = ("query", "key", "value")
-"""The layers before the heads, in the order in which torch packs their weights."""
+PROJECTIONS = ("query", "key", "value")  # the layers before the heads, in the order in which torch packs their weights
 
 
 class NoTensor:

@@ -22,11 +22,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, PackedSequence, pad_packed_
 
 from leanbayes.layers.composites import Composite, linear_of
 
-State = tuple[Tensor, ...]
-"""The hidden state; in an LSTM also the cell state."""
-
-Alive = Sequence[Tensor | None]
-"""For each step, which rows (B, 1) still have an input; None: all."""
+State = tuple[Tensor, ...]  # the hidden state; in an LSTM also the cell state
+Alive = Sequence[Tensor | None]  # for each step, which rows (B, 1) still have an input; None: all
 
 PARTS = {"ih": "input", "hh": "hidden", "hr": "project"}
 """Torch's names of the linear maps of a cell, and the names here."""
@@ -69,9 +66,6 @@ class Recurrent(Composite):
         """Return a module of the original's class that shares the parameters.
 
         If one linear map has a bias, the others get zeros. A mask in place of a dropout multiplies the next weights.
-
-        Raises:
-            ValueError: if a layer inside is not torch's own, or has a bias for which torch has no place.
         """
         _check_plain(self)
         bias = any(isinstance(layer, nn.Linear) and layer.bias is not None for layer in self.modules())
@@ -171,8 +165,9 @@ class Recurrent(Composite):
         if found != shapes or isinstance(hx, Tensor) != (len(shapes) == 1):
             what = "a pair (h, c)" if len(shapes) == 2 else "one tensor h"
             got = found[0] if isinstance(hx, Tensor) else found
+            wanted = " and ".join(map(str, shapes))
             raise ValueError(
-                f"expected the initial states as {what} of shape {_joined(shapes)} (layers and directions, rows "
+                f"expected the initial states as {what} of shape {wanted} (layers and directions, rows "
                 f"where the input has a batch, channels), got {got}; leave them out to start from zero"
             )
         return tuple(states)
@@ -227,8 +222,9 @@ class Cell(nn.Module):
             new = equation(steps[t], self.hidden(state[0]), state)
             if self.project is not None:
                 new = (self.project(new[0]), *new[1:])
-            rows = None if alive is None else alive[t]
-            state = new if rows is None else _where(rows, new, state)
+            if alive is not None and (rows := alive[t]) is not None:
+                new = tuple(torch.where(rows, after, before) for after, before in zip(new, state, strict=True))
+            state = new
             outputs[t] = state[0]
         return torch.stack(outputs, 1), state
 
@@ -256,18 +252,6 @@ def refusal(module: nn.Module) -> str | None:
     return None
 
 
-def _where(rows: Tensor, new: State, old: State) -> State:
-    return tuple(torch.where(rows, after, before) for after, before in zip(new, old, strict=True))
-
-
-def _elman_tanh(a: Tensor, b: Tensor, state: State) -> State:
-    return (torch.tanh(a + b),)
-
-
-def _elman_relu(a: Tensor, b: Tensor, state: State) -> State:
-    return (torch.relu(a + b),)
-
-
 def _gru(a: Tensor, b: Tensor, state: State) -> State:
     size = state[0].shape[1]
     r, z = torch.sigmoid(a[:, :-size] + b[:, :-size]).chunk(2, 1)
@@ -282,8 +266,8 @@ def _lstm(a: Tensor, b: Tensor, state: State) -> State:
 
 
 EQUATIONS: Mapping[str, Callable[[Tensor, Tensor, State], State]] = {
-    "RNN_TANH": _elman_tanh,
-    "RNN_RELU": _elman_relu,
+    "RNN_TANH": lambda a, b, state: (torch.tanh(a + b),),
+    "RNN_RELU": lambda a, b, state: (torch.relu(a + b),),
     "GRU": _gru,
     "LSTM": _lstm,
 }
@@ -339,7 +323,3 @@ def _check_packed(input: PackedSequence, features: int) -> None:
             f"expected packed entries of shape ({sum(sizes)}, {features}), got {tuple(input.data.shape)}; the last "
             "axis holds the features of a step"
         )
-
-
-def _joined(shapes: Sequence[tuple[int, ...]]) -> str:
-    return " and ".join(map(str, shapes))
