@@ -27,8 +27,7 @@ from leanbayes.runtime.probe import learn_rows_from, LearnRows, place_known_rows
 from leanbayes.runtime.rows import Layout
 from leanbayes.runtime.twins import copied, twin
 
-Network = TypeVar("Network", bound=nn.Module)
-"""The class of the user's network, which conversions and draws keep."""
+Network = TypeVar("Network", bound=nn.Module)  # the class of the user's network, which conversions and draws keep
 
 
 def convert(

@@ -20,16 +20,12 @@ from leanbayes.runtime.distributed import unwrap
 from leanbayes.runtime.passes import components_of
 from leanbayes.runtime.rows import ONE_DRAW
 
-EXACT_DIGITS = 15
-"""Larger numbers of networks are written as powers of ten."""
+EXACT_DIGITS = 15  # larger numbers of networks are written as powers of ten
 OWN_PARAMETERS = "parameters of its own"
 NOT_CHOSEN = "not chosen"
-SHOWN = 3
-"""Parts that a short list names."""
-KINDS = 8
-"""Classes that a message names."""
-ENOUGH = 0.5
-"""Share of the weights within reach of a method below which `convert` warns."""
+SHOWN = 3  # parts that a short list names
+KINDS = 8  # classes that a message names
+ENOUGH = 0.5  # share of the weights within reach of a method below which `convert` warns
 REMEDY = "They stay plain: choose others with where=, or register their class (lb.layers.register, docs/layers.md)."
 
 
@@ -214,11 +210,8 @@ def largest(rows: Sequence[Row]) -> str:
 def gaps(model: nn.Module, method: Method, refused: Mapping[str, str], *, default: bool) -> str:
     """Return a message on the layers that a conversion left out: counts by reason, and a low share of the weights.
 
-    Args:
-        model: the converted model.
-        method: its method.
-        refused: reasons of the chosen layers that could not be converted, by path.
-        default: whether the method chose the layers; layers that the user leaves out need no message.
+    `refused` has the reasons of the chosen layers that could not be converted, by path. Layers that the user leaves out
+    (not `default`) need no message.
     """
     said = [f"{counted(refused)}. {REMEDY}"] if refused else []
     found = summary(model) if default and not method.partial else None
@@ -256,7 +249,9 @@ def nothing_to_convert(model: nn.Module, method: Method, candidates: Sequence[st
     torch_kinds = [kind.__name__ for kind in method.targets if kind.__module__.startswith("torch.")]
     modules = [module for _, module in parts(model)]
     leaves = [m for m in modules if lowering.opaque(m) or not any(True for _ in m.children())]
-    there = Counter(full_name(type(m)) for m in leaves if not isinstance(m, StochasticLayer))
+    kinds = [type(m) for m in leaves if not isinstance(m, StochasticLayer)]
+    homes = ("" if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}." for kind in kinds)
+    there = Counter(home + kind.__name__ for home, kind in zip(homes, kinds, strict=True))
     stochastic = sum(isinstance(m, StochasticLayer) for m in modules)
     also = f" and {stochastic} layers that are stochastic already" if stochastic else ""
     seen = ", ".join(f"{count} {kind}" for kind, count in there.most_common(KINDS)) or "nothing"
@@ -264,11 +259,6 @@ def nothing_to_convert(model: nn.Module, method: Method, candidates: Sequence[st
         f"{name} found no layer to convert: it handles {', '.join(torch_kinds)} and layers that compute the same "
         f"(docs/layers.md); the model has {seen}{also}"
     )
-
-
-def full_name(kind: type) -> str:
-    """Return the name of a class, with its module unless it is one of torch."""
-    return kind.__name__ if kind.__module__.startswith("torch.nn.") else f"{kind.__module__}.{kind.__name__}"
 
 
 def _eligible(model: nn.Module, methods: Iterable[Method]) -> set[str]:
