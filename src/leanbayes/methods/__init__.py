@@ -35,11 +35,7 @@ def closest(given: str, known: Iterable[str]) -> str:
 
 
 def as_method(method: Method | str) -> Method:
-    """Return the method itself, or the method of a name such as "rank1" with its defaults.
-
-    Raises:
-        ValueError: if no method has that name.
-    """
+    """Return the method itself, or the method of a name such as "rank1" with its defaults."""
     if not isinstance(method, str):
         return method
     known, name = all_methods(), method_name(method)

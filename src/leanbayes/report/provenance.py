@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, UTC
 from typing import Any
 
-from leanbayes.core.coverage import percent
+from leanbayes.core.summary import percent
 from leanbayes.evaluation.result import write_value
 from leanbayes.report.load import Contender, Group, Run
 

@@ -31,8 +31,8 @@ from leanbayes.core.norm import update_norm
 from leanbayes.core.plain import mean
 from leanbayes.core.predictor import predict
 from leanbayes.evaluation.evaluate import Data, evaluate, Result
-from leanbayes.layers.channels import Channels, Layout
 from leanbayes.layers.family import CHANNEL_NORMS, Conv1D, LINEAR_MAPS, LinearLike, TRANSPOSED
+from leanbayes.layers.streams import Channels, Layout
 from leanbayes.methods._base import plain_copy, StochasticLayer
 from leanbayes.methods.nested.eligibility import kept_share, unordered
 from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm, plain_layer
