@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
-SHOWN := plain,rank1,implicit,patch,variance,nested,mc_dropout,laplace,seed_ensemble
+SHOWN := plain,rank1,batch_ensemble,implicit,patch,variance,nested,laplace,seed_ensemble
 CORRUPTED := gaussian_noise,defocus_blur,zoom_blur,fog,elastic_transform,jpeg_compression
 SITE := import sysconfig; print(sysconfig.get_path('purelib'))
 export OMP_NUM_THREADS ?= 1
