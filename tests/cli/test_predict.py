@@ -153,19 +153,13 @@ def test_columns_are_found_by_name(table, tmp_path):
     ]
 
 
-def test_features_of_files_without_a_header(tmp_path):
+def test_features_of_a_run_without_table(tmp_path):
     rows = np.arange(12.0).reshape(3, 4)
-    write_csv(tmp_path / "known.csv", "a,y,b,c", rows)
     np.savetxt(tmp_path / "whole.csv", rows, delimiter=",")
-    np.savetxt(tmp_path / "two.csv", rows[:, :2], delimiter=",")
     (tmp_path / "head.csv").write_text("a,b,c\n")
     np.testing.assert_array_equal(read_features(tmp_path / "whole.csv"), rows)
-    known = tmp_path / "known.csv"
-    np.testing.assert_array_equal(read_features(tmp_path / "whole.csv", known, "y"), rows[:, [0, 2, 3]])
-    with pytest.raises(ValueError, match="has 2 columns; expected the 3 features"):
-        read_features(tmp_path / "two.csv", known, "y")
     with pytest.raises(ValueError, match="a header and no row"):
-        read_features(tmp_path / "head.csv", known, "y")
+        read_features(tmp_path / "head.csv")
 
 
 def test_several_targets_have_numbers(tmp_path):

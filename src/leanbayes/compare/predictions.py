@@ -22,11 +22,11 @@ from leanbayes import data, metrics
 from leanbayes.compare.batch_predict import FIELDS, open_rows, read_scores, Rows, score
 from leanbayes.compare.load_run import LoadedRun, Preparation
 from leanbayes.data.files.csv import read_features
+from leanbayes.data.loading import read_own_table, TABLES
 from leanbayes.runtime._files import local, remove_leftovers, write_whole
 from leanbayes.training.progress import display
 
 TABLE = "predictions.csv"
-TABLES = (".csv", ".tsv")
 POLL = 0.5  # seconds between two counts of the finished parts
 
 
@@ -116,9 +116,10 @@ def _find(given: str, run: LoadedRun, root: str | None) -> Request:
     if path.suffix in (".npy", ".npz"):
         return Request(path.name, path)
     if path.suffix.lower() in TABLES:
-        trained_on = Path(run.source.name).expanduser()
-        like = trained_on if trained_on.suffix.lower() in TABLES else None
-        return Request(path.name, read_features(path, like, run.source.target))
+        table = run.data.table
+        if table is None:
+            return Request(path.name, read_features(path))
+        return Request(path.name, table.read(read_own_table(path, names=table.header))[0])
     other = data.load(given, root or run.source.root)
     alike = other.task == "classification" and other.classes == run.data.classes
     return Request(f"the test rows of {other.name}", other.test.x, other.test.y if alike else None)

@@ -14,6 +14,7 @@ from leanbayes.models.ehr import EHRNet
 from leanbayes.models.mobilenet import MobileNetV2
 from leanbayes.models.resnet import PyramidNet, ResNet, resnet18, resnet50, ResNeXt, WideResNet
 from leanbayes.models.small import deep_mlp, LeNet, LeNet5, MLP, NormLeNet5, RegressionNet, SmallConvNet
+from leanbayes.models.table import EmbedCodes, TableNet
 from leanbayes.models.unet import UNet
 from leanbayes.models.vgg import VGG, vgg11, vgg11_bn, vgg16, vgg_like, VGGLike
 
@@ -21,6 +22,7 @@ __all__ = [
     "MLP",
     "VGG",
     "EHRNet",
+    "EmbedCodes",
     "LeNet",
     "LeNet5",
     "MobileNetV2",
@@ -30,6 +32,7 @@ __all__ = [
     "ResNeXt",
     "ResNet",
     "SmallConvNet",
+    "TableNet",
     "UNet",
     "VGGLike",
     "WideResNet",
