@@ -352,7 +352,7 @@ def test_missing_and_extra_columns_are_named(tmp_path):
     mine, found = everything(tmp_path)
     del found["z"], found["city"], found["id"]
     with pytest.raises(
-        ValueError, match=r"new\.csv has no column z, city, which the training data had; it has .* town"
+        ValueError, match=r"new\.csv has no column 'z', 'city', which the training data had; it has .* town"
     ):
         mine.table.read(read_table(write(tmp_path / "new.csv", found | {"town": [1] * ROWS}), 1))
     mine = load(tmp_path)

@@ -95,9 +95,10 @@ class TablePreparation:
         extra = [name for name in table.header if name not in known]
         if lacking:
             others = f"; it has the columns {_listed(extra)}, which training had not" if extra else ""
+            names = _listed(list(map(repr, lacking)))
             raise ValueError(
-                f"{table.where} has no column {_listed(lacking)}, which the training data had{others}. Name the "
-                "columns as in training, in any order."
+                f"{table.where} has no column {names}, which the training data had{others}. Name the columns "
+                "as in training, in any order."
             )
         if not len(table):
             raise ValueError(f"{table.where} has a header and no row; expected at least one. Add rows.")
