@@ -9,6 +9,7 @@ from typing import Literal
 
 from leanbayes.cli.main import complain, parse
 from leanbayes.compare.experiment import pick_device
+from leanbayes.compare.job import file_name
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.predictions import describe_scores, find_rows, predict_rows, TABLE
 
@@ -19,8 +20,9 @@ class Predict:
 
     Attributes:
         checkpoint: folder of a run, such as runs/digits/digits/small/rank1/seed0, or the model.safetensors in it.
-        data: rows: .npy; .npz with one array, or one named x or x_test; .csv; or a known data set (leanbayes list
-            data), for its test rows. Default the test rows of the run.
+        data: rows: .npy; .npz with one array, or one named x or x_test; .csv or .parquet; an image file, a folder of
+            images, or a pattern in quotes such as "new/*.png"; or a known data set (leanbayes list data), for its test
+            rows. Default the test rows of the run.
         net: the network of the run as package.module:function, if it is your own. A name in the run's folder is never
             imported.
         out: folder of the predictions: predictions.csv for a spreadsheet, part-*.npz for Python (read_scores). Default
@@ -56,8 +58,9 @@ def predict(arguments: list[str]) -> int:
     device = pick_device(options.device)
     run = load_run(options.checkpoint, options.root, options.net)
     request = find_rows(options.data, run, options.root)
-    out = options.out or Path("predictions") / Path(options.data or run.data.name).stem
+    out = options.out or Path("predictions") / file_name(Path(options.data or run.data.name).stem)
     sys.stderr.write(f"{request.name}; network {run.net}, {run.method}, of '{run.folder}'\n")
+    sys.stderr.writelines(f"  {note}\n" for note in request.notes)
     run.model.to(device)
     how = {name: getattr(options, name) for name in ("samples", "seed", "part_rows", "workers", "backend", "fresh")}
     try:

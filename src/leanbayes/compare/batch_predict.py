@@ -24,6 +24,7 @@ from leanbayes.compare.workers import Backend, on_processes, on_ray, split_items
 from leanbayes.core.checkpoint import load
 from leanbayes.core.conversion import own_likelihood, unwrap
 from leanbayes.core.predictor import predict
+from leanbayes.data.files.folder import ImageFiles
 from leanbayes.data.files.npz import array_names, read_array
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.evaluation.evaluate import in_units, Units
@@ -33,7 +34,7 @@ from leanbayes.runtime._files import local, PathLike, remove_leftovers, write_wh
 SETTINGS_FILE = "scores.json"
 FIELDS = ("mean", "total", "aleatoric", "epistemic")
 Rows = Any
-"""A .npy or .npz file, a tensor or array, or a data set with a length, whose items are inputs or (inputs, ...)."""
+"""A .npy or .npz file, image files, a tensor or array, or a data set with a length, of inputs or (inputs, ...)."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,7 @@ def _find_array(data: Path) -> str:
 def _take(rows: Any, start: int, stop: int) -> Tensor:
     if isinstance(rows, Tensor):
         return rows[start:stop]
-    if isinstance(rows, np.ndarray):
+    if isinstance(rows, (np.ndarray, ImageFiles)):
         return torch.from_numpy(np.array(rows[start:stop]))
     items = (rows[i] for i in range(start, stop))
     return torch.stack([torch.as_tensor(item[0] if isinstance(item, (tuple, list)) else item) for item in items])
@@ -258,6 +259,8 @@ def _identify(data: Rows) -> str:
         return f"{data.name}, {data.stat().st_size} bytes, {data.stat().st_mtime_ns}"
     if isinstance(data, (Tensor, np.ndarray)):
         return _digest(torch.as_tensor(data))
+    if isinstance(data, ImageFiles):
+        return hashlib.sha256(data.state.encode()).hexdigest()[:16]
     return type(data).__name__
 
 

@@ -6,8 +6,8 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes import data, models
-from leanbayes.compare.job import DataSpec, EvaluationSpec
+from leanbayes.compare.job import DataSpec, EvaluationSpec, LATER_FIELDS
 from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
+from leanbayes.data.table import select
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.methods._base import Method
+from leanbayes.models.table import embedded_width
 from leanbayes.shift import Shift
 
 OWN_NETWORK = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -52,7 +54,8 @@ class Experiment:
         self.evaluation = evaluation
         self.data = load(source)
         self.root = source.root
-        self.make = maker(net, num_outputs=self.data.num_outputs, input_shape=self.data.input_shape)
+        shape: dict[str, Any] = {"num_outputs": self.data.num_outputs, "input_shape": self.data.input_shape}
+        self.make = maker(net, **shape, embedded=self.data.embedded)
         self._try_network(net)
         self.ood  # noqa: B018  # an unknown name raises now
 
@@ -145,15 +148,15 @@ def units_of(data: DataSet) -> tuple[Tensor, Tensor] | None:
 
 def load(source: DataSpec) -> DataSet:
     """Return a data set with the rows that its spec asks for."""
-    own = {"target": source.target, "task": source.task, "channels": source.channels}
+    own = {name: getattr(source, name) for name in ("target", "task", *LATER_FIELDS)}
     whole = data.load(source.name, source.root, split=source.split, **own)
     if source.hold_out:
         whole = _hold_out(whole, source.hold_out)
     if not 0 < source.train_rows < len(whole.train):
         return whole
-    some = _take(whole.train, _evenly(len(whole.train), source.train_rows))
-    _require_classes(whole, some)
-    return replace(whole, train=some)
+    rows = _evenly(len(whole.train), source.train_rows)
+    _require_classes(whole, whole.train.take(rows))
+    return select(whole, rows)
 
 
 def _hold_out(whole: DataSet, wanted: int) -> DataSet:
@@ -161,13 +164,8 @@ def _hold_out(whole: DataSet, wanted: int) -> DataSet:
         raise ValueError(f"expected --hold-out to be below the {len(whole.train):,} training rows, got {wanted:,}")
     held = torch.zeros(len(whole.train), dtype=torch.bool)
     held[_evenly(len(whole.train), wanted)] = True
-    rest = _take(whole.train, ~held)
-    _require_classes(whole, rest)
-    return replace(whole, train=rest, test=_take(whole.train, held))
-
-
-def _take(split: Split, rows: Tensor) -> Split:
-    return Split(split.x[rows], split.y[rows])
+    _require_classes(whole, whole.train.take(~held))
+    return select(whole, ~held, held)
 
 
 def _require_classes(whole: DataSet, some: Split) -> None:
@@ -183,15 +181,22 @@ def _evenly(rows: int, wanted: int) -> Tensor:
     return torch.arange(wanted) * rows // wanted
 
 
-def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+def maker(
+    net: str, *, num_outputs: int, input_shape: tuple[int, ...], embedded: Mapping[int, int] | None = None
+) -> Callable[[], nn.Module]:
     """Return a function that makes a new network at each call.
 
     A user's own function receives `num_outputs` and `input_shape` if it accepts them. The current folder is importable.
-    Such a name must come from the command line, never from a file: it runs code.
+    Such a name must come from the command line, never from a file: it runs code. Columns of codes (`embedded`, as in
+    `DataSet`) become learned vectors, and the network takes these instead.
 
     Raises:
         ValueError: in one sentence, if the network is unknown or cannot be made.
     """
+    if embedded:
+        (inputs,) = input_shape
+        body = maker(net, num_outputs=num_outputs, input_shape=(embedded_width(inputs, embedded),))
+        return lambda: models.TableNet(lambda _: body(), inputs, embedded)
     known: dict[str, Any] = {"num_outputs": num_outputs, "input_shape": input_shape}
     if ":" not in net:
         return lambda: models.build(net, **known)

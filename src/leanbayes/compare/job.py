@@ -26,6 +26,8 @@ BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
 
 FEW = 5000  # fewer training images than this get small batches: they need many steps, also after conversion
 KL_EPOCHS = 200  # epochs until the KL has its full weight, as in the papers; shorter trainings end before
+TABLE_FIELDS = ("drop", "group", "time", "weight", "types")
+LATER_FIELDS = ("channels", *TABLE_FIELDS)  # of `DataSpec`; ids have them only if they are set
 METHOD = re.compile(r"\s*([\w-]+)\s*(?:\[([^\]]*)\])?\s*(?:,|$)")
 
 
@@ -66,6 +68,7 @@ class DataSpec:
         hold_out: number of training rows to evaluate on, instead of the test set. They are evenly spaced and not
             trained on.
         channels: "first" or "last": the channel axis of images in an .npz file; None infers it from the shape.
+        drop, group, time, weight, types: options for tables, as texts; see `leanbayes.data.load`.
     """
 
     name: str
@@ -75,7 +78,12 @@ class DataSpec:
     task: str | None = None
     train_rows: int = 0
     hold_out: int = 0
-    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it
+    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it and those below
+    drop: str | None = field(default=None, repr=False)
+    group: str | None = field(default=None, repr=False)
+    time: str | None = field(default=None, repr=False)
+    weight: str | None = field(default=None, repr=False)
+    types: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _check_counts(0, train_rows=self.train_rows, hold_out=self.hold_out, split=self.split)
@@ -123,14 +131,15 @@ class Job:
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the run, OUT/<data>/<net>/<method>/seed<k>."""
-        parts = (_file_name(Path(self.source.name).stem), _file_name(self.net), self.title)
+        parts = (file_name(Path(self.source.name).stem), file_name(self.net), self.title)
         return out.joinpath(*parts, f"seed{self.seed}")
 
     def settings(self) -> dict[str, Any]:
         """Return all settings that affect the outcome, as JSON values. Ids and result.json depend on the keys."""
         source = asdict(self.source) | {"name": located(self.source.name)}
-        if self.source.channels is None:
-            del source["channels"]  # ids from before this field stay valid
+        for name in LATER_FIELDS:
+            if source[name] is None:
+                del source[name]  # ids from before this field stay valid
         settings: dict[str, Any] = {
             "data": source,
             "net": self.net,
@@ -161,7 +170,8 @@ def _check_counts(least: int, **numbers: int) -> None:
             raise ValueError(f"expected {name.replace('_', '-')} to be at least {least}, got {number}")
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
+    """Return a name with signs that any file system takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
 
 

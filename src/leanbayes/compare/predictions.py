@@ -1,7 +1,9 @@
 """Predictions of a trained run for new rows: find the rows, predict them, write a table for a spreadsheet.
 
 `OUT/predictions.csv` has one line per row. Columns for classes: row, predicted, probability, total, aleatoric,
-epistemic. Columns for real targets, in their own units: row, mean, std, total, aleatoric, epistemic.
+epistemic, and p(CLASS) for every class. Columns for real targets: row, mean, std, lower, upper, aleatoric_std and
+epistemic_std in the units of the target, and the variances total, aleatoric, epistemic. Image files have the column
+file after row.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from leanbayes import data, metrics
 from leanbayes.compare.batch_predict import FIELDS, open_rows, read_scores, Rows, score
 from leanbayes.compare.load_run import LoadedRun, Preparation
 from leanbayes.data.files.csv import read_features
+from leanbayes.data.files.folder import find_images, ImageFiles
 from leanbayes.data.loading import read_own_table, TABLES
 from leanbayes.runtime._files import local, remove_leftovers, write_whole
 from leanbayes.training.progress import display
 
 TABLE = "predictions.csv"
+WIDE = 1.959964  # standard deviations from the mean to the ends of the interval that holds 95 % of a Normal
 POLL = 0.5  # seconds between two counts of the finished parts
 
 
@@ -38,19 +42,23 @@ class Request:
         name: description of the rows.
         x: the raw rows: a .npy or .npz file, an array, or a tensor.
         y: their targets, if known and of the same kind as in training.
+        files: names of image files, one a row.
+        notes: sentences on columns and cells.
     """
 
     name: str
     x: Rows
     y: Tensor | None = None
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def find_rows(given: str, run: LoadedRun, root: str | None = None) -> Request:
     """Return the rows of a file or data set.
 
     Args:
-        given: a .npy, .npz or .csv file with rows; a data set of `lb.data.load`, for its test rows; "" for the test
-            rows of the run.
+        given: a .npy, .npz, .csv or .parquet file with rows; an image file, a folder of images, or a pattern such as
+            "new/*.png"; a data set of `lb.data.load`, for its test rows; "" for the test rows of the run.
         run: the network that will predict.
         root: folder of the known data sets.
 
@@ -83,7 +91,7 @@ def predict_rows(run: LoadedRun, request: Request, out: Path, *, part_rows: int,
     before = 0 if fresh else _count_parts(out)
     with progress(out, rows, part_rows, before):
         parts = score(run.model, request.x, out, part_rows=part_rows, fresh=fresh, **own, **how)
-    write_table(parts, out / TABLE, run.data.classes)
+    write_table(parts, out / TABLE, run.data.classes, request.files)
     return parts
 
 
@@ -98,12 +106,12 @@ def describe_scores(out: Path, y: Tensor, task: str) -> str:
     return f"RMSE {metrics.rmse(found['mean'], y):.4g}, NLL {nll:.4f} of a Normal with these means and deviations"
 
 
-def write_table(parts: Sequence[Path], path: Path, classes: Sequence[str]) -> None:
-    """Write one line per row; `classes` names the classes and is empty for real targets."""
+def write_table(parts: Sequence[Path], path: Path, classes: Sequence[str], files: Sequence[str] = ()) -> None:
+    """Write one line per row; `classes` is empty for real targets, `files` names image files."""
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            _write(file, parts, classes)
+            _write(file, parts, classes, files)
 
     remove_leftovers(path)
     write_whole(path, write)
@@ -119,7 +127,16 @@ def _find(given: str, run: LoadedRun, root: str | None) -> Request:
         table = run.data.table
         if table is None:
             return Request(path.name, read_features(path))
-        return Request(path.name, table.read(read_own_table(path, names=table.header))[0])
+        cells = read_own_table(path, names=table.header)
+        x, notes = table.read(cells)
+        y = table.targets(cells, run.data.classes)
+        like = run.data.test.y
+        return Request(path.name, x, None if y is None else torch.from_numpy(y).to(like), notes=tuple(notes))
+    if images := find_images(given):
+        deep = run.data.train.x.is_floating_point()
+        rows = ImageFiles.like(images, run.data.input_shape, deep=deep)
+        count = "1 image" if len(images) == 1 else f"{len(images)} images"
+        return Request(f"{count} of {given}", rows, files=tuple(map(str, images)))
     other = data.load(given, root or run.source.root)
     alike = other.task == "classification" and other.classes == run.data.classes
     return Request(f"the test rows of {other.name}", other.test.x, other.test.y if alike else None)
@@ -130,7 +147,7 @@ def _same(given: str, name: str) -> bool:
     return given == name or (here.exists() and there.exists() and here.samefile(there))
 
 
-def _write(file: TextIO, parts: Sequence[Path], classes: Sequence[str]) -> None:
+def _write(file: TextIO, parts: Sequence[Path], classes: Sequence[str], files: Sequence[str]) -> None:
     writer = csv.writer(file)
     row = 0
     for number, part in enumerate(parts):
@@ -138,21 +155,26 @@ def _write(file: TextIO, parts: Sequence[Path], classes: Sequence[str]) -> None:
             found = {name: arrays[name] for name in FIELDS}
         columns = _class_columns(found, classes) if classes else _target_columns(found)
         if number == 0:
-            writer.writerow(["row", *columns])
+            writer.writerow(["row", *(["file"] if files else []), *columns])
         for cells in zip(*columns.values(), strict=True):
-            writer.writerow([row, *cells])
+            writer.writerow([row, *files[row : row + 1], *cells])
             row += 1
 
 
 def _class_columns(found: dict[str, Any], classes: Sequence[str]) -> dict[str, list[str]]:
     best = found["mean"].argmax(1)
     columns = {"predicted": [classes[k] for k in best], "probability": _format(found["mean"].max(1))}
-    return columns | {name: _format(found[name]) for name in FIELDS[1:]}
+    columns |= {name: _format(found[name]) for name in FIELDS[1:]}
+    return columns | {f"p({name})": _format(found["mean"][:, k]) for k, name in enumerate(classes)}
 
 
 def _target_columns(found: dict[str, Any]) -> dict[str, list[str]]:
     """Return the columns of real targets; several targets are numbered."""
-    values = {"mean": found["mean"], "std": np.sqrt(found["total"]), **{name: found[name] for name in FIELDS[1:]}}
+    std = np.sqrt(found["total"])
+    values = {"mean": found["mean"], "std": std}
+    values |= {"lower": found["mean"] - WIDE * std, "upper": found["mean"] + WIDE * std}
+    values |= {f"{name}_std": np.sqrt(found[name]) for name in ("aleatoric", "epistemic")}
+    values |= {name: found[name] for name in FIELDS[1:]}
     targets = found["mean"].shape[1]
     return {
         name if targets == 1 else f"{name}_{k + 1}": _format(values[name][:, k])

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn, Tensor
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Job, located
@@ -23,6 +24,7 @@ from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.summary import summary
 from leanbayes.data import DataSet
+from leanbayes.data.table import FILE as TABLE_FILE
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
 from leanbayes.evaluation.evaluate import evaluate, Result
@@ -31,7 +33,7 @@ from leanbayes.runtime._files import untied, write_tensors
 from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
-from leanbayes.training import History
+from leanbayes.training import History, Recipe
 from leanbayes.training.fit import fit
 
 MODEL = "model.safetensors"
@@ -156,7 +158,9 @@ def _perform(
     likelihood = own_likelihood(model) or experiment.likelihood().to(device)
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
-    train = experiment.data.prepared(experiment.data.train)
+    if is_first() and experiment.data.table is not None:
+        results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
+    train = training_rows(experiment.data, job.recipe)
     options: dict[str, Any] = {"folder": folder, "resume": True, "callbacks": callbacks, "progress": False}
     history = fit(model, train, job.recipe, likelihood=likelihood, **options)
     if is_first():
@@ -167,6 +171,18 @@ def _perform(
     with autocast(job.recipe.precision, device):
         result = _evaluate(job, experiment, at_full_width(model, experiment.data), likelihood)
     return header | _outcome(experiment, model, result, history) | {"status": "done"}
+
+
+def training_rows(data: DataSet, recipe: Recipe) -> Any:
+    """Return the data for `fit`; rows with weights are drawn in proportion to them, with replacement."""
+    inputs, targets = data.prepared(data.train)
+    if data.train.weight is None:
+        return inputs, targets
+    generator = torch.Generator()
+    sampler = WeightedRandomSampler(data.train.weight.double().tolist(), len(inputs), generator=generator)
+    how: dict[str, Any] = {"batch_size": recipe.batch_size, "sampler": sampler, "generator": generator}
+    lone = len(inputs) % recipe.batch_size == 1  # one row has no batch statistics
+    return DataLoader(TensorDataset(inputs, targets), drop_last=lone, **how)
 
 
 def _evaluate(job: Job, experiment: Experiment, model: nn.Module, likelihood: Likelihood) -> Result:
@@ -236,6 +252,7 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
             "held_out": job.source.hold_out,
             "sha256": data.sha256,
             "classes": list(data.classes),
+            **_table_facts(data, experiment.test[2]),
         },
         "recipe": settings["recipe"],
         "settings": settings,
@@ -245,6 +262,18 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
         "history": [],
         "environment": results.environment(pick_device(job.recipe.accelerator)) | _launch(job),
     }
+
+
+def _table_facts(data: DataSet, labels: Tensor) -> dict[str, Any]:
+    """Return notes on the columns of the user's own table, and the largest class with its share of evaluated rows."""
+    if data.table is None:
+        return {}
+    facts: dict[str, Any] = {"notes": list(data.notes)}
+    if data.task == "classification":
+        largest = int(torch.bincount(data.train.y).argmax())
+        share = float((labels == largest).double().mean())
+        facts["largest_class"] = {"name": data.classes[largest], "share": share}
+    return facts
 
 
 def _outcome(experiment: Experiment, model: nn.Module, result: Result, history: History) -> dict[str, Any]:

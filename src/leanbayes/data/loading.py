@@ -143,15 +143,15 @@ def read_test_inputs(name: str, root: str | Path | None = None) -> tuple[Array, 
 def _load_own(path: Path, options: TableOptions = _NO_OPTIONS, channels: str | None = None) -> DataSet:
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path} (looked in {Path.cwd()}). Check the path.")
-    is_table = path.suffix.lower() in TABLES and not path.is_dir()
-    if options.given and not is_table:
+    table = is_table(path)
+    if options.given and not table:
         given = options.given[0]
         which = "a target column is" if given == "target" else f"{given} is"
         raise ValueError(f"{which} for .csv files, got {given}={getattr(options, given)!r} with {path}. Leave it out.")
-    if channels is not None and (is_table or path.is_dir()):
+    if channels is not None and (table or path.is_dir()):
         raise ValueError(f"channels are for .npz files, got channels={channels!r} with {path}. Leave them out.")
     about: dict[str, Any] = {"name": path.resolve().stem, "task": options.task}
-    if is_table:
+    if table:
         found = load_table(read_own_table(path, _FEWEST_LINES), options)
         about |= {"task": found.task, "sha256": sha256_of_files([path])}
         if options.task is None and found.task == "regression":
@@ -167,6 +167,11 @@ def _load_own(path: Path, options: TableOptions = _NO_OPTIONS, channels: str | N
     raise ValueError(
         f"expected an .npz file, a .csv file or a folder of images, got {path}. Convert it to one, or to .parquet."
     )
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is that of a table, by its ending."""
+    return path.suffix.lower() in TABLES and not path.is_dir()
 
 
 def read_own_table(path: Path, fewest: int = 1, names: Collection[str] = ()) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanbayes.data.cells import are_gaps, Notation
+from leanbayes.data.cells import are_gaps, Notation, notation_of, to_numbers
 from leanbayes.data.checks import check_precision, EXACT
 from leanbayes.data.columns import Column, Faults, fit_column, TYPES, unclear_dates
 from leanbayes.data.dataset import Array, DataSet
@@ -107,6 +107,18 @@ class TablePreparation:
             self._check_readable(table, column, faults[column.name])
         notes = fault_notes(self.columns, faults, len(table), new=True)
         return x, [*([f"columns that training had not are ignored: {_listed(extra)}"] if extra else []), *notes]
+
+    def targets(self, table: Table, classes: Sequence[str]) -> Array | None:
+        """Return the targets of new rows: numbers of `classes`, or without them real ones (n, 1); None if unknown."""
+        if not (self.titled and table.titled and self.target in table.header):
+            return None
+        cells = table.columns[table.header.index(self.target)]
+        if not classes:
+            values = to_numbers(cells, notation_of(cells) or "point")
+            return values[:, None] if np.isfinite(values).all() else None
+        number = {name: k for k, name in enumerate(classes)}
+        labels = [number.get(cell, -1) for cell in cells]
+        return np.array(labels) if min(labels, default=-1) >= 0 else None
 
     def _check_readable(self, table: Table, column: Column, faults: Faults) -> None:
         if column.kind in ("category", "embedding") or faults.odd <= _MOST_UNREADABLE * len(table):
@@ -260,6 +272,18 @@ def select(data: DataSet, train: Tensor, test: Tensor | None = None) -> DataSet:
     return replace(data, train=kept, test=held, rows=rows, table=table, notes=(*notes, *rows.notes))
 
 
+def prepared_by(data: DataSet, table: TablePreparation) -> DataSet:
+    """Return a data set whose columns are prepared by a stored preparation instead of its own."""
+    if data.rows is None or table == data.table:
+        return data
+    cells = dict(zip(data.rows.table.header, data.rows.table.columns, strict=True))
+    if lacking := [column.name for column in table.columns if column.name not in cells]:
+        raise ValueError(f"the training data have no column {lacking[0]!r}")
+    x_train, x_test = (table.encode(cells, rows)[0] for rows in (data.rows.train, data.rows.test))
+    train, test = replace(data.train, x=tensor(x_train)), replace(data.test, x=tensor(x_test))
+    return replace(data, train=train, test=test, table=table)
+
+
 def parse_names(text: str | Iterable[str] | None) -> list[str]:
     """Return names separated by commas; a name with a comma is quoted."""
     if text is None:
@@ -347,9 +371,8 @@ def fault_notes(columns: Iterable[Column], faults: Mapping[str, Faults], rows: i
     )
     notes += [f"cells that cannot be read, taken for gaps: {_listed(odd)}"] if odd else []
     if unseen:
-        notes.append(
-            f"{'text that training rows lack' if new else 'text of one row, with one common code'}: {_listed(unseen)}"
-        )
+        text = "text that training rows lack or have once" if new else "text of one row, with one common code"
+        notes.append(f"{text}: {_listed(unseen)}")
     return notes
 
 

@@ -18,6 +18,7 @@ from leanbayes.data.files.csv import Table
 from leanbayes.data.table import check_quantity, likely_leaks, parse_names, parse_types, TablePreparation, TableRows
 
 _TEST_EVERY = 10
+_FEWEST_ROWS = 3
 _FEWEST_OF_A_CLASS = 5
 _FEW_ODD = 0.05  # share of the targets that may be unreadable as numbers
 _FEWEST_READABLE = 0.5  # share of the real targets
@@ -70,6 +71,11 @@ def load_table(table: Table, options: TableOptions) -> LoadedTable:
     types = parse_types(options.types)
     types = {table.header[table.position(name)]: kind for name, kind in types.items()}
     table, values, task, notes = _targets(table, target, options.task, types.pop(table.header[target], None))
+    if len(values) < _FEWEST_ROWS:
+        raise ValueError(
+            f"{table.where} has {len(values)} rows with a target; expected at least {_FEWEST_ROWS}: two to train, one "
+            "to test. Add rows."
+        )
     extra = _extra(table, options)
     test = _test_rows(table, values, task, options.split, extra)
     about = TablePreparation((), special, table.header[target], tuple(table.header), table.titled)

@@ -22,6 +22,11 @@ def vector_size(codes: int) -> int:
     return min(_WIDEST, round(1.6 * math.pow(codes, 0.56)))
 
 
+def embedded_width(inputs: int, codes: Mapping[int, int]) -> int:
+    """Return the number of columns after `EmbedCodes`."""
+    return inputs - len(codes) + sum(map(vector_size, codes.values()))
+
+
 class EmbedCodes(nn.Module):
     """Replace columns of codes by learned vectors: (B, d) to (B, outputs), other columns first.
 
@@ -45,7 +50,7 @@ class EmbedCodes(nn.Module):
         self.others = [i for i in range(inputs) if i not in codes]
         self.counts = [codes[i] for i in self.columns]
         self.vectors = nn.ModuleList(nn.Embedding(count, vector_size(count)) for count in self.counts)
-        self.outputs = len(self.others) + sum(map(vector_size, self.counts))
+        self.outputs = embedded_width(inputs, codes)
         with torch.no_grad():
             for vectors in self.vectors:
                 cast(nn.Embedding, vectors).weight[0].zero_()
