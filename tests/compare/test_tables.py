@@ -170,6 +170,24 @@ def test_options_of_tables_leave_older_ids_unchanged():
     assert "drop" not in repr(DataSpec(name="digits", drop="a"))
 
 
+@pytest.mark.slow
+def test_wine_with_text_and_gaps_is_above_95_percent(tmp_path):
+    from sklearn.datasets import load_wine
+
+    bunch, random = load_wine(), np.random.default_rng(0)
+    table = {name: column.tolist() for name, column in zip(bunch.feature_names, bunch.data.T, strict=True)}
+    table["region"] = random.choice(["north", "south", "west"], len(bunch.target)).tolist()
+    gappy = {name: ["" if random.random() < 0.05 else cell for cell in cells] for name, cells in table.items()}
+    path = write(tmp_path / "wine.csv", gappy | {"cultivar": bunch.target_names[bunch.target].tolist()})
+    flags = ["--data", str(path), "--methods", "plain,rank1", "--device", "cpu", "--backend", "local"]
+    for split in (0, 1, 2):
+        assert main(["compare", *flags, "--split", str(split), "--out", str(tmp_path / f"out{split}")]) == 0
+    for method in ("plain", "rank1"):
+        found = [tmp_path / f"out{split}" / "wine" / "mlp" / method / "seed0" / "result.json" for split in (0, 1, 2)]
+        accuracy = [json.loads(path.read_text())["metrics"]["test"]["accuracy"] for path in found]
+        assert np.mean(accuracy) > 0.95
+
+
 # ---------------------------------------------------------------- images
 
 
@@ -219,6 +237,15 @@ def test_new_images_are_predicted_by_name(pictures, tmp_path, given, names):
     assert [row["file"].rpartition("/")[2] for row in found] == names
     header = ["row", "file", "predicted", "probability", "total", "aleatoric", "epistemic", "p(bar)", "p(none)"]
     assert list(found[0]) == header
+
+
+def test_new_images_that_a_shell_has_listed(pictures, tmp_path, monkeypatch):
+    run = pictures / "out" / "set" / "small" / "plain" / "seed0"
+    monkeypatch.chdir(tmp_path)
+    listed = [str(pictures / "new" / f"photo {i}.png") for i in (1, 5)]
+    assert main(["predict", "--samples", "2", "--data", *listed, str(run), "--device", "cpu"]) == 0
+    found = lines(tmp_path / "predictions" / "new" / "predictions.csv")
+    assert [row["file"] for row in found] == listed
 
 
 def test_images_are_predicted_alike_alone_and_among_others(pictures, tmp_path):

@@ -133,6 +133,15 @@ def test_tables_in_utf16_with_quoted_line_ends_are_read(tmp_path):
     assert sorted(torch.cat([mine.train.y, mine.test.y]).flatten().tolist()) == [i + 0.5 for i in range(40)]
 
 
+def test_names_of_columns_cannot_steer_a_terminal(tmp_path):
+    rows = "".join(f"{i % 7},{i / 3}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text('"\x1b[2Jfirst\n column",y\n' + rows)
+    mine = data.load(tmp_path / "t.csv")
+    assert mine.table.header == ("[2Jfirst column", "y")
+    assert all(note.isprintable() for note in mine.notes)
+    assert data.load(tmp_path / "t.csv", target="[2Jfirst \n column").table.target == "[2Jfirst column"
+
+
 # ---------------------------------------------------------------- names and labels
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import file_name
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.predictions import describe_scores, find_rows, predict_rows, TABLE
+from leanbayes.data.files.folder import is_image
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Predict:
     Attributes:
         checkpoint: folder of a run, such as runs/digits/digits/small/rank1/seed0, or the model.safetensors in it.
         data: rows: .npy; .npz with one array, or one named x or x_test; .csv or .parquet; an image file, a folder of
-            images, or a pattern in quotes such as "new/*.png"; or a known data set (leanbayes list data), for its test
+            images, or a pattern such as "new/*.png"; or a known data set (leanbayes list data), for its test
             rows. Default the test rows of the run.
         net: the network of the run as package.module:function, if it is your own. A name in the run's folder is never
             imported.
@@ -54,11 +56,11 @@ class Predict:
 
 def predict(arguments: list[str]) -> int:
     """Predict, part by part, and print where the predictions are."""
-    options = parse(Predict, arguments, "predict")
+    options = parse(Predict, _one_value(arguments), "predict")
     device = pick_device(options.device)
     run = load_run(options.checkpoint, options.root, options.net)
     request = find_rows(options.data, run, options.root)
-    out = options.out or Path("predictions") / file_name(Path(options.data or run.data.name).stem)
+    out = options.out or Path("predictions") / _default_name(options.data or run.data.name)
     sys.stderr.write(f"{request.name}; network {run.net}, {run.method}, of '{run.folder}'\n")
     sys.stderr.writelines(f"  {note}\n" for note in request.notes)
     run.model.to(device)
@@ -72,3 +74,18 @@ def predict(arguments: list[str]) -> int:
         sys.stdout.write(f"{describe_scores(out, request.y, run.data.task)}\n")
     sys.stdout.write(f"predictions: {out / TABLE}\n")
     return 0
+
+
+def _one_value(arguments: list[str]) -> list[str]:
+    """Join image files after --data, as a shell makes them of new/*.png, to one value."""
+    if "--data" not in arguments:
+        return arguments
+    first = arguments.index("--data") + 1
+    images = list(takewhile(is_image, map(Path, arguments[first:])))
+    return [*arguments[:first], "\n".join(map(str, images)), *arguments[first + len(images) :]] if images else arguments
+
+
+def _default_name(given: str) -> str:
+    """Return the name of the data; of several images, that of their folder."""
+    path = Path(given.split("\n")[0])
+    return file_name(path.absolute().parent.name if "\n" in given else path.stem)

@@ -136,7 +136,8 @@ def _find(given: str, run: LoadedRun, root: str | None) -> Request:
         deep = run.data.train.x.is_floating_point()
         rows = ImageFiles.like(images, run.data.input_shape, deep=deep)
         count = "1 image" if len(images) == 1 else f"{len(images)} images"
-        return Request(f"{count} of {given}", rows, files=tuple(map(str, images)))
+        where = str(images[0].parent) if "\n" in given else given
+        return Request(f"{count} of {where}", rows, files=tuple(map(str, images)))
     other = data.load(given, root or run.source.root)
     alike = other.task == "classification" and other.classes == run.data.classes
     return Request(f"the test rows of {other.name}", other.test.x, other.test.y if alike else None)

@@ -351,7 +351,7 @@ def describe_columns(table: TablePreparation) -> list[str]:
         kinds.setdefault(_PLURAL[column.kind], []).append(shown)
     types = [f"{kind} ({len(names)}): {_listed(names)}" for kind, names in kinds.items()]
     gone = [f"{_shown(name)} ({reason})" for name, reason in table.left_out.items()]
-    return ["; ".join(types), *([f"left out: {_listed(gone)}"] if gone else [])]
+    return [f"target: {_shown(table.target)}; {'; '.join(types)}", *([f"left out: {_listed(gone)}"] if gone else [])]
 
 
 def fault_notes(columns: Iterable[Column], faults: Mapping[str, Faults], rows: int, *, new: bool) -> list[str]:

@@ -62,8 +62,8 @@ class Table:
 
     def position(self, name: str | int) -> int:
         """Return the position of a column, given by name or position."""
-        if isinstance(name, str) and name in self.header:
-            return self.header.index(name)
+        if isinstance(name, str) and clean_name(name) in self.header:
+            return self.header.index(clean_name(name))
         try:
             return range(len(self.header))[int(name)]
         except (ValueError, IndexError):
@@ -114,8 +114,9 @@ def read_table(path: Path, fewest: int, names: Collection[str] = ()) -> Table:
     while len(columns) > 1 and not any(columns[-1]):
         columns.pop()
     first, below = [column[0] for column in columns], [column[1:] for column in columns]
-    if not (set(first) & set(names) or is_header(first, below)):
+    if not (set(map(clean_name, first)) & set(names) or is_header(first, below)):
         return Table(str(path), [f"column {i}" for i in range(len(columns))], columns, lines, False, separator)
+    first = list(map(clean_name, first))
     check_names(str(path), first)
     return Table(str(path), first, below, lines[1:], True, separator)
 
@@ -217,6 +218,11 @@ def _unreadable(path: Path, line: int, got: str) -> ValueError:
         f"{path}, line {line}: expected cells of at most {_LONGEST:,} characters with closed quotation marks, got "
         f'{got}. Look for a single " in this line and close or remove it; or shorten the cell.'
     )
+
+
+def clean_name(name: str) -> str:
+    """Return the name of a column without line ends, repeated spaces and signs that steer a terminal."""
+    return "".join(sign for sign in " ".join(name.split()) if sign.isprintable())
 
 
 def check_names(where: str, header: list[str]) -> None:

@@ -113,32 +113,36 @@ class ImageFiles:
 def find_images(given: str) -> list[Path] | None:
     """Return the image files that a path or a pattern such as "new/*.png" names; None if it names none.
 
-    A folder counts with the images in it, or in its folders. A folder with train/ and test/ is a data set instead.
+    Several paths are separated by line ends. A folder counts with the images in it, or in its folders. A folder with
+    train/ and test/ is a data set instead.
 
     Raises:
         FileNotFoundError: An image file does not exist, or a folder has no images.
     """
+    if "\n" in given:
+        return [image for one in given.split("\n") for image in find_images(one) or ()]
     path = Path(given).expanduser()
     if path.is_dir():
         if (path / "train").is_dir():
             return None
-        images = sorted(filter(_is_image, path.iterdir())) or sorted(filter(_is_image, path.rglob("*")))
+        images = sorted(filter(is_image, path.iterdir())) or sorted(filter(is_image, path.rglob("*")))
         if not images:
             raise FileNotFoundError(
                 f"{path} has no images; expected files with one of the endings {', '.join(_ENDINGS)}. Check the path."
             )
         return images
-    if _is_image(path):
+    if is_image(path):
         return [path]
     if path.suffix.lower() in _ENDINGS and not any(sign in given for sign in _PATTERN):
         raise FileNotFoundError(f"there is no image {path} (looked in {Path.cwd()}). Check the path.")
     if any(sign in given for sign in _PATTERN):
         found = glob.glob(str(path), recursive=True)  # noqa: PTH207  # patterns may be absolute
-        return sorted(filter(_is_image, map(Path, found))) or None
+        return sorted(filter(is_image, map(Path, found))) or None
     return None
 
 
-def _is_image(path: Path) -> bool:
+def is_image(path: Path) -> bool:
+    """Return whether there is an image file, by its ending."""
     return path.suffix.lower() in _ENDINGS and path.is_file() and not path.name.startswith(".")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from leanbayes.data.dataset import Array
-from leanbayes.data.files.csv import check_names, Table
+from leanbayes.data.files.csv import check_names, clean_name, Table
 from leanbayes.data.files.npz import check_memory
 
 _BYTES_A_CELL = 80  # memory of a cell as text
@@ -39,12 +39,13 @@ def frame_table(frame: Any, where: str = "the table") -> Table:
             check_names(where, names)
             pairs = ((str(name), frame[name]) for name in frame.columns)
             columns = {name: (str(column.dtype), column.tolist()) for name, column in pairs}
-    check_names(where, names)
     cells = [_cells(columns[name][1]) for name in names]
+    types = {clean_name(name): kind for name in names if (kind := _type(columns[name][0]))}
+    names = list(map(clean_name, names))
+    check_names(where, names)
     rows = len(cells[0]) if cells else 0
     if not rows:
         raise ValueError(f"{where} has {rows} rows and {len(names)} columns; expected at least one row. Add rows.")
-    types = {name: kind for name in names if (kind := _type(columns[name][0]))}
     return Table(where, names, cells, list(range(rows)), True, types=types)
 
 
