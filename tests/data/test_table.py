@@ -400,6 +400,8 @@ def test_columns_without_header_are_found_by_position(tmp_path):
         {"columns": [{"name": "x", "kind": "category", "values": [1]}]},
         {"columns": [{"name": "x", "kind": "number", "colour": "red"}]},
         {"columns": ["x"]},
+        {"columns": [{"name": "x", "kind": "date", "parts": ["hour"]}]},
+        {"columns": [{"name": "x", "kind": "date", "fill": 1e300}]},
         {"header": "x"},
         {"titled": 1},
         {"left_out": {"a": 1}},
@@ -408,5 +410,5 @@ def test_columns_without_header_are_found_by_position(tmp_path):
 )
 def test_a_damaged_preparation_is_refused(tmp_path, change):
     stored = load(tmp_path).table.to_json()
-    with pytest.raises(ValueError, match=r"expected|has the"):
+    with pytest.raises(ValueError, match=r"expected|column .x. has"):
         TablePreparation.from_json(stored | change)

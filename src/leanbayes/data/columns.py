@@ -43,6 +43,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 TYPES = (*KINDS, "comma", "day", "month")
 """Types that a user may name: a kind, numbers with a decimal comma, dates with the day or the month first."""
 
+PARTS = ("year", "month", "weekday", "elapsed days")  # inputs of a date
+FIRST_DAY, LAST_DAY = -719_162, 2_932_896  # of the calendar, 0001-01-01 and 9999-12-31, from 1970-01-01
 MOST_ONE_HOT = 30  # values of a text column; more become codes of an embedding
 FEWEST_OF_A_CODE = 2  # training rows of a value with its own code
 NEARLY_ALL = 0.8  # share of distinct values from which text is an identifier
@@ -122,7 +124,7 @@ class Column:
         bad = ~np.isfinite(values)
         filled = np.where(bad, self.fill, values)
         if self.kind == "date":
-            parts = calendar(filled) | {"elapsed days": filled - self.origin}
+            parts = _parts(filled, self.origin)
             own = [parts[part] for part in self.parts]
         else:
             own = [filled]
@@ -140,7 +142,9 @@ class Column:
         faults = Faults(int(gaps.sum()), len(unseen), _some(unseen))
         if self.kind == "embedding":
             return codes[:, None].astype(np.float64), faults
-        return np.eye(self.codes)[codes][:, 1:], faults
+        ones = np.zeros((len(codes), self.codes))
+        ones[np.arange(len(codes)), codes] = 1
+        return ones[:, 1:], faults
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults, as JSON values."""
@@ -160,6 +164,8 @@ class Column:
         for name, value in asdict(column).items():
             if not _valid(name, value):
                 raise ValueError(f"column {str(column.name)[:40]!r} has the {name} {str(value)[:80]!r}")
+        if column.kind == "date" and not (set(column.parts) <= set(PARTS) and FIRST_DAY <= column.fill <= LAST_DAY):
+            raise ValueError(f"column {column.name[:40]!r} has parts or a fill that no date has")
         return column
 
 
@@ -188,6 +194,10 @@ def read(cells: Array, kind: str, notation: Notation = "point", order: Order = "
         case "date":
             return to_days(cells, order)
     return to_numbers(cells, notation)
+
+
+def _parts(days: Array, origin: float) -> dict[str, Array]:
+    return dict(zip(PARTS, (*calendar(days).values(), days - origin), strict=True))
 
 
 def _faults(cells: Array, bad: Array) -> Faults:
@@ -233,7 +243,7 @@ def fit_column(name: str, cells: Array, wanted: str | None = None, unclear: Nota
 
 def _fit_date(days: Array, shared: dict[str, Any], order: Order) -> Column | str:
     origin = float(np.floor(days.min()))
-    parts = calendar(days) | {"elapsed days": days - origin}
+    parts = _parts(days, origin)
     vary = tuple(part for part, values in parts.items() if values.min() < values.max())
     if not vary and not shared["gaps"]:
         return "constant"

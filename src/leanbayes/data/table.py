@@ -328,8 +328,7 @@ def _is_constant(column: Column, cells: Array) -> bool:
 
 
 def _counts(column: Column, cells: Array) -> bool:
-    values = column.encode(cells)[0][:, 0]
-    return column.kind == "number" and bool((np.diff(values) == 1).all())
+    return column.kind == "number" and bool((np.diff(column.encode(cells)[0][:, 0]) == 1).all())
 
 
 def check_quantity(where: str, column: Column, cells: Array) -> None:
