@@ -15,7 +15,7 @@ from leanbayes import data
 from leanbayes.cli.main import main
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.load_run import load_run
-from leanbayes.compare.run import training_rows
+from leanbayes.compare.row_training import weighted
 from leanbayes.data.table import TablePreparation
 from leanbayes.training import Recipe
 
@@ -148,7 +148,7 @@ def test_rows_are_drawn_in_proportion_to_their_weights(tmp_path):
     mine.train.x[:, 0] = torch.arange(len(mine.train))
     mine.train.weight[:] = torch.arange(len(mine.train)) % 3
     torch.manual_seed(0)
-    loader = training_rows(mine, Recipe(epochs=1, batch_size=32))
+    loader = weighted((*mine.prepared(mine.train), mine.train.weight), Recipe(epochs=1, batch_size=32))
     loader.generator.manual_seed(0)
     numbers = mine.inputs(mine.train.x)[:, 0]
     drawn = torch.cat([x[:, 0] for _ in range(200) for x, _ in loader])

@@ -12,7 +12,7 @@ import torch
 
 from leanbayes import data
 from leanbayes.data.files.csv import read_table
-from leanbayes.data.table import select, TablePreparation
+from leanbayes.data.table import one_hot_codes, select, TablePreparation
 
 ROWS = 200
 
@@ -65,6 +65,12 @@ def test_text_with_more_than_thirty_values_has_codes(tmp_path, values, kind):
     if kind == "embedding":
         assert set(mine.train.x[:, 3].tolist()) <= set(range(32))
         assert torch.equal(mine.inputs(mine.train.x)[:, 3], mine.train.x[:, 3])
+
+
+def test_codes_become_ones_for_a_linear_model():
+    x = torch.tensor([[0.5, 2.0, 7.0], [1.5, 0.0, 8.0]])
+    assert one_hot_codes(x, {1: 3}).tolist() == [[0.5, 7, 0, 0, 1], [1.5, 8, 1, 0, 0]]
+    assert one_hot_codes(x, {}) is x
 
 
 def test_an_unseen_value_has_its_own_code(tmp_path):

@@ -284,6 +284,15 @@ def prepared_by(data: DataSet, table: TablePreparation) -> DataSet:
     return replace(data, train=train, test=test, table=table)
 
 
+def one_hot_codes(x: Tensor, codes: Mapping[int, int]) -> Tensor:
+    """Replace columns of codes (see `DataSet.embedded`) by one column a code: (n, d) to (n, d - m + sum of codes)."""
+    if not codes:
+        return x
+    others = [i for i in range(x.shape[1]) if i not in codes]
+    ones = [torch.eye(count, dtype=x.dtype)[x[:, i].round().long().clamp(0, count - 1)] for i, count in codes.items()]
+    return torch.cat([x[:, others], *ones], 1)
+
+
 def parse_names(text: str | Iterable[str] | None) -> list[str]:
     """Return names separated by commas; a name with a comma is quoted."""
     if text is None:

@@ -9,8 +9,7 @@ from typing import cast, ClassVar
 import torch
 from torch import nn, Tensor
 
-from leanbayes.models._blocks import Chain
-from leanbayes.models._checks import check_positive
+from leanbayes.models._blocks import Chain, check_positive
 
 # B rows, d columns
 
