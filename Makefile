@@ -19,6 +19,7 @@ setup: .venv/ready
 demo: .venv/ready          ## eight methods on the embedded digits: a table, and runs/demo/report.html
 	$(BIN)/leanbayes compare --data digits --methods $(SHOWN) --seeds 0,1,2 --shift-images 100 --workers $(WORKERS) --out runs/demo
 
+test: export PYTHONDONTWRITEBYTECODE =  # empty: asserts of tests are rewritten once, not in each run and process
 test: check                ## the checks and the fast tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 
