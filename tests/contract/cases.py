@@ -92,6 +92,12 @@ FEW_METHODS = ("rank1:default", "mean_field:default", "patch:default", "mc_dropo
 
 
 @cache
+def made(layer: Layer) -> nn.Module:
+    """Return a layer to look at."""
+    return layer.make()
+
+
+@cache
 def skips() -> list[tuple[str, str, str]]:
     """Read the table of skips: method, check, layer (or `example:layer`)."""
     rows = [line.split("|")[1:4] for line in (DOCS / "contract_skips.md").read_text().splitlines() if line[:1] == "|"]
@@ -118,7 +124,9 @@ def pairs_of(check: str, *, every: bool = False) -> dict[str, list[Layer]]:
         method: [
             layer
             for layer in LAYERS
-            if not listed(method, check, layer) and (every or layer.name in FEW_LAYERS or method in FEW_METHODS)
+            if (every or layer.name in FEW_LAYERS or method in FEW_METHODS)
+            and isinstance(made(layer), METHODS[method].targets)
+            and not listed(method, check, layer)
         ]
         for method in METHODS
     }

@@ -15,11 +15,19 @@ import leanbayes as lb
 from leanbayes.methods._base import StochasticLayer
 from tests.readings import reading_of
 
-from .cases import convert, converted, LAYERS, METHODS, pairs
+from .cases import convert, converted, LAYERS, METHODS, pairs, pairs_of
 
 # S draws, B rows, K components
 methods = pytest.mark.parametrize("method", METHODS)
 LINEAR = LAYERS[0]
+
+
+def test_every_method_meets_every_linear_map():
+    linear = {layer.name for layer in LAYERS if layer.name.startswith(("linear", "conv"))}
+    met = {method: {layer.name for layer in layers} for method, layers in pairs_of("freeze", every=True).items()}
+    assert len(linear) == 11
+    assert all(linear <= names for names in met.values())
+    assert set().union(*met.values()) == {layer.name for layer in LAYERS}
 
 
 @pairs("shape")
