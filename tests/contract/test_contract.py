@@ -106,6 +106,9 @@ def test_every_trainable_parameter_gets_a_gradient(method, layer):
 @pairs("freeze", every=True)
 def test_frozen_draw_equals_the_stochastic_pass_of_that_draw(method, layer):
     _, bnn = converted(method, layer)
+    with torch.no_grad():
+        for p in bnn.parameters():  # as after training: components start with the same biases
+            p += 0.05 * torch.randn_like(p)
     x = layer.inputs(5)
     for index in range(3):
         with lb.draws(bnn, seed=3, index=index):
