@@ -104,7 +104,7 @@ def read_history(path: Path) -> list[Row]:
 
 def save_log(logger: object) -> None:
     """Let a logger of Fabric or Lightning write its numbers now: some keep a hundred in memory."""
-    from lightning_fabric.loggers import Logger as FabricLogger
+    from lightning_fabric.loggers.logger import Logger as FabricLogger
 
     if isinstance(logger, FabricLogger):
         logger.save()
