@@ -215,7 +215,7 @@ def test_regression_is_decided_by_the_log_density(tmp_path):
     (group,) = load_results(tmp_path).groups
     found = verdict(group)
     assert found.choice == "rank1"
-    assert "LPD -1.49 ± 0.01 against -1.99 ± 0.01" in found.sentence
+    assert "LPD -1.490 ± 0.006 against -1.990 ± 0.006" in found.sentence
 
 
 def test_each_need_has_a_line(tmp_path):

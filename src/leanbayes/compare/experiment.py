@@ -98,7 +98,10 @@ class Experiment:
         if not self.evaluation.shift or self.data.kind != "image" or self.data.input_shape[0] not in (1, 3):
             return None
         rows = _evenly(len(self.data.test), self.evaluation.shift_images)
-        return CachedShift(images=self.data.test.x[rows], y=self.data.test.y[rows], inputs=self.data.inputs)
+        chosen = {"corruptions": self.evaluation.shift_corruptions, "severities": self.evaluation.shift_severities}
+        some: dict[str, Any] = {name: value for name, value in chosen.items() if value}
+        images = self.data.test.x[rows]
+        return CachedShift(images=images, y=self.data.test.y[rows], inputs=self.data.inputs, **some)
 
     def _try_network(self, net: str) -> None:
         network = self.plain(0).eval()

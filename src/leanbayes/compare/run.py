@@ -31,12 +31,13 @@ from leanbayes.data import DataSet
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
 from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
-from leanbayes.methods.ensemble import members_of
+from leanbayes.methods.ensemble import Ensemble, members_of
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime._files import untied, write_tensors
 from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
+from leanbayes.training import History
 from leanbayes.training.objective import autocast
 
 MODEL = "model.safetensors"
@@ -147,7 +148,9 @@ def _perform(
     folder = job.folder(out)
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
-    trained = train_row(row_of(job, experiment, out, callbacks))
+    trained = (
+        _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, callbacks))
+    )
     if is_first():
         write_model(trained.model, folder / MODEL)
     header = _header(job, experiment)
@@ -157,6 +160,14 @@ def _perform(
         return header | {"status": "done", "history": list(trained.history)}
     result = _evaluate(job, experiment, trained)
     return header | _outcome(experiment, trained, result) | {"status": "done"}
+
+
+def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
+    """Return an ensemble of the plain networks of several seeds; those that are trained already cost nothing more."""
+    jobs = [replace(job, members=(), recipe=replace(job.recipe, seed=seed)) for seed in job.members]
+    trained = [train_row(row_of(one, experiment, out)) for one in jobs]
+    history = History(row | {"member": k} for k, one in enumerate(trained) for row in one.history)
+    return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
 
 
 def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:

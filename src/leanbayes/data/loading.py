@@ -21,6 +21,7 @@ from leanbayes.data.files.folder import image_files, read_folder
 from leanbayes.data.files.npz import as_text, channel_axis, channels_first, check_channels, read_array, read_npz, tensor
 from leanbayes.runtime._files import local
 
+DEMO = "fashion-demo"  # the embedded images
 _TABLES = (".csv", ".tsv")
 _DIGITS_TRAIN = 1000
 
@@ -205,7 +206,9 @@ def _label(raw: Raw, name: str) -> Raw:
 
 
 def _load_known(source: Source, root: Path, split: int = 0) -> DataSet:
-    if split and source.mask is None and source.origin is not None:
+    if source.name == DEMO and split == 0:
+        return _embedded(source)
+    if split and source.mask is None and (source.origin is not None or source.name == DEMO):
         raise ValueError(f"{source.name} has one split, its own; got split={split}. Leave it at 0.")
     if source.origin is None:
         raw = _digits(split)
@@ -225,6 +228,8 @@ def _known_test_inputs(source: Source, root: Path) -> Array:
         raise ValueError(
             f"{source.name} has tokens, neither images nor features. Pick another out-of-distribution set."
         )
+    if source.name == DEMO:
+        return _embedded(source).test.x.numpy()
     if source.origin is None:
         return _digits(0).x_test
     if source.mask is not None:
@@ -305,6 +310,18 @@ def _masked(source: Source, root: Path, split: int) -> Raw:
         raise ValueError(f"{source.name} has the splits 0 to {len(masks) - 1}, got {split}. Pick one of them.")
     test = masks[split]
     return Raw(x[~test], y[~test], x[test], y[test])
+
+
+def _embedded(source: Source) -> DataSet:
+    """Read the embedded images: two splits of the known classes, and images of the others as "left-out"."""
+    with np.load(Path(__file__).parent / "embedded" / "fashion.npz", allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    left_out = torch.from_numpy(arrays.pop("x_left_out"))[:, None]
+    raw = Raw(**{name: array.astype(np.int64) if name[0] == "y" else array for name, array in arrays.items()})
+    sha256 = sha256_of_arrays([raw.x_train, raw.y_train, raw.x_test, raw.y_test])
+    built = _build(raw, name=source.name, sha256=sha256, task=source.task, count=len(source.classes))
+    further = {"left-out": Split(left_out, torch.full((len(left_out),), -1))}
+    return replace(built, classes=source.classes, further=further)
 
 
 def _digits(split: int) -> Raw:

@@ -30,7 +30,8 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     - "shuffled": the pixels of each test image in random order; each column shuffled over the test rows;
     - "inverted": dark and light, or low and high, exchanged.
 
-    Else `name` is a known set, or the path of the user's own; `root` is the cache, as in ``load``.
+    A further split of `like` is taken by its name ("left-out" of fashion-demo). Else `name` is a known set, or the path
+    of the user's own; `root` is the cache, as in ``load``.
     """
     if like.kind not in ("image", "table"):
         raise ValueError(
@@ -39,6 +40,8 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
         )
     if name in MADE_UP:
         return _made_up(name, like)
+    if name in like.further:
+        return like.further[name].x
     own = isinstance(resolve(name), Path)
     raw, channels = read_test_inputs(name, root)
     channels = channels or channel_axis_like(raw.shape[1:], like.input_shape, like.channels if own else None)
