@@ -29,6 +29,7 @@ from leanbayes.methods.dropconnect import DropConnect as DropConnect
 from leanbayes.methods.ensemble import DeepEnsemble as DeepEnsemble
 from leanbayes.methods.ensemble import Ensemble as Ensemble
 from leanbayes.methods.implicit import ImplicitNodes as ImplicitNodes
+from leanbayes.methods.laplace import LastLayerLaplace as LastLayerLaplace
 from leanbayes.methods.mc_dropout import MCDropout as MCDropout
 from leanbayes.methods.mean_field import MeanField as MeanField
 from leanbayes.methods.nested import NestedDropout as NestedDropout
@@ -70,6 +71,7 @@ __all__ = [
     "Ensemble",
     "Gaussian",
     "ImplicitNodes",
+    "LastLayerLaplace",
     "MCDropout",
     "MeanField",
     "ModelPatch",

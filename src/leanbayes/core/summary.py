@@ -28,7 +28,7 @@ class Summary:
         rows: every layer, converted or not.
         nodes: number of random variables of one draw.
         parameters: parameters of the network without its posterior.
-        extra_parameters: parameters of the posterior.
+        extra_parameters: parameters of the posterior, and numbers that it stores untrained.
         log_networks: log of the number of different draws; infinite for continuous noise.
         covered: share of the network's weights in stochastic layers, each weight counted once.
         eligible: layers that the methods convert by default; stochastic ones always count.
@@ -130,7 +130,7 @@ def summary(model: nn.Module) -> Summary:
         rows=found.rows,
         nodes=sum(layer.nodes for _, layer in layers),
         parameters=sum(p.numel() for p in model.parameters()) - both,
-        extra_parameters=extra,
+        extra_parameters=extra + sum(layer.stored for _, layer in layers),
         log_networks=math.log(components_of(model)) + sum(layer.log_choices for _, layer in layers),
         covered=found.share,
         eligible=found.eligible,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import is_stochastic, own_likelihood, unwrap
+from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.objective import check_mixture, Loss
 from leanbayes.core.plain import plain_view
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
@@ -27,7 +27,16 @@ from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import Inputs, Output
 from leanbayes.training import diagnostics
 from leanbayes.training import recipe as schedule
-from leanbayes.training.data import Batch, batches_of, Data, groups, Placement, TensorBatches, training_batches
+from leanbayes.training.data import (
+    Batch,
+    batches_of,
+    Data,
+    groups,
+    InOrder,
+    Placement,
+    TensorBatches,
+    training_batches,
+)
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
 from leanbayes.training.objective import CompiledLoss, loss_function, LossFunction, NetworkWithLikelihood
@@ -164,6 +173,7 @@ class Trainer:
     Attributes:
         model: the network with its likelihood.
         plain: the network trained before a late conversion, of the same weights; without one, `model`.
+        convert_at: the first epoch that trains `model`; methods that fit their posterior afterwards have none.
         current: the one of both that is trained in this epoch.
         loss: of this epoch.
     """
@@ -174,12 +184,17 @@ class Trainer:
         self.recipe, self.arguments, self.fabric, self.likelihood = recipe, arguments, fabric, likelihood
         check_mixture(likelihood, recipe.aggregate)  # now, not in the last epochs
         self._place_data(model.network)
+        self.methods = list(dict.fromkeys(layer.method for _, layer in stochastic_layers(model)))
+        for method in self.methods:
+            method.before_training(model.network, InOrder(self.batches), likelihood, output=arguments.output)
+        post_hoc = bool(self.methods) and all(method.post_hoc for method in self.methods)
+        self.convert_at = recipe.epochs if post_hoc else recipe.convert_at_epoch
         self.checkpoint: Checkpoint | None = None
         if arguments.folder is not None:
             self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows)
             on_first(fabric, partial(self.checkpoint.prepare, keep=arguments.resume))
         self.model = self.plain = model
-        if recipe.convert_at_epoch and is_stochastic(model):
+        if self.convert_at and is_stochastic(model):
             self.plain = NetworkWithLikelihood(plain_view(model.network), likelihood, recipe.precision)
         # With several processes Fabric wraps them in DistributedDataParallel.
         self.modules = {one: fabric.strategy.setup_module(one) for one in dict.fromkeys((self.model, self.plain))}
@@ -206,6 +221,7 @@ class Trainer:
             shown.epoch(done + len(history), history[-1])
             self._call_back(history)
         self.optimizer.zero_grad()
+        self._complete(history)
         return history
 
     def step(self, group: list[Batch], progress: float) -> bool:
@@ -247,7 +263,7 @@ class Trainer:
 
     def _start_epoch(self, epoch: int) -> None:
         """Choose the network and the loss of an epoch."""
-        self.current = self.plain if epoch < self.recipe.convert_at_epoch else self.model
+        self.current = self.plain if epoch < self.convert_at else self.model
         self.tile = schedule.tile(self.recipe, epoch)
         key = self.current, self.tile
         if key not in self.losses:
@@ -293,6 +309,15 @@ class Trainer:
         for callback in self.arguments.callbacks:
             with self._own_randomness():
                 callback(EpochState(len(history), self.current.network, history[-1], history, self.fabric))
+
+    def _complete(self, history: History) -> None:
+        """Let the methods compute what no gradient trains; the time counts in the last epoch."""
+        clock = time.perf_counter()
+        with self._own_randomness():
+            for method in self.methods:
+                network, output = self.model.network, self.arguments.output
+                method.after_training(network, InOrder(self.batches), self.likelihood, output=output)
+        history[-1] |= {"seconds": history[-1]["seconds"] + time.perf_counter() - clock}
 
     def _own_randomness(self) -> AbstractContextManager[None]:
         """Return a context whose random draws do not change the training."""
