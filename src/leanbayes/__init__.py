@@ -12,7 +12,6 @@ from leanbayes.core.checkpoint import load as load
 from leanbayes.core.checkpoint import save as save
 from leanbayes.core.conversion import convert as convert
 from leanbayes.core.conversion import stochastic_layers as stochastic_layers
-from leanbayes.core.norm import update_norm as update_norm
 from leanbayes.core.objective import parameter_groups as parameter_groups
 from leanbayes.core.plain import draw as draw
 from leanbayes.core.plain import mean as mean
@@ -37,6 +36,7 @@ from leanbayes.methods.patch import ModelPatch as ModelPatch
 from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
 from leanbayes.methods.variance import VarianceLayers as VarianceLayers
+from leanbayes.runtime.norm import update_norm as update_norm
 from leanbayes.runtime.passes import draws as draws
 
 if TYPE_CHECKING:

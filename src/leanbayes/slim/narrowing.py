@@ -15,7 +15,6 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.core.conversion import attach_likelihood, own_likelihood, unwrap
-from leanbayes.core.norm import update_norm
 from leanbayes.core.plain import mean
 from leanbayes.layers.channels import Channels, Layout
 from leanbayes.layers.family import CHANNEL_NORMS, Conv1D, LINEAR_MAPS, LinearLike, TRANSPOSED
@@ -23,6 +22,7 @@ from leanbayes.methods._base import plain_copy, StochasticLayer
 from leanbayes.methods.nested.eligibility import unordered
 from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm, plain_layer
 from leanbayes.methods.nested.units import OrderingUnit
+from leanbayes.runtime.norm import update_norm
 
 NormData = Tensor | tuple[Any, Any] | Iterable[Any]
 
