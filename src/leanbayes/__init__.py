@@ -35,6 +35,7 @@ from leanbayes.methods.nested import NestedDropout as NestedDropout
 from leanbayes.methods.patch import ModelPatch as ModelPatch
 from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
+from leanbayes.methods.swag import SWAG as SWAG
 from leanbayes.methods.variance import VarianceLayers as VarianceLayers
 from leanbayes.runtime.norm import update_norm as update_norm
 from leanbayes.runtime.passes import draws as draws
@@ -63,6 +64,7 @@ _LATER = {
 }
 
 __all__ = [
+    "SWAG",
     "BatchEnsemble",
     "Bernoulli",
     "Categorical",

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.objective import elbo, parameter_groups
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.core.summary import summary
 from leanbayes.distributions.likelihoods import Likelihood
+from leanbayes.methods._members import Members
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime.batches import call, device_of, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.runtime.probe import learn_rows_from
@@ -35,7 +37,8 @@ class Cost:
         parameters: of the plain network.
         extra_parameters: parameters that the method adds.
         extra_percent: the same in percent.
-        train_step_ratio: time of a training step / time of a plain step on the same batch.
+        train_step_ratio: time of a training step / time of a plain step on the same batch. For methods that train the
+            plain network, it is the number of their epochs / that of a plain training.
         predict_ratio: time of a prediction / time of the same number of plain passes.
         passes: forward passes per prediction.
     """
@@ -90,10 +93,18 @@ def measure_cost(
         parameters=counts.parameters,
         extra_parameters=counts.extra_parameters,
         extra_percent=counts.extra_percent,
-        train_step_ratio=1.0 if is_plain else ratio(steps[0], steps[1], turns, device),
+        train_step_ratio=1.0 if is_plain else _known_ratio(model) or ratio(steps[0], steps[1], turns, device),
         predict_ratio=1.0 if is_plain else ratio(predictions[0], predictions[1], turns, device),
         passes=passes,
     )
+
+
+def _known_ratio(model: nn.Module) -> float | None:
+    """Return the cost of a training in plain ones, if all methods of a model train the plain network."""
+    methods = {model.method} if isinstance(model, Members) else {layer.method for _, layer in stochastic_layers(model)}
+    ratios = [method.training_ratio for method in methods]
+    known = [each for each in ratios if each is not None]
+    return max(known) if known and len(known) == len(ratios) else None
 
 
 def ratio(one: Work, other: Work, turns: int, device: torch.device) -> float:

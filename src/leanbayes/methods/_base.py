@@ -323,6 +323,15 @@ class Method(abc.ABC):
             output: picks the tensor from the model's result.
         """
 
+    def extended(self, recipe: Any) -> Any:
+        """Return the recipe of a training, with the further epochs that the method needs."""
+        return recipe
+
+    @property
+    def training_ratio(self) -> float | None:
+        """The cost of a training in plain ones, where the plain network is trained; None if it has to be measured."""
+        return 1.0 if self.post_hoc else None
+
     @classmethod
     def examples(cls) -> dict[str, Method]:
         """Return instances to test by name: the defaults, and each option that changes the mathematics."""

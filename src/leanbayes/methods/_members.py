@@ -66,6 +66,10 @@ class Members(nn.Module):
         """Return no specs: only the member of a row is random."""
         return ()
 
+    def collector(self) -> nn.Module | None:
+        """Return the module that `fit` keeps with the training state, `collect(network)` after each further epoch."""
+        return None
+
     @property
     def device(self) -> torch.device:
         """The device of the first member."""

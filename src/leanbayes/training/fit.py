@@ -22,6 +22,7 @@ from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_
 from leanbayes.core.objective import check_mixture, Loss
 from leanbayes.core.plain import plain_view
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
+from leanbayes.methods._members import Members
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import Inputs, Output
@@ -80,6 +81,8 @@ class FitArguments:
     resume: bool
     callbacks: Sequence[Callable[[EpochState], object]]
     output: Output | None
+    ensemble: Members | None = None
+    """The model of several networks that this training alone serves."""
 
 
 def fit(  # noqa: PLR0913
@@ -133,7 +136,8 @@ def fit(  # noqa: PLR0913
     arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output)
     networks = list(_networks(unwrap(model), recipe, arguments))
     history = History()
-    with display(recipe.epochs * len(networks), shown=progress and fabric.is_global_zero) as shown:
+    epochs = sum(own.all_epochs for _, own, _, _ in networks)
+    with display(epochs, shown=progress and fabric.is_global_zero) as shown:
         for network, own_recipe, own_arguments, columns in networks:
             with _trainer(network, own_recipe, own_arguments, fabric) as trainer:
                 rows = trainer.run(shown, len(history))
@@ -148,6 +152,10 @@ def _networks(
     members = members_of(model)
     if not members:
         yield model, recipe, arguments, {}
+    if isinstance(model, Members) and model.method.post_hoc:
+        likelihood = arguments.likelihood or model.likelihood
+        yield members[0], model.method.extended(recipe), replace(arguments, likelihood=likelihood, ensemble=model), {}
+        return
     for k, member in enumerate(members):
         own_recipe = replace(recipe, seed=recipe.seed + MEMBER_SEEDS * k)
         folder = None if arguments.folder is None else arguments.folder / f"member{k}"
@@ -188,7 +196,7 @@ class Trainer:
         for method in self.methods:
             method.before_training(model.network, InOrder(self.batches), likelihood, output=arguments.output)
         post_hoc = bool(self.methods) and all(method.post_hoc for method in self.methods)
-        self.convert_at = recipe.epochs if post_hoc else recipe.convert_at_epoch
+        self.convert_at = recipe.all_epochs if post_hoc else recipe.convert_at_epoch
         self.checkpoint: Checkpoint | None = None
         if arguments.folder is not None:
             self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows)
@@ -198,6 +206,9 @@ class Trainer:
             self.plain = NetworkWithLikelihood(plain_view(model.network), likelihood, recipe.precision)
         # With several processes Fabric wraps them in DistributedDataParallel.
         self.modules = {one: fabric.strategy.setup_module(one) for one in dict.fromkeys((self.model, self.plain))}
+        self.collector: Any = None if arguments.ensemble is None else arguments.ensemble.collector()
+        if self.collector is not None:  # after the strategy, which would share its buffers at every step
+            model.collector = self.collector.to(fabric.device)
         self.losses: dict[tuple[nn.Module, bool], LossFunction] = {}
         self.optimizer = make_optimizer(model, recipe)
         self.meter = Meter(fabric, self.optimizer)
@@ -207,7 +218,7 @@ class Trainer:
         """Train to the last epoch, from the beginning or from the stored state; show progress after `done` epochs."""
         history = self._start()
         shown.begin(done + len(history))
-        for epoch in range(len(history), self.recipe.epochs):
+        for epoch in range(len(history), self.recipe.all_epochs):
             self._start_epoch(epoch)
             with self._failure_explained(epoch):
                 for group in groups(self.batches.epoch(epoch), self.recipe.accumulate):
@@ -299,6 +310,8 @@ class Trainer:
         row = {"epoch": epoch + 1, **self.meter.means(), "beta": self.beta, "lr": self.lr}
         row |= {"seconds": time.perf_counter() - self.clock, "peak_memory_mb": peak_memory_mb(self.fabric.device)}
         share_buffers(self.fabric, self.model)
+        if self.collector is not None and epoch >= self.recipe.epochs:
+            self.collector.collect(self.model.network)
         if self.validation is None:
             return row
         assert isinstance(self.likelihood, Likelihood)
@@ -314,9 +327,10 @@ class Trainer:
         """Let the methods compute what no gradient trains; the time counts in the last epoch."""
         clock = time.perf_counter()
         with self._own_randomness():
-            for method in self.methods:
-                network, output = self.model.network, self.arguments.output
-                method.after_training(network, InOrder(self.batches), self.likelihood, output=output)
+            ensemble = self.arguments.ensemble
+            whole = [] if ensemble is None else [(ensemble.method, ensemble)]
+            for method, model in (*((method, self.model.network) for method in self.methods), *whole):
+                method.after_training(model, InOrder(self.batches), self.likelihood, output=self.arguments.output)
         history[-1] |= {"seconds": history[-1]["seconds"] + time.perf_counter() - clock}
 
     def _own_randomness(self) -> AbstractContextManager[None]:

@@ -130,7 +130,7 @@ class Checkpoint:
             raise ValueError(f"'{self.path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
         with self._explained():
             _files.check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in NEWER))
-            _check_history(header, self.recipe["epochs"])
+            _check_history(header, self.recipe["epochs"] + self.recipe.get("extra_epochs", 0))
             if header.get("tensors", there := _numbers_of(tensors)) != there:
                 raise ValueError(f"expected the tensors {header['tensors']}, as stated, got {there}")
         return header, tensors
