@@ -324,14 +324,15 @@ class Trainer:
                 callback(EpochState(len(history), self.current.network, history[-1], history, self.fabric))
 
     def _complete(self, history: History) -> None:
-        """Let the methods compute what no gradient trains; the time counts in the last epoch."""
-        clock = time.perf_counter()
+        """Let the methods compute the part of the posterior that is not trained; the time counts in the last epoch."""
+        clock, ensemble = time.perf_counter(), self.arguments.ensemble
+        owners = [(method, self.model.network) for method in self.methods]
+        owners += [] if ensemble is None else [(ensemble.method, ensemble)]
         with self._own_randomness():
-            ensemble = self.arguments.ensemble
-            whole = [] if ensemble is None else [(ensemble.method, ensemble)]
-            for method, model in (*((method, self.model.network) for method in self.methods), *whole):
+            for method, model in owners:
                 method.after_training(model, InOrder(self.batches), self.likelihood, output=self.arguments.output)
-        history[-1] |= {"seconds": history[-1]["seconds"] + time.perf_counter() - clock}
+        if any(method.post_hoc for method, _ in owners):
+            history[-1] |= {"seconds": history[-1]["seconds"] + time.perf_counter() - clock}
 
     def _own_randomness(self) -> AbstractContextManager[None]:
         """Return a context whose random draws do not change the training."""
