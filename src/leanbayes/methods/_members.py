@@ -66,7 +66,7 @@ class Members(nn.Module):
         """Return no specs: only the member of a row is random."""
         return ()
 
-    def collector(self) -> nn.Module | None:
+    def new_collector(self) -> nn.Module | None:
         """Return the module that `fit` keeps with the training state, `collect(network)` after each further epoch."""
         return None
 

@@ -268,7 +268,9 @@ class LastLayerLaplace(Method):
     The last linear layer is the last that the network registers; name another one with `where`. Its outputs must be
     those of the network. `fit` computes the posterior at its end; after a loop of your own, call
     `after_training(model, loader)`. Until then all draws are the plain network. Class weights and label smoothing
-    belong to the training loss and do not enter.
+    belong to the training loss and do not enter. A network that fits all its training rows has little curvature
+    there: the evidence then chooses a wide posterior, whose probabilities are too cautious. Compare the likelihood of
+    held-out rows under larger values of `prior_precision` (docs/gotchas.md).
 
     Attributes:
         prior_precision: of the Normal prior over the weights and the bias; None maximises the evidence.

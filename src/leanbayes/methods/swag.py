@@ -96,14 +96,14 @@ class SWAGNetworks(Members):
         self.kept: list[Moments] = []  # in a list, so that no file of the model has them
 
     @override
-    def collector(self) -> Moments:
-        if not self.kept:
-            self.kept.append(Moments(self.members[0], self.method.rank))
+    def new_collector(self) -> Moments:
+        self.kept = [Moments(self.members[0], self.method.rank)]
         return self.kept[0]
 
     def collect(self) -> None:
         """Collect the weights of the first member: after each epoch at the constant rate, in a loop of your own."""
-        self.collector().collect(self.members[0])
+        moments = self.kept[0] if self.kept else self.new_collector()
+        moments.collect(self.members[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +172,7 @@ class SWAG(Method):
     ) -> None:
         if not isinstance(model, SWAGNetworks):
             raise TypeError(f"expected a model of lb.convert(net, lb.SWAG()), got {type(model).__name__}")
-        moments, here = model.collector(), device_of(model.members[0])
+        moments, here = model.kept[0] if model.kept else model.new_collector(), device_of(model.members[0])
         for index, member in enumerate(model.members):
             home = device_of(member)
             _assign(member.to(here), moments.draw(index))

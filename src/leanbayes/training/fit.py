@@ -101,9 +101,10 @@ def fit(  # noqa: PLR0913
     """Train a model in place and return the history of its epochs.
 
     A converted model is trained on the evidence lower bound, a plain one on its likelihood, an ensemble member by
-    member. In the end the model has the device and the modes it came with. The recipe seeds torch's generators, and
-    training advances them. On a CPU the same recipe, model and data give the same weights to the last bit. Kills,
-    resumption and random draws in callbacks do not change them.
+    member. Methods that do not train their posterior (`LastLayerLaplace`, `SWAG`) train the plain network and compute
+    it afterwards (`Method.after_training`). In the end the model has the device and the modes it came with. The recipe
+    seeds torch's generators, and training advances them. On a CPU the same recipe, model and data give the same weights
+    to the last bit. Kills, resumption and random draws in callbacks do not change them.
 
     Args:
         model: converted or plain; itself trained, not a copy.
@@ -206,9 +207,7 @@ class Trainer:
             self.plain = NetworkWithLikelihood(plain_view(model.network), likelihood, recipe.precision)
         # With several processes Fabric wraps them in DistributedDataParallel.
         self.modules = {one: fabric.strategy.setup_module(one) for one in dict.fromkeys((self.model, self.plain))}
-        self.collector: Any = None if arguments.ensemble is None else arguments.ensemble.collector()
-        if self.collector is not None:  # after the strategy, which would share its buffers at every step
-            model.collector = self.collector.to(fabric.device)
+        self.collector: Any = None
         self.losses: dict[tuple[nn.Module, bool], LossFunction] = {}
         self.optimizer = make_optimizer(model, recipe)
         self.meter = Meter(fabric, self.optimizer)
@@ -270,7 +269,18 @@ class Trainer:
         if self.fabric.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.fabric.device)
         torch.manual_seed(self.recipe.seed)
-        return History() if self.checkpoint is None else self.checkpoint.load(self.model, self.optimizer)
+        if self.checkpoint is None:
+            return History()
+        return self.checkpoint.load(self.model, self.optimizer, lambda done: self._keep_collector(done - 1))
+
+    def _keep_collector(self, epoch: int) -> None:
+        """Keep what an ensemble collects with the state, from the first further epoch on."""
+        ensemble = self.arguments.ensemble
+        if ensemble is None or epoch < self.recipe.epochs or self.collector is not None:
+            return
+        found = ensemble.new_collector()
+        if found is not None:
+            self.collector = self.model.collector = found.to(self.fabric.device)
 
     def _start_epoch(self, epoch: int) -> None:
         """Choose the network and the loss of an epoch."""
@@ -282,6 +292,7 @@ class Trainer:
             self.losses[key] = CompiledLoss(loss, self.current) if self.recipe.compile else loss
         self.loss = self.losses[key]
         to_train_mode(self.current, freeze=self.recipe.freeze)
+        self._keep_collector(epoch)
         self.meter.start()
         self.clock = time.perf_counter()
 
@@ -310,7 +321,7 @@ class Trainer:
         row = {"epoch": epoch + 1, **self.meter.means(), "beta": self.beta, "lr": self.lr}
         row |= {"seconds": time.perf_counter() - self.clock, "peak_memory_mb": peak_memory_mb(self.fabric.device)}
         share_buffers(self.fabric, self.model)
-        if self.collector is not None and epoch >= self.recipe.epochs:
+        if self.collector is not None:
             self.collector.collect(self.model.network)
         if self.validation is None:
             return row

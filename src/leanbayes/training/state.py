@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -100,8 +100,15 @@ class Checkpoint:
                 f"({error.strerror or error}); {kept}: make room, and resume"
             ) from error
 
-    def load(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> History:
+    def load(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, before: Callable[[int], None] = lambda epochs: None
+    ) -> History:
         """Restore the last state and return its history; without a state, an empty history.
+
+        Args:
+            module: the network and its likelihood.
+            optimizer: of its parameters.
+            before: called with the number of finished epochs, before the module is compared and filled.
 
         Raises:
             ValueError: if the file is damaged or belongs to another training.
@@ -109,6 +116,7 @@ class Checkpoint:
         if not self.path.is_file():
             return History()
         header, tensors = self._read()
+        before(header["epoch"])
         self._compare(header, module)
         tensors = _files.tied(tensors, header["tied"])
         model, kept, random = (_part(tensors, kind) for kind in (MODEL, OPTIMIZER, RANDOM))
