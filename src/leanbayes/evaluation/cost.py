@@ -21,7 +21,6 @@ from leanbayes.core.objective import elbo, parameter_groups
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.core.summary import summary
 from leanbayes.distributions.likelihoods import Likelihood
-from leanbayes.methods._members import Members
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime.batches import call, device_of, Inputs, leading_rows, Output, slice_rows, to_device
 from leanbayes.runtime.probe import learn_rows_from
@@ -101,7 +100,8 @@ def measure_cost(
 
 def _known_ratio(model: nn.Module) -> float | None:
     """Return the cost of a training in plain ones, if all methods of a model train the plain network."""
-    methods = {model.method} if isinstance(model, Members) else {layer.method for _, layer in stochastic_layers(model)}
+    whole: Any = model
+    methods = {whole.method} if members_of(model) else {layer.method for _, layer in stochastic_layers(model)}
     ratios = [method.training_ratio for method in methods]
     known = [each for each in ratios if each is not None]
     return max(known) if known and len(known) == len(ratios) else None

@@ -274,7 +274,7 @@ class LastLayerLaplace(Method):
 
     Attributes:
         prior_precision: of the Normal prior over the weights and the bias; None maximises the evidence.
-        full_up_to: layers with at most so many weights get a full covariance, larger ones a Kronecker-factored one.
+        full_up_to: most weights of a layer with a full covariance; larger layers have a Kronecker-factored one.
 
     Example:
         >>> bnn = lb.convert(net, lb.LastLayerLaplace())

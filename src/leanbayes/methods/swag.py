@@ -1,7 +1,7 @@
 """SWAG (Maddox et al., 2019): a Gaussian fitted to the path of SGD at a constant learning rate.
 
-After the plain training, SGD goes on at a constant rate, and the weights theta_i are collected after every epoch. Their
-mean m, variances s^2 and the last R deviations from the running mean, D, define the posterior
+After the plain training, SGD continues at a constant rate, and the weights theta_i are collected after every epoch.
+Their mean m, variances s^2 and the last R deviations from the running mean, D, define the posterior
 
     theta  ~  Normal(m, (diag(s^2) + D D^T / (R - 1)) / 2).
 
@@ -110,7 +110,7 @@ class SWAGNetworks(Members):
 class SWAG(Method):
     """A Gaussian around the end of a plain training, low rank plus diagonal, from further epochs at a constant rate.
 
-    `fit` trains the network by its recipe, goes on for the further epochs, and draws the members. In a loop of your
+    `fit` trains the network by its recipe, continues for the further epochs, and draws the members. In a loop of your
     own, train `model.members[0]`, call `model.collect()` after each further epoch, and in the end
     `after_training(model, loader)`.
 

@@ -153,9 +153,11 @@ def _networks(
     members = members_of(model)
     if not members:
         yield model, recipe, arguments, {}
-    if isinstance(model, Members) and model.method.post_hoc:
-        likelihood = arguments.likelihood or model.likelihood
-        yield members[0], model.method.extended(recipe), replace(arguments, likelihood=likelihood, ensemble=model), {}
+    ensemble: Any = model
+    if members and ensemble.method.post_hoc:
+        likelihood = arguments.likelihood or ensemble.likelihood
+        own_arguments = replace(arguments, likelihood=likelihood, ensemble=ensemble)
+        yield members[0], ensemble.method.extended(recipe), own_arguments, {}
         return
     for k, member in enumerate(members):
         own_recipe = replace(recipe, seed=recipe.seed + MEMBER_SEEDS * k)
