@@ -16,7 +16,7 @@ import torch
 
 import leanbayes as lb
 from leanbayes.cli.main import main
-from leanbayes.compare import predictions
+from leanbayes.compare import batch_predict
 from leanbayes.compare.batch_predict import FIELDS, read_scores
 from leanbayes.compare.load_run import load_run, Preparation
 from leanbayes.data.files.csv import read_features
@@ -171,7 +171,7 @@ def test_features_of_files_without_a_header(tmp_path):
 def test_several_targets_have_numbers(tmp_path):
     arrays = {name: np.full((2, 2), 4.0) for name in FIELDS}
     np.savez(tmp_path / "part-00000.npz", **arrays)
-    predictions.write_table([tmp_path / "part-00000.npz"], tmp_path / "t.csv", ())
+    batch_predict.write_table([tmp_path / "part-00000.npz"], tmp_path / "t.csv", ())
     first = lines(tmp_path / "t.csv")[0]
     assert first["mean_2"] == "4"
     assert first["std_1"] == "2"
@@ -301,9 +301,9 @@ def test_workers_give_the_same_and_a_dead_one_is_told(digits, tmp_path, capfd):
 
 
 def test_progress_counts_the_finished_parts(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(predictions, "POLL", 0.01)
+    monkeypatch.setattr(batch_predict, "POLL", 0.01)
     (tmp_path / "part-00000.npz").touch()
-    with predictions.progress(tmp_path, 1000, 100, 1):
+    with batch_predict.progress(tmp_path, 1000, 100, 1):
         for number in (1, 2):
             (tmp_path / f"part-0000{number}.npz").touch()
             time.sleep(0.1)

@@ -201,3 +201,41 @@ def test_real_targets_learn_their_noise_with_the_one_network():
     p = lb.predict(model, X)
     assert float((p.mean - y).square().mean().sqrt()) < 0.25
     assert float(likelihood.log_std.detach().exp()) < 0.4
+
+
+def early(**fields: object) -> tuple[nn.Module, lb.training.History]:
+    """Train on noise with patience: the validation gets worse soon."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 3))
+    y = torch.randint(3, (70,), generator=torch.Generator().manual_seed(5))
+    model = lb.convert(net, lb.SWAG(components=2, extra_epochs=0.5))
+    recipe = lb.Recipe(epochs=40, batch_size=16, patience=3, schedule="constant", accelerator="cpu")
+    return model, lb.fit(model, (X[:50], y[:50]), recipe, validation=(X[50:], y[50:]), progress=False, **fields)
+
+
+def test_after_an_early_stop_the_further_epochs_begin_at_the_best_state(tmp_path):
+    seen, states = [], {}
+
+    def look(state):
+        seen.append(state.row.get("extra", False))
+        states[state.epoch] = flat(state.model)
+
+    whole, history = early(callbacks=[look])
+    stopped = seen.index(True)
+    scores = [row["valid_nll"] for row in history[:stopped]]
+    assert stopped < 40
+    assert stopped - (scores.index(min(scores)) + 1) == 3
+    assert sum(seen) == max(2, math.ceil(stopped / 2))
+    best, last, first = (states[epoch] for epoch in (stopped - 3, stopped, stopped + 1))
+    assert (first - best).norm() < (first - last).norm()
+
+    def kill(state):
+        if state.epoch == stopped:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        early(folder=tmp_path, callbacks=[kill])
+    again, rows = early(folder=tmp_path, resume=True)
+    assert [row["epoch"] for row in rows] == [row["epoch"] for row in history]
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from leanbayes.cli.main import complain, parse
+from leanbayes.compare.batch_predict import describe_scores, find_rows, predict_rows, TABLE
 from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.load_run import load_run
-from leanbayes.compare.predictions import describe_scores, find_rows, predict_rows, TABLE
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.methods._base import Method
-from leanbayes.shift import Shift
+from leanbayes.shift.sweep import Shift
 
 OWN_NETWORK = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """The name of a user's network, package.module:function."""
@@ -119,11 +119,7 @@ class Experiment:
 
 
 def pick_device(accelerator: str) -> torch.device:
-    """Return the device that Fabric chooses for a name: auto, cpu, cuda or mps.
-
-    Raises:
-        ValueError: if this machine has no such device.
-    """
+    """Return the device that Fabric chooses for auto, cpu, cuda or mps; raise ValueError if this machine has none."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if accelerator == "auto":
         return torch.device(next(name for name, available in here.items() if available))
@@ -147,33 +143,25 @@ def load(source: DataSpec) -> DataSet:
     """Return a data set with the rows that its spec asks for."""
     own = {"target": source.target, "task": source.task, "channels": source.channels}
     whole = data.load(source.name, source.root, split=source.split, **own)
-    if source.hold_out:
-        whole = _hold_out(whole, source.hold_out)
-    if not 0 < source.train_rows < len(whole.train):
-        return whole
-    some = _take(whole.train, _evenly(len(whole.train), source.train_rows))
-    _require_classes(whole, some)
-    return replace(whole, train=some)
+    if wanted := source.hold_out:
+        rows = len(whole.train)
+        if wanted >= rows:
+            raise ValueError(f"expected --hold-out to be below the {rows:,} training rows, got {wanted:,}")
+        held = torch.zeros(rows, dtype=torch.bool)
+        held[_evenly(rows, wanted)] = True
+        whole = replace(_train_on(whole, ~held), test=Split(whole.train.x[held], whole.train.y[held]))
+    if 0 < source.train_rows < len(whole.train):
+        whole = _train_on(whole, _evenly(len(whole.train), source.train_rows))
+    return whole
 
 
-def _hold_out(whole: DataSet, wanted: int) -> DataSet:
-    if wanted >= len(whole.train):
-        raise ValueError(f"expected --hold-out to be below the {len(whole.train):,} training rows, got {wanted:,}")
-    held = torch.zeros(len(whole.train), dtype=torch.bool)
-    held[_evenly(len(whole.train), wanted)] = True
-    rest = _take(whole.train, ~held)
-    _require_classes(whole, rest)
-    return replace(whole, train=rest, test=_take(whole.train, held))
-
-
-def _take(split: Split, rows: Tensor) -> Split:
-    return Split(split.x[rows], split.y[rows])
-
-
-def _require_classes(whole: DataSet, some: Split) -> None:
+def _train_on(whole: DataSet, rows: Tensor) -> DataSet:
+    """Return the data set with some of its training rows; every class must keep one."""
+    some = Split(whole.train.x[rows], whole.train.y[rows])
     if whole.task == "classification" and (missing := set(range(len(whole.classes))) - set(some.y.tolist())):
         name = whole.classes[min(missing)]
         raise ValueError(f"{len(some)} training rows leave class {name!r} of {whole.name} without any; take more")
+    return replace(whole, train=some)
 
 
 def _evenly(rows: int, wanted: int) -> Tensor:
@@ -207,7 +195,11 @@ def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Callab
             raise ValueError(f"{net} failed to make a network: {type(error).__name__}: {error}") from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"expected {net} to return a torch.nn.Module, got {type(made).__name__}")
-        return _initialise(made, input_shape)
+        if any(nn.parameter.is_lazy(parameter) for parameter in made.parameters()):
+            with torch.no_grad():  # two rows of zeros give lazy layers their sizes
+                made.eval()(torch.zeros(2, *input_shape))
+            made.train()
+        return made
 
     return make
 
@@ -215,10 +207,7 @@ def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Callab
 def check_network(recorded: str, given: str, place: Path) -> str:
     """Return the network of a run if it is safe to make: a known one, or one that the command line names too.
 
-    Args:
-        recorded: the name in a file of the run. It is compared, and never imported.
-        given: the name on the command line; "" if there is none.
-        place: the folder of the run.
+    `recorded` is the name in a file of the run's folder, `place`. It is compared with the `given` one, never imported.
 
     Raises:
         ValueError: in one sentence, if a user's own network was not named, or another one was.
@@ -257,12 +246,3 @@ def _import_function(net: str) -> Callable[..., Any]:
             f"expected {net} to be a function that makes a network, got a {kind}; write one that returns it"
         )
     return function  # type: ignore[no-any-return]
-
-
-def _initialise(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
-    """Give lazy layers their sizes by a pass of two rows of zeros."""
-    if any(nn.parameter.is_lazy(parameter) for parameter in network.parameters()):
-        with torch.no_grad():
-            network.eval()(torch.zeros(2, *input_shape))
-        network.train()
-    return network

@@ -30,10 +30,7 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     - "shuffled": the pixels of each test image in random order; each column shuffled over the test rows;
     - "inverted": dark and light, or low and high, exchanged.
 
-    Args:
-        name: A known set, the path of the user's own, or "noise", "shuffled", "inverted".
-        like: The set with the wanted shape.
-        root: The cache, as in ``load``.
+    Else `name` is a known set, or the path of the user's own; `root` is the cache, as in ``load``.
     """
     if like.kind not in ("image", "table"):
         raise ValueError(
@@ -48,7 +45,15 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     ask = "Save them as (rows, channels, height, width) of one size."
     raw = channels_first(raw, f"{name}: x_test", channels, ask)
     check_inputs(raw, f"{name}: x_test")
-    return _like_images(tensor(raw), like, name) if like.kind == "image" else _like_features(tensor(raw), like, name)
+    x = tensor(raw)
+    if like.kind == "image":
+        return _like_images(x, like, name)
+    if tuple(x.shape[1:]) != like.input_shape:
+        raise ValueError(
+            f"{name} has rows of shape {tuple(x.shape[1:])}, {like.name} of {like.input_shape}. "
+            f"Pick a table with as many columns, or one of {', '.join(MADE_UP)}."
+        )
+    return x
 
 
 def _like_images(x: Tensor, like: DataSet, name: str) -> Tensor:
@@ -73,15 +78,6 @@ def _fit(x: Tensor, channels: int, size: list[int]) -> Tensor:
     if list(x.shape[2:]) != size:
         pixels = F.interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
     return pixels.round().clamp(0, 255).to(torch.uint8).expand(-1, channels, -1, -1).contiguous()
-
-
-def _like_features(x: Tensor, like: DataSet, name: str) -> Tensor:
-    if tuple(x.shape[1:]) != like.input_shape:
-        raise ValueError(
-            f"{name} has rows of shape {tuple(x.shape[1:])}, {like.name} of {like.input_shape}. "
-            f"Pick a table with as many columns, or one of {', '.join(MADE_UP)}."
-        )
-    return x
 
 
 def _made_up(name: str, like: DataSet) -> Tensor:
