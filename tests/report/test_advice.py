@@ -49,6 +49,11 @@ CASES = {
         None,
     ),
     "one seed recommends nothing": ({"plain": by_seed(0.5), "a": by_seed(0.1)}, "a", None),
+    "a row with one seed among rows with several is not recommended": (
+        {"plain": REFERENCE, "a": by_seed(0.1), "b": by_seed(0.40, 0.42, 0.38)},
+        "a",
+        "b",
+    ),
     "without the reference nothing is recommended": ({"a": REFERENCE, "b": by_seed(0.1, 0.1, 0.1)}, "b", None),
     "seeds that only one row has do not count": (
         {"plain": REFERENCE, "a": {0: 0.40, 1: 0.42, 2: 0.38, 7: 9.0}},

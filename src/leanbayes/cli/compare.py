@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints, Literal, NamedTuple, TypeVar
 
-from leanbayes import data
+from leanbayes import data, shift
 from leanbayes.cli.main import complain, parse
 from leanbayes.compare import job as jobs_of
 from leanbayes.compare.experiment import load, pick_device
@@ -20,7 +21,7 @@ from leanbayes.compare.run import Stage
 from leanbayes.compare.run_all import check_alike
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
 from leanbayes.data.loading import resolve
-from leanbayes.methods import all_methods
+from leanbayes.methods import all_methods, closest
 from leanbayes.report.load import load_results
 from leanbayes.report.page import build
 from leanbayes.report.text import markdown, terminal
@@ -32,6 +33,7 @@ NET_OF_KIND = {"image": "lenet", "table": "mlp", "series": "lstm-ehr"}
 SMALLEST_LENET = 28  # smallest image side, in pixels, for LeNet's kernels; smaller images get the small network
 OOD = {
     "digits": ("noise", "shuffled"),
+    "fashion-demo": ("left-out",),
     "mnist": ("fashion-mnist", "notmnist"),
     "fashion-mnist": ("notmnist", "mnist"),
     "cifar10": ("svhn",),
@@ -59,6 +61,8 @@ class Common:
             set if they are here, else noise and shuffled pixels.
         shift: evaluate on corrupted images too.
         shift_images: number of test images to corrupt; 0 means all.
+        shift_corruptions: corruptions separated by commas; default all.
+        shift_severities: severities from 1 to 5, separated by commas; default all.
         test_images: number of test rows to use; 0 means all.
         train_rows: number of training rows to use, evenly spaced; 0 means all.
         hold_out: number of training rows to evaluate on instead of the test set. They are not trained on. Use it to
@@ -69,6 +73,12 @@ class Common:
         target: column of a .csv file to predict; default the last.
         task: classification or regression, for data of your own; default by its targets.
         channels: first or last, the channel axis of images in an .npz file; default by their shape.
+        drop: columns of a table to leave out, separated by commas.
+        group: column of a table whose groups are not split between training and test rows, such as a patient.
+        time: column of a table with dates or numbers; the latest rows are the test rows.
+        weight: column of a table with the weights of the rows in training.
+        types: types of columns of a table, such as zip=category,when=date; one of number, comma (decimal comma),
+            boolean, category, embedding, date, day (first), month (first). Default by their cells.
         root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
         late: share of the epochs before the network is converted; default by method, 0 converts at the start.
         device: auto, cpu, cuda or mps.
@@ -92,6 +102,8 @@ class Common:
     ood: str = ""
     shift: bool = True
     shift_images: int = 1000
+    shift_corruptions: str = ""
+    shift_severities: str = ""
     test_images: int = 0
     train_rows: int = 0
     hold_out: int = 0
@@ -100,6 +112,11 @@ class Common:
     target: str | None = None
     task: Literal["classification", "regression"] | None = None
     channels: Literal["first", "last"] | None = None
+    drop: str | None = None
+    group: str | None = None
+    time: str | None = None
+    weight: str | None = None
+    types: str | None = None
     root: str | None = None
     late: float | None = None
     device: str = "auto"
@@ -172,19 +189,39 @@ def plan_of(options: Any) -> Plan:
     source = _flags_of(DataSpec, options, name=options.data)
     loaded = load(source)
     recipe, late = _recipe(options, loaded)
-    evaluation = _flags_of(EvaluationSpec, options, ood=_ood(options.ood, loaded))
+    evaluation = _flags_of(
+        EvaluationSpec,
+        options,
+        ood=_ood(options.ood, loaded),
+        shift_corruptions=_words(options.shift_corruptions, shift.names(), "corruptions"),
+        shift_severities=tuple(map(int, _words(options.shift_severities, "12345", "severities"))),
+    )
     net = options.net or _net_for(loaded)
     where = tuple(filter(None, options.where.split(",")))
     shared: dict[str, Any] = {"source": source, "net": net, "evaluation": evaluation, "where": where}
     jobs = []
+    seeds = _seeds(options.seeds)
     for spec in _method_specs(options.methods, loaded):
+        if spec.name == jobs_of.SEED_ENSEMBLE:
+            own = replace(jobs_of.recipe_for(None, recipe), seed=seeds[0])
+            jobs.append(Job(**shared, method=None, recipe=own, members=tuple(seeds)))
+            continue
         baseline = spec.name if spec.name in jobs_of.BASELINES else ""
         flags = {} if spec.name == jobs_of.PLAIN or baseline else getattr(options, spec.name).fields()
         method = jobs_of.method_of(spec.name, flags | spec.fields)
-        for seed in _seeds(options.seeds):
+        for seed in seeds:
             own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
             jobs.append(Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline))
-    return Plan(sorted(jobs, key=lambda job: job.seed), _describe(loaded, net, jobs))
+    return Plan(sorted(jobs, key=lambda job: (bool(job.members), job.seed)), _describe(loaded, net, jobs))
+
+
+def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the words of a flag, separated by commas; an unknown one raises."""
+    words = tuple(filter(None, (word.strip() for word in text.split(","))))
+    for word in words:
+        if word not in known:
+            raise ValueError(f"expected {what} among {', '.join(known)}, got {word!r}{closest(word, known)}")
+    return words
 
 
 def _method_specs(text: str, loaded: data.DataSet) -> list[jobs_of.MethodSpec]:
@@ -209,10 +246,14 @@ def _run(arguments: list[str], stage: Stage) -> int:
     check_alike(plan.jobs, out)
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
-    if on_ray(options.backend, options.workers):
-        found = run_on_ray(plan.jobs, out, workers=options.workers, stage=stage, fresh=options.fresh)
-    else:
-        found = run_on_workers(plan.jobs, out, workers=options.workers or 1, stage=stage, fresh=options.fresh)
+    found = []
+    # An ensemble of seeds needs their networks: it comes last.
+    for jobs in ([job for job in plan.jobs if not job.members], [job for job in plan.jobs if job.members]):
+        how: dict[str, Any] = {"stage": stage, "fresh": options.fresh}
+        if jobs and on_ray(options.backend, options.workers):
+            found += run_on_ray(jobs, out, workers=options.workers, **how)
+        elif jobs:
+            found += run_on_workers(jobs, out, workers=options.workers or 1, **how)
     code = 0 if all(result["status"] == "done" for result in found) else 1
     return max(code, _show(out)) if is_first() and stage != "train" else code
 
@@ -264,12 +305,22 @@ def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     where = f" (channels {loaded.channels} in the file)" if loaded.channels and own else ""
     rows = {"image": f"images {shape}{where}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}
     kind = rows.get(loaded.kind, f"{shape} columns")
+    if loaded.table is not None and not loaded.table.plain:
+        kind = f"{shape} inputs from {len(loaded.table.columns)} columns"
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
     test = min(jobs[0].evaluation.test_images or len(loaded.test), len(loaded.test))
-    return (
+    sentence = (
         f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {test:,} rows, {kind}; "
         f"network {net}; {runs} of {jobs[0].recipe.epochs} epochs"
     )
+    return "\n  ".join((sentence, *loaded.notes, *_largest_class(loaded)))
+
+
+def _largest_class(loaded: data.DataSet) -> list[str]:
+    if loaded.table is None or loaded.largest_class is None:
+        return []
+    name, share = loaded.largest_class
+    return [f"always predicting the largest class, {name!r}, is right for {100 * share:.1f} % of the test rows"]
 
 
 def _seeds(text: str) -> list[int]:
@@ -288,7 +339,7 @@ def _ood(text: str, loaded: data.DataSet) -> tuple[str, ...]:
     if text:
         return tuple(name.strip() for name in text.split(",") if name.strip())
     here = {row.name for row in data.describe() if not row.where.startswith("not here")}
-    usual = tuple(name for name in OOD.get(loaded.name, ()) if name in here | {"noise", "shuffled"})
+    usual = tuple(name for name in OOD.get(loaded.name, ()) if name in here | {"noise", "shuffled", *loaded.further})
     return usual or ("noise", "shuffled")
 
 

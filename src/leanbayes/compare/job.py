@@ -20,6 +20,7 @@ from leanbayes.runtime.distributed import Launch, launched
 from leanbayes.training import Recipe
 
 PLAIN = "plain"  # name of the unconverted network in lists of methods
+SEED_ENSEMBLE = "seed_ensemble"  # the trained plain networks of all seeds, as one ensemble
 BASELINES = ("mean", "linear", "boosting")  # rows without a network, for tables (`compare.baselines`)
 
 Budget = Literal["quick", "short", "full"]
@@ -29,6 +30,7 @@ FEW = 5000  # fewer training images than this get small batches: they need many 
 PATIENCE = 30  # epochs without improvement on the held-out rows of a table
 MOST_EPOCHS = 500  # of a table
 KL_EPOCHS = 200  # epochs until the KL has its full weight, as in the papers; shorter trainings end before
+TABLE_FIELDS = ("drop", "group", "time", "weight", "types")  # of `DataSpec`, for tables
 METHOD = re.compile(r"\s*([\w-]+)\s*(?:\[([^\]]*)\])?\s*(?:,|$)")
 
 
@@ -42,6 +44,8 @@ class EvaluationSpec:
         shift: evaluate on corrupted images, if the data are images.
         shift_images: number of test images to corrupt; 0 means all.
         test_images: number of test rows to use; 0 means all.
+        shift_corruptions: names of the corruptions; none means all.
+        shift_severities: severities from 1 to 5; none means all.
     """
 
     samples: int = 16
@@ -49,6 +53,8 @@ class EvaluationSpec:
     shift: bool = True
     shift_images: int = 1000
     test_images: int = 0
+    shift_corruptions: tuple[str, ...] = ()
+    shift_severities: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_counts(1, samples=self.samples)
@@ -70,6 +76,7 @@ class DataSpec:
             trained on.
         validation: share of the training rows that validate the training instead; 0 trains on all rows.
         channels: "first" or "last": the channel axis of images in an .npz file; None infers it from the shape.
+        drop, group, time, weight, types: options for tables, as texts; see `leanbayes.data.load`.
     """
 
     name: str
@@ -80,7 +87,12 @@ class DataSpec:
     train_rows: int = 0
     hold_out: int = 0
     validation: float = field(default=0.0, repr=False)
-    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it
+    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it and those below
+    drop: str | None = field(default=None, repr=False)
+    group: str | None = field(default=None, repr=False)
+    time: str | None = field(default=None, repr=False)
+    weight: str | None = field(default=None, repr=False)
+    types: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _check_counts(0, train_rows=self.train_rows, hold_out=self.hold_out, split=self.split)
@@ -88,7 +100,7 @@ class DataSpec:
             raise ValueError(f"expected validation to be at least 0 and below 1, got {self.validation}")
 
 
-LATER: dict[str, Any] = {"channels": None, "validation": 0.0}
+LATER: dict[str, Any] = {"channels": None, "validation": 0.0} | dict.fromkeys(TABLE_FIELDS)
 """Fields of `DataSpec` that ids leave out at these defaults."""
 
 
@@ -106,6 +118,7 @@ class Job:
         where: globs on the paths of the layers to convert; empty leaves the choice to the method.
         launch: processes started by torchrun or Slurm; they override the recipe's.
         baseline: name of a row without a network (`compare.baselines`); empty for networks.
+        members: seeds of the trained plain networks that form an ensemble; empty for other rows.
     """
 
     source: DataSpec
@@ -117,9 +130,12 @@ class Job:
     where: tuple[str, ...] = ()
     launch: Launch | None = field(default_factory=launched)
     baseline: str = ""
+    members: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
+        if self.members:
+            return SEED_ENSEMBLE
         return self.baseline or (PLAIN if self.method is None else self.method.name)
 
     @property
@@ -136,7 +152,7 @@ class Job:
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the run, OUT/<data>/<net>/<method>/seed<k>."""
-        parts = (_file_name(Path(self.source.name).stem), _file_name(self.net), self.title)
+        parts = (file_name(Path(self.source.name).stem), file_name(self.net), self.title)
         return out.joinpath(*parts, f"seed{self.seed}")
 
     def settings(self) -> dict[str, Any]:
@@ -148,15 +164,24 @@ class Job:
         settings: dict[str, Any] = {
             "data": source,
             "net": self.net,
-            "method": {"name": self.name, "fields": {} if self.method is None else self.method.fields()},
+            "method": {"name": self.name, "fields": self._fields()},
             "recipe": self.recipe.fields(),
-            "judging": asdict(self.evaluation) | {"ood": list(self.evaluation.ood)},
+            "judging": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in asdict(self.evaluation).items()
+                if value != () or name == "ood"  # ids from before the other tuples stay valid
+            },
         }
         if self.where and self.method is not None:
             settings["where"] = list(self.where)
         if self.processes != self.recipe.devices * self.recipe.nodes:
             settings["processes"] = self.processes  # only if it differs: older ids stay valid
         return settings
+
+    def _fields(self) -> dict[str, Any]:
+        if self.members:
+            return {"components": len(self.members), "members": list(self.members)}
+        return {} if self.method is None else self.method.fields()
 
     @property
     def id(self) -> str:
@@ -175,7 +200,8 @@ def _check_counts(least: int, **numbers: int) -> None:
             raise ValueError(f"expected {name.replace('_', '-')} to be at least {least}, got {number}")
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
+    """Return a name with signs that any file system takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
 
 
@@ -199,16 +225,16 @@ def parse_methods(text: str) -> list[MethodSpec]:
 
     "all" are all methods; for a table, the caller adds the rows without a network.
     """
-    known = [PLAIN, *all_methods(), *BASELINES]
+    known = [PLAIN, *all_methods(), SEED_ENSEMBLE, *BASELINES]
     if text.strip() == "all":
-        return [MethodSpec(name) for name in known if name not in BASELINES]
+        return [MethodSpec(name) for name in (PLAIN, *all_methods())]
     found: dict[str, MethodSpec] = {}
     position = 0
     while position < len(text):
         word = METHOD.match(text, position)
         if word is None:
             raise ValueError(f"expected methods such as plain,rank1,patch[crossed=true], got {text[position:]!r}")
-        spec = _parse_method(method_name(word[1]) or word[1].lower(), word[2], known)
+        spec = _parse_method(method_name(word[1]) or word[1].lower().replace("-", "_"), word[2], known)
         found.setdefault(spec.label or spec.name, spec)
         position = word.end()
     if not found:
@@ -230,7 +256,7 @@ def _parse_field(name: str, part: str) -> tuple[str, Any]:
     """Parse `field=value`; a value is JSON if possible, else a word."""
     key, _, value = (piece.strip() for piece in part.partition("="))
     key = key.replace("-", "_")
-    there = () if name == PLAIN or name in BASELINES else tuple(own.name for own in fields(all_methods()[name]))
+    there = () if name not in all_methods() else tuple(own.name for own in fields(all_methods()[name]))
     if key not in there or not value:
         raise ValueError(
             f"expected FIELD=VALUE with a field among {', '.join(there) or 'none'} of {name}, got {part!r}"
@@ -243,7 +269,7 @@ def _parse_field(name: str, part: str) -> tuple[str, Any]:
 
 def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | None:
     """Return the method of that name with the given fields, None for "plain" and rows without a network."""
-    if name == PLAIN or name in BASELINES:
+    if name in (PLAIN, SEED_ENSEMBLE, *BASELINES):
         return None
     kinds = all_methods()
     if name not in kinds:

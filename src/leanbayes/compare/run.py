@@ -28,15 +28,18 @@ from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.summary import summary
 from leanbayes.data import DataSet
+from leanbayes.data.table import FILE as TABLE_FILE
+from leanbayes.data.table import one_hot_codes
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
 from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
-from leanbayes.methods.ensemble import members_of
+from leanbayes.methods.ensemble import Ensemble, members_of
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime._files import untied, write_tensors
 from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
+from leanbayes.training import History
 from leanbayes.training.objective import autocast
 
 MODEL = "model.safetensors"
@@ -147,7 +150,11 @@ def _perform(
     folder = job.folder(out)
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
-    trained = train_row(row_of(job, experiment, out, callbacks))
+    if is_first() and experiment.data.table is not None:
+        results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
+    trained = (
+        _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, callbacks))
+    )
     if is_first():
         write_model(trained.model, folder / MODEL)
     header = _header(job, experiment)
@@ -159,17 +166,27 @@ def _perform(
     return header | _outcome(experiment, trained, result) | {"status": "done"}
 
 
+def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
+    """Return an ensemble of the plain networks of several seeds; those that are trained already cost nothing more."""
+    jobs = [replace(job, members=(), recipe=replace(job.recipe, seed=seed)) for seed in job.members]
+    trained = [train_row(row_of(one, experiment, out)) for one in jobs]
+    history = History(row | {"member": k} for k, one in enumerate(trained) for row in one.history)
+    return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
+
+
 def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
     """Fit and evaluate a row without a network."""
     data = experiment.data
     classes = data.num_outputs if data.task == "classification" else 0
     start = time.perf_counter()
-    fitted = BASELINES[job.baseline](*data.prepared(data.train), classes, job.seed)
+    inputs, targets = data.prepared(data.train)
+    codes = data.embedded if job.baseline == "linear" else {}  # trees split codes, a linear model cannot
+    fitted = BASELINES[job.baseline](one_hot_codes(inputs, codes), targets, classes, job.seed)
     seconds = time.perf_counter() - start
     _, x, y = experiment.test
 
     def predict(rows: Tensor) -> Prediction:
-        p = fitted.predict(rows)
+        p = fitted.predict(one_hot_codes(rows, codes))
         return p if experiment.units is None else in_units(p, *experiment.units)
 
     start = time.perf_counter()
@@ -178,7 +195,7 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
     found, figures = metrics_of(prediction, y, {name: predict(rows) for name, (rows, _) in experiment.ood.items()})
     if fitted.quantiles is not None and experiment.units is not None:
         mean, std = experiment.units
-        low, high = (end * std + mean for end in fitted.quantiles(x))
+        low, high = (end * std + mean for end in fitted.quantiles(one_hot_codes(x, codes)))
         found["test"] |= {
             "quantile_coverage": float(scores.interval_coverage(low, high, y)),
             "quantile_width": float((high - low).mean()),
@@ -195,8 +212,8 @@ def row_of(job: Job, experiment: Experiment, out: Path, callbacks: tuple[Callbac
     row = Row(
         make=partial(_make, job, experiment),
         recipe=job.recipe,
-        data=data.prepared(data.train),
-        held=Held(share) if share else None,
+        data=(*data.prepared(data.train), *([] if data.train.weight is None else [data.train.weight])),
+        held=Held(share, data.train.group, data.train.time) if share else None,
         folder=job.folder(out),
         samples=job.evaluation.samples,
         key=_training_settings(job) | {"samples": job.evaluation.samples},
@@ -289,12 +306,25 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
             "held_out": job.source.hold_out,
             "sha256": data.sha256,
             "classes": list(data.classes),
+            **_table_facts(data, experiment.test[2]),
         },
         "recipe": settings["recipe"],
         "settings": settings,
         **{"metrics": {}, "cost": {}, "figures": {}, "history": []},
         "environment": results.environment(pick_device(job.recipe.accelerator)) | _launch(job),
     }
+
+
+def _table_facts(data: DataSet, labels: Tensor) -> dict[str, Any]:
+    """Return notes on the columns of the user's own table, and the largest class with its share of evaluated rows."""
+    if data.table is None:
+        return {}
+    facts: dict[str, Any] = {"notes": list(data.notes)}
+    if data.task == "classification":
+        largest = int(torch.bincount(data.train.y).argmax())
+        share = float((labels == largest).double().mean())
+        facts["largest_class"] = {"name": data.classes[largest], "share": share}
+    return facts
 
 
 def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[str, Any]:

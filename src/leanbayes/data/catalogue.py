@@ -266,6 +266,13 @@ _FILMS = "sentences of film reviews, Pang & Lee 2005; no licence stated"
 _STAYS = "in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b and c to test"
 _TABLE = (
     Source(name="digits", shape=(1, 8, 8), rows=(1000, 797), note="comes with scikit-learn", classes=_DIGITS),
+    Source(
+        name="fashion-demo",
+        shape=(1, 28, 28),
+        rows=(2000, 1000),
+        note="part of Fashion-MNIST, embedded; MIT; the two last classes are left out",
+        classes=_CLOTHES[:8],
+    ),
     _image_set("mnist", MNIST, (60_000, 10_000), _DIGITS, "LeCun, Cortes & Burges; no licence stated"),
     _image_set("fashion-mnist", FASHION, (60_000, 10_000), _CLOTHES, "Zalando Research; MIT"),
     replace(

@@ -53,7 +53,7 @@ class Choice:
 
     Attributes:
         best: the row with the lowest mean loss; None if no row was measured.
-        recommended: the best row that is clearly better than the reference; None if there is none, or with one seed.
+        recommended: the best row with several seeds that is clearly better than the reference; None if there is none.
         gains: the gain of every other row over the reference.
         single: whether there is only one seed.
     """
@@ -86,7 +86,7 @@ def choose(
     gains = gains_of(measured, reference, smallest, row_errors or {})
     single = max((len(by_seed) for by_seed in measured.values()), default=0) < 2
     allowed = set(measured if eligible is None else eligible)
-    clear = [label for label, gain in gains.items() if gain.clear and label in allowed]
+    clear = [label for label, gain in gains.items() if gain.clear and gain.seeds > 1 and label in allowed]
     recommended = None if single else max(clear, key=lambda label: gains[label].mean, default=None)
     return Choice(best, recommended, gains, single)
 

@@ -41,6 +41,7 @@ from leanbayes.training.data import (
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
 from leanbayes.training.early_stopping import BestState, next_epoch, split_rows
+from leanbayes.training.logs import check_loggers, EpochLog, Logger
 from leanbayes.training.objective import LossFunction, NetworkWithLikelihood
 from leanbayes.training.progress import Display, display, History, peak_memory_mb
 from leanbayes.training.recipe import DEFAULT, Recipe
@@ -80,6 +81,7 @@ class FitArguments:
     resume: bool
     callbacks: Sequence[Callable[[EpochState], object]]
     output: Output | None
+    log: EpochLog
     ensemble: Members | None = None
     """The model of several networks that this training alone serves."""
 
@@ -94,6 +96,7 @@ def fit(  # noqa: PLR0913
     folder: PathLike | None = None,
     resume: bool = False,
     callbacks: Sequence[Callable[[EpochState], object]] = (),
+    loggers: Sequence[Logger] = (),
     progress: bool = True,
     output: Output | None = None,
 ) -> History:
@@ -114,9 +117,12 @@ def fit(  # noqa: PLR0913
         validation: held-out data, or the share of the training rows to hold out, by class or target quantile. After
             every epoch, valid_nll and valid_accuracy (or valid_rmse) are computed from the mean of four draws. With
             `Recipe(patience=...)` they decide when to stop.
-        folder: where the state is stored after every epoch, in `checkpoint/`; None stores none.
+        folder: where the state is stored after every epoch, in `checkpoint/`, and its row of the history as a line of
+            `history.jsonl`; None stores none.
         resume: continue from the state in `folder`, if there is one. Otherwise start again and remove it.
         callbacks: called with an `EpochState` after every epoch, when its state is on disk.
+        loggers: objects with `log_metrics(dict, step)`, called with the row of every epoch: loggers of Fabric or
+            Lightning, or your own. A resumed training logs each epoch once.
         progress: show a bar on a terminal, a few lines elsewhere.
         output: picks the tensor from the model's result; default itself, `.logits`, or item 0.
 
@@ -134,19 +140,22 @@ def fit(  # noqa: PLR0913
         raise ValueError("resume=True has nothing to resume from; give the folder of the training, or resume=False")
     if recipe.patience and validation is None:
         raise ValueError("patience needs rows to validate on: pass validation=0.1, or held-out data")
+    check_loggers(loggers)
     if isinstance(validation, float):
         train, validation = split_rows(train, validation, recipe.seed)
     place = None if folder is None else local(folder)
     fabric = launch(recipe)
-    arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output)
+    log = EpochLog(place, loggers, resume=resume) if fabric.is_global_zero else EpochLog(None, (), resume=False)
+    arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output, log)
     networks = list(_networks(unwrap(model), recipe, arguments))
     history = History()
     epochs = sum(own.all_epochs for _, own, _, _ in networks)
     with display(epochs, shown=progress and fabric.is_global_zero) as shown:
         for network, own_recipe, own_arguments, columns in networks:
             with _trainer(network, own_recipe, own_arguments, fabric) as trainer:
-                rows = trainer.run(shown, len(history))
+                rows = trainer.run(shown, len(history), columns)
             history.extend(row | columns for row in rows)
+    log.cut(len(history))
     return history
 
 
@@ -222,9 +231,13 @@ class Trainer:
         self.meter = Meter(fabric, self.optimizer)
         self.first = True
 
-    def run(self, shown: Display, done: int) -> History:
-        """Train to the last epoch, from the beginning or from the stored state; show progress after `done` epochs."""
-        history = self._start()
+    def run(self, shown: Display, done: int, columns: dict[str, int]) -> History:
+        """Train to the last epoch, from the beginning or from the stored state.
+
+        `done` epochs of other networks come before; `columns` are added to the rows that are logged.
+        """
+        history, log = self._start(), self.arguments.log
+        log.catch_up(done, [row | columns for row in history])
         shown.begin(done + len(history))
         while (begin := next_epoch(history, self.recipe)) is not None:
             epoch = len(history)
@@ -245,6 +258,8 @@ class Trainer:
             if self.checkpoint is not None:
                 on_first(self.fabric, partial(self.checkpoint.save, self.model, self.optimizer, history))
             shown.epoch(done + len(history), history[-1])
+            with self._own_randomness():
+                on_first(self.fabric, partial(log.add, done + len(history) - 1, history[-1] | columns))
             for callback in self.arguments.callbacks:
                 with self._own_randomness():
                     callback(EpochState(len(history), self.current.network, history[-1], history, self.fabric))
