@@ -142,7 +142,11 @@ def converted(method: str, layer: Layer, dtype: torch.dtype = torch.float32) -> 
     """Return a fresh layer, in a container, and its conversion."""
     torch.manual_seed(0)
     net = nn.Sequential(layer.make()).to(dtype)
-    return net, convert(method, net)
+    bnn = convert(method, net)
+    if METHODS[method].post_hoc:  # it has no noise before
+        x = layer.inputs(12, dtype)
+        METHODS[method].after_training(bnn, (x, torch.zeros_like(net(x))), lb.Gaussian())
+    return net, bnn
 
 
 def convert(method: str, net: nn.Module) -> nn.Module:
