@@ -24,13 +24,10 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 import leanbayes as lb
-from benchmarks.naive import naive_rank1
-from leanbayes.methods import all_methods
+from benchmarks.problems import converted, layer_methods
 
 TUNABLES = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=8589934592"
 Step = Callable[[], object]
-VARIANTS = {"patch_crossed": lb.ModelPatch(crossed=True)}
-"""Methods in another form than their default, where it costs something else."""
 
 
 def main() -> None:
@@ -71,11 +68,6 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def layer_methods() -> list[str]:
-    """Return the methods that wrap layers; an explicit ensemble costs what its members cost."""
-    return [*(name for name, kind in all_methods().items() if kind.targets), *VARIANTS]
-
-
 def network(options: argparse.Namespace) -> nn.Module:
     net = lb.models.build(options.net, num_outputs=10, input_shape=(3, 32, 32))
     return net.to(options.device, memory_format=torch.channels_last) if options.device == "cuda" else net
@@ -85,12 +77,6 @@ def batch(options: argparse.Namespace) -> tuple[Tensor, Tensor]:
     x = torch.randn(options.batch, 3, 32, 32, device=options.device)
     y = torch.randint(10, (options.batch,), device=options.device)
     return (x.to(memory_format=torch.channels_last) if options.device == "cuda" else x), y
-
-
-def converted(name: str, net: nn.Module) -> nn.Module:
-    if name == "naive_rank1":
-        return naive_rank1(net).to(next(net.parameters()).device)
-    return lb.convert(net, VARIANTS[name] if name in VARIANTS else all_methods()[name]())
 
 
 def train_steps(options: argparse.Namespace) -> dict[str, Step]:
