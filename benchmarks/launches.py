@@ -5,8 +5,8 @@ launch nothing and are not counted; operations on several tensors at once (`_for
 optimizer are included. The forward runs under bfloat16 autocast, so casts are counted as on a GPU.
 
 Networks have their full depth, few channels and few rows: the counts do not depend on sizes. With tiny tensors the CPU
-time of a step is that of its calls ("host"), the part that an eager step on a GPU waits for; ResNet-50 keeps its channels,
-and its host time means nothing.
+time of a step is that of its calls ("host"), the part that an eager step on a GPU waits for. ResNet-50 keeps its
+channels, and its host time means nothing.
 """
 
 from __future__ import annotations

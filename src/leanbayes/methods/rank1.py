@@ -44,6 +44,7 @@ from leanbayes.methods._checks import (
     check_share,
     check_std,
 )
+from leanbayes.methods._scaled_map import scaled_map
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
 
@@ -124,7 +125,8 @@ class Rank1Layer(StochasticLayer):
         cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
     ) -> list[Variables]:
         factors = [factor for layer in layers for factor in layer.posterior.children()]
-        drawn = iter(joint_sample(factors, component, [part for own in noise for part in own]))
+        parts = [part for own in noise for part in own]
+        drawn = iter(joint_sample(factors, component, parts, layers[0].computed_in))
         found = [{side: next(drawn) for side, _ in layer.posterior.named_children()} for layer in layers]
         own = [layer for layer in layers if "bias" in layer.posterior._parameters]
         if own:
@@ -152,6 +154,11 @@ class Rank1Layer(StochasticLayer):
 
     def _multiply(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return (W (x * s)) * r + b."""
+        s, r, bias = (variables.get(name) for name in ("input", "output", "bias"))
+        if r is not None or "bias" not in self.posterior._parameters:
+            z = scaled_map(self, x, s, r, self.bias_now if r is None else bias, args)
+            if z is not None:
+                return z
         if "input" in variables:
             x = x * self.spread(variables["input"], x)
         if "output" not in variables and "bias" not in self.posterior._parameters:
