@@ -17,6 +17,8 @@ from leanbayes.methods import all_methods
 Step = Callable[[], object]
 NUM_DATA = 50_000
 VARIANTS = {
+    "mean_field_weights": lb.MeanField(estimator="weights"),
+    "rank1_component": lb.Rank1(noise="component"),
     "patch_crossed": lb.ModelPatch(crossed=True),
 }
 """Methods in another form than their default, where it costs something else."""

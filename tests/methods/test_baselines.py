@@ -91,6 +91,43 @@ def test_mean_field_pre_activations_have_the_closed_form_variance(estimator):
     assert (correlation.abs() < 5 * (3 / (n / 2)) ** 0.5).all()
 
 
+def test_one_weight_sample_per_batch_has_the_closed_form_moments():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5))
+    bnn = lb.convert(net, lb.MeanField(init_std=0.2, estimator="weights"))
+    n = 4000
+    with torch.no_grad():
+        y = torch.stack([bnn(X.expand(2, -1)) for _ in range(n)]).double()
+    torch.testing.assert_close(y[:, 0], y[:, 1], rtol=0, atol=1e-6)  # rows share the weights
+    variance = 0.04 * X.square().sum().double()
+    assert ((y[:, 0].mean(0) - net(X)[0]).abs() < 5 * (variance / n).sqrt()).all()
+    assert ((y[:, 0].var(0) - variance).abs() < 5 * variance * (2 / n) ** 0.5).all()
+
+
+def test_one_weight_sample_per_batch_has_the_gradient_of_the_others_on_average_and_more_variance():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y, n = torch.randn(32, 6), torch.randint(3, (32,)), 1500
+    means, variances = {}, {}
+    for estimator in ("local", "weights"):
+        bnn = lb.convert(net, lb.MeanField(init_std=0.3, estimator=estimator))
+        found = []
+        for _ in range(n):
+            bnn.zero_grad()
+            nn.functional.cross_entropy(bnn(x), y).backward()
+            found.append(torch.cat([p.grad.flatten() for p in bnn.parameters()]).double())
+        means[estimator], variances[estimator] = torch.stack(found).mean(0), torch.stack(found).var(0)
+    error = ((variances["local"] + variances["weights"]) / n).sqrt()
+    assert ((means["local"] - means["weights"]).abs() < 5 * error).all()  # a hundred gradients
+    assert variances["weights"].sum() > 2 * variances["local"].sum()
+
+
+def test_a_sample_of_weights_counts_as_one_draw_per_batch():
+    bnn = lb.convert(nn.Sequential(nn.Linear(6, 5)), lb.MeanField(init_std=0.2, estimator="weights"))
+    outputs = lb.elbo(bnn, X, torch.zeros(len(X), dtype=torch.long), num_data=10, samples=2).outputs
+    assert not torch.equal(outputs[: len(X)], outputs[len(X) :])
+
+
 def test_mean_field_kl_against_torch():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(2, 3, 3))

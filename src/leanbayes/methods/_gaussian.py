@@ -39,9 +39,11 @@ class GaussianLayer(StochasticLayer):
 
     Attributes:
         padding: the row of an embedding's padding, which is not random; None for no padding.
+        samples_weights: whether a training pass samples one weight matrix instead of pre-activations.
     """
 
     family: LinearFamily
+    samples_weights: bool = False
 
     def __init__(self, base: Any, method: Method) -> None:
         super().__init__(base, method)
@@ -62,8 +64,9 @@ class GaussianLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        if self.sequential or self.state.current().shared:
-            return self.linear(x, self.state.variables_of(self, 1)["weight"][0], args)
+        if self.sequential or self.samples_weights or self.state.current().shared:
+            weight = self.state.variables_of(self, 1)["weight"]
+            return self.linear(x, weight.squeeze(0) if len(weight) == 1 else weight[0], args)
         return self.local(x, args)
 
     def local(self, x: Tensor, args: Any) -> Tensor:
@@ -86,7 +89,8 @@ class GaussianLayer(StochasticLayer):
     @override
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
         table = NoiseSpec("normal", tuple(self.base.weight.shape), per_row=False, counted=True)
-        return (table,) if shared or self.sequential else ()  # else noise is on pre-activations
+        known = shared or self.sequential or self.samples_weights
+        return (table,) if known else ()  # else noise is on pre-activations
 
     @override
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:

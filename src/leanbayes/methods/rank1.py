@@ -51,6 +51,7 @@ from leanbayes.runtime.passes import Variables, Width
 Factors = Literal["both", "input", "output"]
 Init = Literal["around_one", "random_sign"]
 KlOver = Literal["mean", "sum"]
+NoiseOf = Literal["row", "component"]
 Perturbation = Literal["multiplicative", "additive"]
 
 
@@ -68,6 +69,7 @@ class Rank1Layer(StochasticLayer):
         super().__init__(base, method)
         self.config = config
         self.components = config.components
+        self.row_noise = config.noise == "row"
         self.log_choices = 0.0 if config.posterior == "point" else math.inf  # points: the rows' component is all
         weight = self.weight_now.detach()
         for side, centre in config.centres(base).items():
@@ -103,7 +105,10 @@ class Rank1Layer(StochasticLayer):
 
     @override
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
-        return tuple(factor_noise(factor) for factor in self.posterior.children())
+        specs = tuple(factor_noise(factor) for factor in self.posterior.children())
+        if shared or self.config.noise == "row":
+            return specs
+        return tuple(NoiseSpec(spec.kind, (self.components, *spec.shape), per_row=False) for spec in specs)
 
     @override
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
@@ -205,6 +210,8 @@ class Rank1(Method):
         component_bias: give every component its own bias, if the layer has one.
         perturbation: multiply the weights by the factors, or add their outer product.
         embeddings: convert embeddings, too, with a factor for each feature.
+        noise: in training, each "row" has its own noise, or the rows of a "component" share one draw a pass, as in the
+            authors' code. Sharing needs fewer random numbers and gives the gradient more variance.
 
     Example:
         >>> bnn = lb.convert(net, lb.Rank1(components=4, prior_std=0.1))
@@ -212,7 +219,7 @@ class Rank1(Method):
 
     name: ClassVar[str] = "rank1"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
-    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False})
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "noise": "row"})
 
     components: int = 4
     posterior: LawName = "normal"
@@ -227,9 +234,11 @@ class Rank1(Method):
     component_bias: bool = True
     perturbation: Perturbation = "multiplicative"
     embeddings: bool = False
+    noise: NoiseOf = "row"
 
     def __post_init__(self) -> None:
         check_components(self.components)
+        check_choice("noise", self.noise, get_args(NoiseOf))
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)
         check_at_least_zero(init_spread=self.init_spread)
