@@ -145,6 +145,33 @@ def test_variance_path_survives_bfloat16():
     assert all(p.grad.isfinite().all() for p in bnn.parameters())
 
 
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_noise_under_autocast_has_the_size_of_float64(dtype, size):
+    """Small variances neither vanish nor lose more than bfloat16 rounds; float16 computes them in float32."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 32))
+    with torch.no_grad():
+        net[0].bias.zero_()
+        net[0].weight.zero_()  # the output is noise alone
+    bnn = lb.convert(net, lb.MeanField(init_std=0.1 * size)).double()
+    x = torch.randn(16, 64, dtype=torch.float64)
+    torch.manual_seed(1)
+    exact = bnn(x)
+    (exact.square().sum()).backward()
+    expected = bnn[0].posterior.rho.grad.clone()
+    bnn.float().zero_grad()
+    torch.manual_seed(1)
+    with torch.autocast("cpu", dtype):
+        found = bnn(x.float())
+    found.double().square().sum().backward()
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), exact, rtol=0.02, atol=1e-3 * size)
+    torch.testing.assert_close(
+        bnn[0].posterior.rho.grad.double(), expected, rtol=0.02, atol=0.02 * float(expected.abs().mean())
+    )
+
+
 @pytest.mark.parametrize("method", [lb.MCDropout, lb.DropConnect])
 def test_rates_are_checked(method):
     with pytest.raises(ValueError, match="at least 0 and below 1, got 1"):

@@ -73,8 +73,8 @@ class GaussianLayer(StochasticLayer):
         """Sample the pre-activations."""
         means = self.means
         mean = None if means is None else self.linear(x, means, args)
-        with torch.autocast(x.device.type, enabled=False):  # small variances underflow in half precision
-            wide = torch.promote_types(x.dtype, torch.float32)
+        wide = _variances_in(x)
+        with torch.autocast(x.device.type, enabled=False):
             # Fused with the mean over pixels before it, the square of a vector does not compile with Triton 3.6.
             squares = (materialise(x) if x.dim() == 2 else x).to(wide).square()
             variance = self.linear(squares, self.scales.square().to(wide), args, bias=False)
@@ -137,6 +137,16 @@ class GaussianLayer(StochasticLayer):
         return y + self.spread(bias[None], y)
 
 
+def _variances_in(x: Tensor) -> torch.dtype:
+    """Return the dtype of variances: float32 or better, or bfloat16 under its autocast.
+
+    bfloat16 has the exponents of float32; in float16 small variances underflow.
+    """
+    dtype = _computed_in(x)
+    is_cast = dtype == torch.bfloat16 and torch.is_autocast_enabled(x.device.type)
+    return dtype if is_cast else torch.promote_types(x.dtype, torch.float32)
+
+
 def _computed_in(x: Tensor) -> torch.dtype:
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(kind) if x.dtype != torch.float64 and torch.is_autocast_enabled(kind) else x.dtype
