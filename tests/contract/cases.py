@@ -76,12 +76,18 @@ def documented_method() -> type[Method]:
     return module.__dict__["Damped"]
 
 
+OPTIONS: dict[str, Method] = {
+    "mean_field:weights": lb.MeanField(estimator="weights", init_std=0.05),
+    "rank1:component": lb.Rank1(noise="component", components=3),
+}
+"""Options that change where noise is, and are no examples of their methods."""
+
 METHODS: dict[str, Method] = {
     f"{name}:{example}": method
     for name, kind in (all_methods() | {"damped": documented_method()}).items()
     for example, method in kind.examples().items()
     if kind.targets  # an explicit ensemble wraps no layer: tests/methods/test_ensemble.py
-}
+} | OPTIONS
 
 
 FEW_LAYERS = ("linear_tokens", "conv2d_options", "conv_transpose2d", "embedding", "batch_norm", "dropout")

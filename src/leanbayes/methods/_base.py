@@ -128,6 +128,18 @@ class StochasticLayer(nn.Module, abc.ABC):
         """Return the random variables of the current pass for `rows` rows."""
         return self.state.variables_of(self, rows)
 
+    @property
+    def is_sampled_ahead(self) -> bool:
+        """Whether the variables of the current pass are those of `sample_of`."""
+        return self.state.holds_variables_of(self)
+
+    @property
+    def computed_in(self) -> torch.dtype:
+        """The dtype of activations in a pass that begins now: that of autocast, or that of the weights."""
+        weight: Tensor = self.base.weight
+        autocast = weight.dtype != torch.float64 and torch.is_autocast_enabled(weight.device.type)
+        return torch.get_autocast_dtype(weight.device.type) if autocast else weight.dtype
+
     @abc.abstractmethod
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of the plain layer under the variables of one draw (no first axis), by name."""
