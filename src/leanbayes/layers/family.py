@@ -89,6 +89,10 @@ class Family:
     way: str = ""
     by_channel: bool = False
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Family:
+        """Return the record itself, which cannot change: copies of models share it."""
+        return self
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _record, (self.kind, Finding(self.form, self.way, "", self.by_channel))
 
