@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import leanbayes as lb
-from leanbayes.layers.composites.attention import Attention
-from leanbayes.layers.composites.lowering import lower, raise_back, RowsFirst
+from leanbayes.layers.composites.lowering import Attention, lower, raise_back, RowsFirst
 from leanbayes.layers.composites.recurrent import Recurrent
 from leanbayes.methods import all_methods
 from leanbayes.methods._base import Method

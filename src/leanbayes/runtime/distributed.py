@@ -1,4 +1,4 @@
-"""Rank and number of processes, and parameters that are sharded over processes (FSDP2)."""
+"""Rank and number of processes, wrappers around models, and parameters sharded over processes (FSDP2)."""
 
 from __future__ import annotations
 
@@ -28,11 +28,7 @@ class Launch(NamedTuple):
 
 
 def launched() -> Launch | None:
-    """Return how torchrun or Slurm started this process; None if leanbayes may start processes itself.
-
-    Raises:
-        ValueError: if Slurm started several tasks without their number on each machine.
-    """
+    """Return how torchrun or Slurm started this process; None if leanbayes may start processes itself."""
     if distributed.is_available() and distributed.is_torchelastic_launched():
         world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
         return Launch("torchrun", local, world // local)
@@ -65,6 +61,14 @@ def is_first() -> bool:
         return distributed.get_rank() == 0
     slurm = os.environ["SLURM_PROCID"] if _slurm_tasks() > 1 else "0"
     return int(os.environ.get("RANK", os.environ.get("LOCAL_RANK", slurm))) == 0
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the model inside `DistributedDataParallel` and `torch.compile` wrappers."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return unwrap(model.module)
+    inner = getattr(model, "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 @contextmanager
