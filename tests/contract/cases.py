@@ -98,6 +98,12 @@ FEW_METHODS = ("rank1:default", "mean_field:default", "patch:default", "mc_dropo
 
 
 @cache
+def made(layer: Layer) -> nn.Module:
+    """Return a layer to look at."""
+    return layer.make()
+
+
+@cache
 def skips() -> list[tuple[str, str, str]]:
     """Read the table of skips: method, check, layer (or `example:layer`)."""
     rows = [line.split("|")[1:4] for line in (DOCS / "contract_skips.md").read_text().splitlines() if line[:1] == "|"]
@@ -115,17 +121,26 @@ def listed(method: str, check: str, layer: Layer) -> bool:
     )
 
 
-def pairs(check: str, *, every: bool = False) -> Any:
-    """Parametrise a check over pairs of a method and a layer: every valid pair, or all of one with a few of the other.
+def pairs_of(check: str, *, every: bool = False) -> dict[str, list[Layer]]:
+    """Return the layers of a check for each method: every valid one, or all of one axis with a few of the other.
 
     The code of a method and that of a layer meet in the families alone, so a fault shows in one of the few.
     """
-    chosen = [
-        (method, layer)
+    return {
+        method: [
+            layer
+            for layer in LAYERS
+            if (every or layer.name in FEW_LAYERS or method in FEW_METHODS)
+            and isinstance(made(layer), METHODS[method].targets)
+            and not listed(method, check, layer)
+        ]
         for method in METHODS
-        for layer in LAYERS
-        if not listed(method, check, layer) and (every or layer.name in FEW_LAYERS or method in FEW_METHODS)
-    ]
+    }
+
+
+def pairs(check: str, *, every: bool = False) -> Any:
+    """Parametrise a check over pairs of a method and a layer."""
+    chosen = [(method, layer) for method, layers in pairs_of(check, every=every).items() for layer in layers]
     return pytest.mark.parametrize(("method", "layer"), chosen, ids=[f"{m}-{layer.name}" for m, layer in chosen])
 
 

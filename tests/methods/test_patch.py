@@ -171,7 +171,7 @@ def test_wrong_assignments_are_refused():
 
 @pytest.mark.parametrize("crossed", [False, True])
 def test_the_gradient_is_unbiased(crossed):
-    """The mean gradient over 10^4 draws is that of the expected loss, by enumeration of all assignments."""
+    """The mean gradient over 2,500 draws is that of the expected loss, by enumeration of all assignments."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.LayerNorm(3, bias=False), nn.Linear(3, 2, bias=False)).double()
     bnn = lb.convert(net, lb.ModelPatch(components=2, crossed=crossed, init_spread=0.5, patch=("norm",)))
@@ -188,8 +188,8 @@ def test_the_gradient_is_unbiased(crossed):
             exact.append(gradient())
     expected = torch.stack(exact).mean(0)
     torch.manual_seed(1)
-    drawn = torch.stack([gradient() for _ in range(10_000)])
-    error = drawn.std(0) / 100
+    drawn = torch.stack([gradient() for _ in range(2_500)])
+    error = drawn.std(0) / 50
     assert ((drawn.mean(0) - expected).abs() < 4 * error + 1e-12).all()
     assert drawn.std(0).min() > 0
 
@@ -227,7 +227,7 @@ def test_learned_probabilities_decide_how_often_a_copy_is_drawn():
     shares = torch.tensor([0.7, 0.1, 0.2])
     layer.posterior.logits.data.copy_(shares.log())
     copies = copies_of(layer, "bias").flatten()
-    found = torch.tensor([lb.draw(bnn, index=i)[0].bias.item() for i in range(2000)])
+    found = lb.predict(bnn, torch.zeros(1, 2), lb.Gaussian(), samples=2000).samples.flatten()  # the biases
     for k, share in enumerate(shares.tolist()):
         here = torch.isclose(found, copies[k], atol=1e-6).double().mean().item()
         assert here == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / 2000))

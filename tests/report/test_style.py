@@ -10,9 +10,9 @@ import pytest
 
 from leanbayes.methods import all_methods
 from leanbayes.report import load_results
-from leanbayes.report.figures.svg import SHAPES
 from leanbayes.report.load import COLOURS, FIXED, looks_of
 from leanbayes.report.page import TEMPLATES
+from leanbayes.report.svg import SHAPES
 from tests.report import make
 
 # How linear RGB looks without red or green cones (Machado et al., 2009, severity 1).

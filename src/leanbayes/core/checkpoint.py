@@ -49,8 +49,7 @@ from leanbayes.runtime.distributed import refuse_shards
 
 FORMAT = 1
 HEADER = "leanbayes"
-FILES = ("posterior.safetensors", "model.safetensors")
-"""File names of a checkpoint in a folder."""
+FILES = ("posterior.safetensors", "model.safetensors")  # file names of a checkpoint in a folder
 
 _STEP = {"method": str, "fields": dict[str, Any], "paths": list[str], "root": str}
 _STEP_NEEDS = ("method", "fields", "paths")
