@@ -28,7 +28,7 @@ from torch import nn, Tensor
 from leanbayes.distributions.assignment import Assignment, blocks
 from leanbayes.layers.hooks import every_module
 from leanbayes.runtime.batches import rows_of, tensors_in
-from leanbayes.runtime.distributed import has_shards, is_shard, rank_and_world, refuse_shards
+from leanbayes.runtime.distributed import has_shards, is_shard, may_have_shards, rank_and_world, refuse_shards
 from leanbayes.runtime.history import History, in_backward
 from leanbayes.runtime.noise import (
     activation_noise,
@@ -322,7 +322,8 @@ class _Plan:
             return
         for layers in self.groups:
             used = [layer for layer in layers if layer.used is not False]
-            if used and not any(is_shard(next(layer.posterior.parameters())) for layer in used):
+            shards = may_have_shards() and any(is_shard(next(layer.posterior.parameters())) for layer in used)
+            if used and not shards:
                 yield used
 
     def holds(self) -> bool:
