@@ -2,8 +2,8 @@
 
 A `Family` record defines input channels, output channels and the linear map of a Linear, a convolution, a transposed
 convolution, an embedding, a norm or a dropout. No method knows a layer class. An embedding is the linear map of unit
-vectors; its input channels are the words. A layer with its own forward belongs to a family if `recognise` finds that it computes the same map. `register` adds a
-family for another class.
+vectors; its input channels are the words. A layer with its own forward belongs to a family if `recognise` finds that it
+computes the same map. `register` adds a family for another class.
 """
 
 from __future__ import annotations
