@@ -41,9 +41,7 @@ def draw(
     if members:
         member, own = member_of(members, index, component)
         return cast(Network, draw(member, seed=seed, index=own, width=width, design=design))
-    inner = twin(inner, share_plain=True)
-    with draws(inner, seed=seed, index=index, component=component, width=width, design=design):
-        return cast(Network, _on_its_own(raise_back(frozen(inner)), inner))
+    return cast(Network, _frozen_copy(inner, seed=seed, index=index, component=component, width=width, design=design))
 
 
 def mean(model: Network, *, component: int | None = None) -> Network:
@@ -58,9 +56,13 @@ def mean(model: Network, *, component: int | None = None) -> Network:
         if component is None:
             raise ValueError("the members of an ensemble have no mean network; name one with component=k")
         return cast(Network, mean(member_of(members, 0, component)[0]))
-    inner = twin(inner, share_plain=True)
-    with draws(inner, mean=True, component=component):
-        return cast(Network, _on_its_own(raise_back(frozen(inner)), inner))
+    return cast(Network, _frozen_copy(inner, mean=True, component=component))
+
+
+def _frozen_copy(model: nn.Module, **draw: Any) -> nn.Module:
+    model = twin(model, share_plain=True)
+    with draws(model, **draw):
+        return _on_its_own(raise_back(frozen(model)), model)
 
 
 def strip(model: nn.Module) -> nn.Module:

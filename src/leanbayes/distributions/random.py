@@ -16,8 +16,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-PRIME = 2**31 - 1
-"""A Mersenne prime: squares of remainders fit into 64 bits."""
+PRIME = 2**31 - 1  # a Mersenne prime: squares of remainders fit into 64 bits
 
 ROUNDS = 4
 
@@ -102,8 +101,7 @@ def uniforms(seeds: Tensor, like: Tensor) -> Tensor:
     return state.to(torch.float64) / PRIME
 
 
-PIECE = 2**16
-"""Pairs of numbers per step on a CPU: they fit in its cache."""
+PIECE = 2**16  # pairs of numbers per step on a CPU: they fit in its cache
 
 GOLDEN, FIRST, SECOND = (n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The constants of SplitMix64 (Steele, Lea, Flood, 2014), as signed numbers."""

@@ -28,7 +28,7 @@ from torch import nn, Tensor
 from leanbayes.distributions.assignment import Assignment, blocks
 from leanbayes.layers.hooks import every_module
 from leanbayes.runtime.batches import rows_of, tensors_in
-from leanbayes.runtime.distributed import has_shards, is_shard, rank_and_world, refuse_shards
+from leanbayes.runtime.distributed import has_shards, is_shard, may_have_shards, rank_and_world, refuse_shards
 from leanbayes.runtime.history import History, in_backward
 from leanbayes.runtime.noise import (
     activation_noise,
@@ -213,9 +213,15 @@ class PassState:
 
         A layer inside a checkpointed region samples its own variables there, as the recomputation will.
         """
-        if id(layer) in self.variables and self.live and not torch.compiler.is_compiling() and self.region == _region():
+        if self.holds_variables_of(layer):
             return self.variables[id(layer)]
         return layer.sample(*self.inputs_of(layer, rows))
+
+    def holds_variables_of(self, layer: Layer) -> bool:
+        """Return whether the variables of a layer were sampled when the pass began, and are those of this region."""
+        if id(layer) not in self.variables or not self.live or torch.compiler.is_compiling():
+            return False
+        return bool(self.region == _region())
 
     def inputs_of(self, layer: Drawing, rows: int) -> tuple[Assignment | None, Noise | None, Width]:
         """Return component, noise and width of one layer call: the arguments of its `sample`.
@@ -316,7 +322,8 @@ class _Plan:
             return
         for layers in self.groups:
             used = [layer for layer in layers if layer.used is not False]
-            if used and not any(is_shard(next(layer.posterior.parameters())) for layer in used):
+            shards = may_have_shards() and any(is_shard(next(layer.posterior.parameters())) for layer in used)
+            if used and not shards:
                 yield used
 
     def holds(self) -> bool:
