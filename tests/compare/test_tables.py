@@ -13,9 +13,12 @@ from PIL import Image
 
 from leanbayes import data
 from leanbayes.cli.main import main
+from leanbayes.compare.experiment import Experiment, load
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.row_training import weighted
+from leanbayes.compare.run import row_of
+from leanbayes.data.holdout import held_out
 from leanbayes.data.table import TablePreparation
 from leanbayes.training import Recipe
 
@@ -157,6 +160,31 @@ def test_rows_are_drawn_in_proportion_to_their_weights(tmp_path):
     share = float(counts[2] / counts.sum())
     expected = 2 * 47 / (2 * 47 + 48)  # of 143 rows, 48 have weight 1 and 47 weight 2
     assert share == pytest.approx(expected, abs=4 * (2 / 9 / len(drawn)) ** 0.5)
+
+
+def test_rows_to_evaluate_on_are_whole_groups_or_the_latest(tmp_path):
+    path = str(write(tmp_path / "t.csv", columns() | {"patient": [f"p{i // 8}" for i in range(160)]}))
+    options = {"name": path, "target": "label", "hold_out": 20}
+    grouped = load(DataSpec(**options, group="patient"))
+    assert not set(grouped.train.group.tolist()) & set(grouped.test.group.tolist())
+    assert len(grouped.test) >= 16
+    timed = load(DataSpec(**options, time="day"))
+    assert timed.train.time.max() <= timed.test.time.min()
+    plain = load(DataSpec(**options))
+    assert len(plain.test) == 20
+    assert plain.train.x.shape[1] == len(plain.table.inputs)
+
+
+def test_rows_that_validate_are_whole_groups(tmp_path):
+    path = str(write(tmp_path / "t.csv", columns() | {"patient": [f"p{i // 8}" for i in range(160)]}))
+    source = DataSpec(name=path, target="label", group="patient", weight="weight", validation=0.1)
+    recipe = Recipe(epochs=1)
+    job = Job(source=source, net="mlp", method=None, recipe=recipe, evaluation=EvaluationSpec())
+    row = row_of(job, Experiment(source, "mlp", job.evaluation), tmp_path)
+    inputs, targets, weights = row.data
+    assert len(inputs) == len(targets) == len(weights) == len(row.held.groups)
+    held = held_out(targets, row.held.share, 0, groups=row.held.groups, time=row.held.time)
+    assert not set(row.held.groups[held].tolist()) & set(row.held.groups[~held].tolist())
 
 
 def test_options_of_tables_leave_older_ids_unchanged():

@@ -76,12 +76,18 @@ def documented_method() -> type[Method]:
     return module.__dict__["Damped"]
 
 
+OPTIONS: dict[str, Method] = {
+    "mean_field:weights": lb.MeanField(estimator="weights", init_std=0.05),
+    "rank1:component": lb.Rank1(noise="component", components=3),
+}
+"""Options that change where noise is, and are no examples of their methods."""
+
 METHODS: dict[str, Method] = {
     f"{name}:{example}": method
     for name, kind in (all_methods() | {"damped": documented_method()}).items()
     for example, method in kind.examples().items()
     if kind.targets  # an explicit ensemble wraps no layer: tests/methods/test_ensemble.py
-}
+} | OPTIONS
 
 
 FEW_LAYERS = ("linear_tokens", "conv2d_options", "conv_transpose2d", "embedding", "batch_norm", "dropout")
@@ -142,7 +148,11 @@ def converted(method: str, layer: Layer, dtype: torch.dtype = torch.float32) -> 
     """Return a fresh layer, in a container, and its conversion."""
     torch.manual_seed(0)
     net = nn.Sequential(layer.make()).to(dtype)
-    return net, convert(method, net)
+    bnn = convert(method, net)
+    if METHODS[method].post_hoc:  # it has no noise before
+        x = layer.inputs(12, dtype)
+        METHODS[method].after_training(bnn, (x, torch.zeros_like(net(x))), lb.Gaussian())
+    return net, bnn
 
 
 def convert(method: str, net: nn.Module) -> nn.Module:

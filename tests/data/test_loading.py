@@ -191,7 +191,7 @@ def test_quotes_blank_lines_and_a_byte_order_mark(tmp_path):
         ("a,b\n1,2\n3,4,5\n6,7\n", r"line 3: expected 2 cells as in the first line, got 3"),
         ("a,b\n1,2\n", r"mine\.csv has 2 rows; expected at least 3: a header or none, then one row an example\. Add"),
         ("a,b\n1,u\n2,v\n3,w\n", r"at least 5 rows of each of the 3 classes, .*\(--task regression\)"),
-        ("a,b\n1,u\n3,\n5,u\n", r"at least 5 rows of each of the 1 classes"),
+        ("a,b\n1,u\n3,\n5,u\n", r"has 2 rows with a target; expected at least 3"),
         ("a,b\n1,2\n2,x\n3,y\n4,z\n", r"expected numbers in the target column 'b', got 'x'"),
         ("a,b\n1,0.5\n2,0.5\n3,0.5\n", r"mine: all training targets are 0\.5; expected targets that vary"),
         ("a\n1\n2\n3\n", r"has one column; expected features in addition to the target"),

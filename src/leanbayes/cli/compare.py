@@ -48,7 +48,7 @@ class Common:
 
     Attributes:
         data: a known name (leanbayes list data), or a file or folder of your own: .npz with x_train, y_train, x_test,
-            y_test; .csv; a folder train/CLASS/*.png, test/CLASS/*.png.
+            y_test; .csv or .parquet; a folder train/CLASS/*.png, test/CLASS/*.png.
         net: a known name (leanbayes list nets), or your own as package.module:function; default lenet for images, small
             for images below 28 pixels, mlp for tables, lstm-ehr for series.
         methods: methods separated by commas; "all" for every one, "plain" is the unconverted network. One method in
@@ -69,8 +69,8 @@ class Common:
             choose settings without looking at the test set.
         validation: share of the training rows to hold out, by class or target quantile. They give the temperature or
             the noise, for tables also the epochs. Five folds replace them if rows are few. 0 trains on all rows.
-        split: number of the train/test split, for the UCI sets, digits and .csv files.
-        target: column of a .csv file to predict; default the last.
+        split: number of the train/test split, for the UCI sets, digits and tables.
+        target: column of a table to predict; default the last.
         task: classification or regression, for data of your own; default by its targets.
         channels: first or last, the channel axis of images in an .npz file; default by their shape.
         drop: columns of a table to leave out, separated by commas.
