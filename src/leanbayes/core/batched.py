@@ -36,6 +36,9 @@ On a CPU larger activations leave its cache; on a GPU larger batches are no long
 LARGEST_STACK = 64 * 2**20
 """Bytes of folded weights that are stacked for one pass."""
 
+SMALL_STACK = 8 * 2**20
+"""Bytes of folded weights that are stacked even if they are not kept for the next call."""
+
 
 class GivenVariables:
     """Takes the place of a `PassState`: the variables of one draw, the same for all rows."""
@@ -71,14 +74,15 @@ class BatchedDraws:
         """Return how to run all draws on a batch, a function of sizes and the device alone.
 
         Draws run together if their activations are small. Of the two ways, a CPU takes stacked weights while they are
-        small. A GPU, and networks with large weights, take factors, which are read once for all draws.
+        small, or kept. A GPU, and networks with large weights, take factors: all draws read the weights once.
         """
         device = next(tensors_in(x)).device.type
         group = len(self.draws.group(0))
         if not self.possible or group < 2 or group * _bytes_of_rows(self.first, x) > SMALL.get(device, SMALL["cuda"]):
             return "folded"
-        fits, lean = group * self.size <= LARGEST_STACK, self._is_lean()
-        if fits and (device == "cpu" or not lean):
+        lean, stack = self._is_lean(), group * self.size
+        cheap = stack <= SMALL_STACK or stack <= self.draws.budget.limit  # small, or folded once for many calls
+        if stack <= LARGEST_STACK and ((device == "cpu" and cheap) or not lean):
             return "stacked"
         return "factored" if lean else "folded"
 
