@@ -24,6 +24,7 @@ from leanbayes.evaluation.statistics import numbers
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, slice_rows
 from leanbayes.runtime.display import counted, html_table
+from leanbayes.runtime.noise import Design
 from leanbayes.shift.sweep import Shift
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
@@ -102,6 +103,7 @@ def evaluate(
     compile: bool = False,
     metrics: Mapping[str, Metric] | None = None,
     temperature: Temperature | None = None,
+    design: Design = "independent",
 ) -> Result:
     """Evaluate a model: accuracy, likelihood, calibration, selective risk, out-of-distribution detection, cost.
 
@@ -127,6 +129,7 @@ def evaluate(
         compile: measure the cost of compiled training steps.
         metrics: functions of (prediction, targets) by name. They replace the usual figures of the test set.
         temperature: fitted on held-out rows. The figures at this temperature are added as `metrics["tempered"]`.
+        design: of the draws, as in `predict`.
 
     Example:
         >>> result = lb.evaluate(bnn, (x, y), ood={"letters": (letters, None)})
@@ -135,7 +138,7 @@ def evaluate(
     _check(test, ood, shift)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     samples = min(samples, distinct_draws(model) or samples)
-    evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units)
+    evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units, design)
     prediction, targets = evaluator.predict(test)
     others = {name: evaluator.predict(data)[0] for name, data in (ood or {}).items()}
     if metrics is None:
@@ -176,6 +179,7 @@ class _Evaluator:
     batch_size: int
     output: Output | None
     units: Units | None
+    design: Design
 
     def predict(self, data: Data, *, keep_samples: bool = True) -> tuple[Prediction, Tensor]:
         """Predict all rows of a data set, on all processes; return prediction and targets on the CPU."""
@@ -216,6 +220,7 @@ class _Evaluator:
 
     def _run(self, x: Any, keep_samples: bool) -> Prediction:
         options: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "output": self.output}
+        options["design"] = self.design
         prediction = predict(self.model, x, self.likelihood, keep_samples=keep_samples, **options).to("cpu")
         return prediction if self.units is None else in_units(prediction, *self.units)
 
