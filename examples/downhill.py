@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from leanbayes.distributions.log_uniform import exact_log_uniform_kl, log_uniform_kl, peaked_log_uniform_kl
-from leanbayes.distributions.ordered import Downhill
+from leanbayes.distributions.ordered import downhill, gumbel, uniform_tails
 
 TEMPERATURES = (0.1, 1.0, 3.0)
 DIMENSIONS, SAMPLES = 30, 5
@@ -40,8 +40,8 @@ def draw_masks(masks: dict[str, Tensor], log_alpha: Tensor, curves: dict[str, Te
 
 def main(folder: Path = Path("runs/examples")) -> dict[str, object]:
     torch.manual_seed(0)
-    tails = torch.full((DIMENSIONS,), 1 / DIMENSIONS)
-    masks = {str(tau): Downhill(tails, temperature=tau).rsample((SAMPLES,)) for tau in TEMPERATURES}
+    log_tails = uniform_tails(DIMENSIONS).log()
+    masks = {str(tau): downhill(log_tails, tau, gumbel(torch.rand(SAMPLES, DIMENSIONS))) for tau in TEMPERATURES}
     log_alpha = torch.linspace(-6, 6, 121, dtype=torch.float64)
     exact, sparse, nested = (-kl(log_alpha) for kl in (exact_log_uniform_kl, log_uniform_kl, peaked_log_uniform_kl))
     fitted = (log_alpha >= -5) & (log_alpha <= 0.5)

@@ -15,7 +15,7 @@ from leanbayes.data.annotated.images import draw_annotators
 from leanbayes.distributions.law import LAWS
 from leanbayes.distributions.random import standard
 from leanbayes.methods import all_methods
-from leanbayes.shift.corruptions._random import Streams
+from leanbayes.shift._pixels import Streams
 
 EXAMPLES = {f"{name}:{label}": m for name, kind in all_methods().items() for label, m in kind.examples().items()}
 

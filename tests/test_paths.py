@@ -13,7 +13,7 @@ from leanbayes.cli.main import main
 from leanbayes.compare.batch_predict import read_scores, score
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.run_all import run_all
-from leanbayes.data.annotated.bsds import prepare_bsds500
+from leanbayes.data.annotated.published import prepare_bsds500
 from leanbayes.data.cache import data_root
 from leanbayes.integrations.onnx import export
 from leanbayes.report import build, load_results

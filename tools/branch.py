@@ -20,16 +20,14 @@ from leanbayes.cli.compare import comparison_options, out_of, plan_of
 from leanbayes.cli.main import parse
 from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Job
-from leanbayes.compare.load_run import STATE
 from leanbayes.compare.run_all import run_all
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.core.plain import plain_view
 from leanbayes.runtime._files import read_tensors, tied
-from leanbayes.training.objective import NetworkWithLikelihood
-from leanbayes.training.optimizer import make_optimizer
+from leanbayes.training.objective import make_optimizer, NetworkWithLikelihood
 from leanbayes.training.progress import History
 from leanbayes.training.recipe import beta
-from leanbayes.training.state import Checkpoint, HEADER, MODEL, OPTIMIZER, RANDOM, restore_random_state
+from leanbayes.training.state import Checkpoint, HEADER, MODEL, OPTIMIZER, RANDOM, restore_random_state, STATE
 
 OWN = ("convert_at_epoch", "posterior_lr", "accelerator")
 """Fields of a recipe in which a method may differ from the plain network up to its conversion."""

@@ -20,7 +20,7 @@ from torch import nn, Tensor
 
 from leanbayes import metrics
 from leanbayes.compare.load_run import load_run
-from leanbayes.compare.run import autocast, SETTINGS_FILE
+from leanbayes.compare.run import SETTINGS_FILE
 from leanbayes.core.conversion import is_stochastic
 from leanbayes.core.plain import mean
 from leanbayes.core.predictor import distinct_draws, predict
@@ -29,8 +29,9 @@ from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import commit, read_json
 from leanbayes.methods.ensemble import members_of
 from leanbayes.metrics._validate import log_probabilities, pick
-from leanbayes.metrics.temperature import cross_fitted
+from leanbayes.metrics.calibration import cross_fitted
 from leanbayes.runtime.passes import components_of
+from leanbayes.training.objective import autocast
 
 FIGURES = ("accuracy", "nll", "cnll", "ece")
 BOOTSTRAPS = 400

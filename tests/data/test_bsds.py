@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from leanbayes import data
-from leanbayes.data.annotated.bsds import FILE
+from leanbayes.data.annotated.published import BSDS_FILE as FILE
 
 
 def write_cache(path, **changes):

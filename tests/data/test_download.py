@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from leanbayes import data
+from leanbayes.data.cache import check_md5, download
 from leanbayes.data.catalogue import SOURCES
-from leanbayes.data.preparation import check_md5, download
 from tests.data import upstream
 
 BODY = np.random.default_rng(0).bytes(100_000)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from leanbayes import data, metrics
-from leanbayes.data.annotated.ambiguous import mode_distances, overlap
+from leanbayes.data.annotated.ambiguous import overlap
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_overlap_is_intersection_over_union():
 
 def test_distances_of_modes(law):
     modes, _ = law
-    distances = mode_distances(modes)
+    distances = 1 - overlap(modes, modes)
     halves = modes[:, 1].sum((1, 2)) / modes[:, 0].sum((1, 2))
     torch.testing.assert_close(distances[:, 0, 1], 1 - halves)
     assert (distances[:, :2, 2] == 1).all()
@@ -93,7 +93,7 @@ def test_nearest_is_by_the_overlap_of_both_classes():
 
 def test_the_best_energy_distance_is_reached_by_the_law_itself(law):
     modes, p = (values[:1].double() for values in law)
-    distances, rounds = mode_distances(modes)[0].double(), 20_000
+    distances, rounds = (1 - overlap(modes, modes))[0].double(), 20_000
     generator = torch.Generator().manual_seed(0)
 
     def shares(count):

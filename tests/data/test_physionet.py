@@ -8,10 +8,9 @@ import torch
 
 from leanbayes import data
 from leanbayes.cli.compare import comparison_options, parse, plan_of
-from leanbayes.data.upstream.physionet import (
+from leanbayes.data.upstream import (
     binned,
     BINS,
-    FILE,
     HOURS,
     OUTCOMES,
     physionet2012,
@@ -21,6 +20,9 @@ from leanbayes.data.upstream.physionet import (
     SETS,
     SHAPE,
     STATIC,
+)
+from leanbayes.data.upstream import (
+    PHYSIONET_FILE as FILE,
 )
 from tests.data import upstream
 

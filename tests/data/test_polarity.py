@@ -11,16 +11,18 @@ import torch
 from leanbayes import data
 from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.data import catalogue as sources
-from leanbayes.data.upstream.polarity import (
+from leanbayes.data.upstream import (
     BEGIN,
     encode,
-    FILE,
     LENGTH,
     PADDING,
     SPECIAL,
     UNKNOWN,
     VOCABULARY,
     vocabulary,
+)
+from leanbayes.data.upstream import (
+    POLARITY_FILE as FILE,
 )
 from tests.data.upstream import digest
 

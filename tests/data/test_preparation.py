@@ -10,7 +10,7 @@ import torch
 
 from leanbayes import data
 from leanbayes.data import catalogue as sources
-from leanbayes.data.upstream.uci import read_uci, UCI_SETS
+from leanbayes.data.upstream import read_uci, UCI_SETS
 from tests.data import upstream
 
 
@@ -78,7 +78,7 @@ def test_a_missing_upstream_file_is_named_with_its_address(tmp_path):
 
 
 def test_cifar10_becomes_three_parts_and_a_test_file(tmp_path, monkeypatch):
-    monkeypatch.setattr("leanbayes.data.upstream.images._CIFAR10_PARTS", (20, 40))
+    monkeypatch.setattr("leanbayes.data.upstream._CIFAR10_PARTS", (20, 40))
     x, y = upstream.images(0, 60, 3, 32, 32), upstream.labels(60, 10)
     names = "airplane\nautomobile\nbird\ncat\ndeer\ndog\nfrog\nhorse\nship\ntruck\n\n"
     batches = {

@@ -9,7 +9,7 @@ from leanbayes import data
 from leanbayes.data.cache import sha256_of_arrays
 from leanbayes.data.catalogue import NOTMNIST, UCI
 from leanbayes.data.files.npz import read_array
-from leanbayes.data.upstream.uci import UCI_SETS
+from leanbayes.data.upstream import UCI_SETS
 
 # rows, columns, splits as in Hernandez-Lobato & Adams (2015)
 UCI_SIZES = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leanbayes.metrics import ensemble_equivalent
-from leanbayes.metrics.diversity import Equivalent
+from leanbayes.metrics.classification import Equivalent
 from leanbayes.shift import corrupted_means, mean_corruption_error, relative_mean_corruption_error
 from tests.docs.pages import file_of, lacking, RESULTS, span, unsaid
 

@@ -46,6 +46,24 @@ def test_figures_are_those_of_the_prediction(classifier):
     json.dumps({"metrics": result.metrics, "figures": result.figures}, allow_nan=False)
 
 
+def test_figures_at_a_temperature_are_those_of_the_changed_prediction(classifier):
+    _, bnn, x, y = classifier
+    held = lb.recalibrate.Temperature("mean").fit(lb.predict(bnn, x[:30], samples=8), y[:30])
+    images = lb.shift.Shift(
+        images=torch.rand(6, 1, 2, 2), y=y[:6], inputs=lambda rows: rows.flatten(1), corruptions=("gaussian_noise",)
+    )
+    result = lb.evaluate(bnn, (x[30:], y[30:]), ood={"far": (x * 5, None)}, samples=8, temperature=held, shift=images)
+    changed, far = (held(lb.predict(bnn, rows, samples=8)) for rows in (x[30:], x * 5))
+    tempered = result.metrics["tempered"]
+    assert tempered["temperature"] == held.temperature != 1
+    assert tempered["test"]["nll"] == pytest.approx(lb.metrics.nll(changed.mean, y[30:]).item(), rel=1e-6)
+    assert tempered["test"]["accuracy"] == result.metrics["test"]["accuracy"]
+    assert tempered["ood"]["far"]["auroc"] == pytest.approx(lb.metrics.auroc(changed.total, far.total).item())
+    assert [row["corruption"] for row in tempered["shift"]] == [row["corruption"] for row in result.metrics["shift"]]
+    assert tempered["shift"][-1]["nll"] != result.metrics["shift"][-1]["nll"]
+    assert tempered["shift"][-1]["accuracy"] == result.metrics["shift"][-1]["accuracy"]
+
+
 def test_own_metrics_take_the_place_of_the_usual_ones(classifier):
     _, bnn, x, y = classifier
     own = {"sharpness": lambda p, _: p.mean.max(1).values.mean(), "wrong": lambda p, y: (p.mean.argmax(1) != y).sum()}

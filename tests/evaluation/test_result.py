@@ -120,21 +120,6 @@ def test_processes_are_said_by_the_launcher_else_by_the_recipe():
     assert results.processes_of({"recipe": {"devices": None}}) == 1
 
 
-def test_a_record_is_computed_once_for_its_key(tmp_path):
-    calls = []
-
-    def compute():
-        calls.append(1)
-        return {"value": len(calls)}
-
-    path = tmp_path / "deep" / "record.json"
-    assert results.cached_json(path, {"seed": 0, "widths": (1, 2)}, compute)["value"] == 1
-    assert results.cached_json(path, {"seed": 0, "widths": (1, 2)}, compute)["value"] == 1
-    assert results.cached_json(path, {"seed": 1, "widths": (1, 2)}, compute)["value"] == 2
-    path.write_text("{")
-    assert results.cached_json(path, {"seed": 1, "widths": (1, 2)}, compute)["value"] == 3
-
-
 def test_the_first_setting_that_differs_is_named():
     one = {"recipe": {"lr": 0.1, "devices": 1}, "where": ["a"]}
     assert results.difference(one, one) == ""

@@ -58,7 +58,8 @@ def test_images_of_odd_sides_and_several_channels():
 def test_lengths_of_a_fixed_chain_tell_nothing():
     """Images and masks change means and deviations alone; the divergence has no part for the length."""
     model, x = tiny(keep=0.75).eval(), scans()
-    prior, posterior = model.prior(x), model.posterior(torch.cat([x, model._planes(masks())], 1))
+    planes = torch.nn.functional.one_hot(masks().long(), model.num_classes).movedim(-1, 1).float()
+    prior, posterior = model.prior(x), model.posterior(torch.cat([x, planes], 1))
     tails = torch.tensor([0.25, 0.75 * 0.25, 0.75**2 * 0.25, 0.75**3]).expand(5, -1)
     torch.testing.assert_close(prior.log_tails.exp(), tails)
     torch.testing.assert_close(posterior.log_tails, prior.log_tails)

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import fx, nn, Tensor
 
 from leanbayes import models
-from leanbayes.layers.channels import Channels, follow, Layout, positions, Stream
+from leanbayes.layers.channels import follow
+from leanbayes.layers.streams import Channels, Layout, positions, Stream
 from tests.needs import need_torch
 
 OUTPUT = "it is an output of the network"

@@ -9,7 +9,7 @@ from torch.distributions import kl_divergence, Normal
 import leanbayes as lb
 from leanbayes.layers.family import Conv1D, family_of, LINEAR_MAPS, refusal
 from leanbayes.methods import all_methods
-from leanbayes.models.ehr import EHRNet
+from leanbayes.models.classic import EHRNet
 
 WORDS, WIDTH, PADDING = 7, 4, 2
 

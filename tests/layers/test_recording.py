@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn, Tensor
 
-from leanbayes.layers.channels import follow, Stream
+from leanbayes.layers.channels import follow
+from leanbayes.layers.streams import Stream
 
 
 class Net(nn.Module):

@@ -11,7 +11,8 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
-from leanbayes.layers.channels import Channels, follow
+from leanbayes.layers.channels import follow
+from leanbayes.layers.streams import Channels
 
 
 def mlp(*layers: nn.Module) -> nn.Module:

@@ -10,8 +10,8 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from leanbayes.distributions.assignment import Assignment
-from leanbayes.layers.channels import Stream
-from leanbayes.methods.nested.units import Order, OrderingUnit
+from leanbayes.layers.streams import Stream
+from leanbayes.methods.nested.units import OrderingUnit
 from leanbayes.runtime.passes import Fixed, many_draws
 from tests.slim.networks import CASES, Residual, residual, set_keep_logits, units_of, unsettle, X
 
@@ -231,10 +231,14 @@ def test_a_coupled_unit_of_fewer_groups_keeps_the_same_share():
 
 @pytest.mark.parametrize("size", [1, 5, 24])
 def test_by_default_half_of_the_passes_keep_all_channels_whatever_their_number(size):
-    made = OrderingUnit(Stream(size, 1), Order(**ORDER | {"groups": 12, "prior_keep": None, "init_keep": None}))
+    made = OrderingUnit(
+        Stream(size, 1), lb.NestedDropout(**ORDER | {"groups": 12, "prior_keep": None, "init_keep": None})
+    )
     assert made.keep[-1].item() == pytest.approx(0.5 if size > 1 else 1.0, rel=1e-5)
     assert made.kl().item() == pytest.approx(0, abs=1e-6)
-    own = OrderingUnit(Stream(size, 1), Order(**ORDER | {"groups": 12, "prior_keep": None, "init_keep": 0.9}))
+    own = OrderingUnit(
+        Stream(size, 1), lb.NestedDropout(**ORDER | {"groups": 12, "prior_keep": None, "init_keep": 0.9})
+    )
     assert own.keep[-1].item() == pytest.approx(0.9 ** (own.groups - 1), rel=1e-5)
 
 
@@ -263,7 +267,7 @@ def test_a_compiled_pass_pools_noise_as_an_eager_one():
 def test_masks_of_streams_that_are_not_coupled_are_independent():
     bnn = residual(coupled=False)
     set_keep_logits(bnn)
-    n = 4000
+    n = 1000
     first, second = (z.sum(1) for z in masks(bnn, n))
     correlation = torch.corrcoef(torch.stack([first, second]))[0, 1]
     assert first.std() > 0.5
@@ -306,8 +310,12 @@ ORDER = {"groups": 4, "always_on": 1, "tail": "learned", "coupled": True, "prior
 ORDER |= {"temperature": 2.0, "hard": True, "rescale": True}
 
 
+def order(**fields) -> lb.NestedDropout:
+    return lb.NestedDropout(**ORDER | fields)
+
+
 def unit(size: int = 8, lanes: int = 1, **fields) -> OrderingUnit:
-    made = OrderingUnit(Stream(size, lanes), Order(**ORDER | fields))
+    made = OrderingUnit(Stream(size, lanes), order(**fields))
     if made.learned:
         with torch.no_grad():
             made.keep_logits.copy_(torch.linspace(1.0, -1.0, len(made.keep_logits)))

@@ -11,7 +11,7 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes import models
-from leanbayes.models.dropout import DropoutNorm
+from leanbayes.models._blocks import DropoutNorm
 
 KINDS = {
     "batch": (nn.BatchNorm1d(6), (4, 6)),

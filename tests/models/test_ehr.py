@@ -8,7 +8,7 @@ from torch import nn
 
 from leanbayes import models
 from leanbayes.models import EHRNet
-from leanbayes.models.ehr import START
+from leanbayes.models.classic import START
 
 STEPS, VARIABLES, BINS = 5, 4, 3
 

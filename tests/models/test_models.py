@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from leanbayes import models
-from leanbayes.models.vgg import CIFAR_HEAD, Head
+from leanbayes.models.classic import CIFAR_HEAD, Head
 
 LIGHT = ["mlp", "regression", "small", "lenet", "lenet5", "vgg11", "resnet18", "wrn-16-2", "pyramidnet-14-20"]
 LIGHT += ["lenet5-bn", "vgg-like-w0.125", "vgg-like-w0.125-dropout"]

@@ -13,8 +13,7 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from leanbayes import models
-from leanbayes.models.mobilenet import InvertedResidual
-from leanbayes.models.resnet import GroupedBottleneck
+from leanbayes.models.resnet import GroupedBottleneck, InvertedResidual
 
 NETWORKS = ["vgg11-bn-w0.0625", "mobilenetv2-w0.25", "resnext-11-2x4d", "unet"]
 

@@ -11,7 +11,7 @@ import torch
 
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.data import DataSet, Split
-from leanbayes.data.upstream.physionet import SHAPE
+from leanbayes.data.upstream import SHAPE
 from leanbayes_papers import SUITES
 from leanbayes_papers.harness import printed, Run, Trained
 from leanbayes_papers.harness.suite import run_suite

@@ -14,7 +14,7 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 import leanbayes as lb
 from leanbayes.core.conversion import stochastic_layers
-from leanbayes.data.upstream.polarity import BEGIN, PADDING, UNKNOWN
+from leanbayes.data.upstream import BEGIN, PADDING, UNKNOWN
 from leanbayes.methods import all_methods
 from leanbayes_papers import SUITES
 from leanbayes_papers.harness import Run, Trained

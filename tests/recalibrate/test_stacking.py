@@ -12,7 +12,7 @@ from scipy import optimize, stats
 import leanbayes as lb
 from leanbayes.core.prediction import Prediction
 from leanbayes.recalibrate import Conformal, Stacking, Temperature
-from leanbayes.recalibrate.stacking import best_weights
+from leanbayes.recalibrate.calibrators import best_weights
 from tests.recalibrate.problems import each_problem, of_yes, over_classes, over_reals, record
 
 

@@ -62,7 +62,8 @@ def test_draws_are_fitted_as_they_are_called(problem):
 
     def loss(log_temperature: float) -> float:
         trial = Temperature()
-        trial.temperature, trial._fitted = math.exp(log_temperature), fitted._fitted
+        trial.temperature = math.exp(log_temperature)
+        trial._likelihood, trial._scale = fitted._likelihood, fitted._scale
         return -trial(p).log_prob(y).double().mean().item()
 
     best = optimize.minimize_scalar(loss, bounds=(-2, 3), method="bounded", options={"xatol": 1e-7}).x

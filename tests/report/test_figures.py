@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from leanbayes.report import load_results
-from leanbayes.report.figures import figures
-from leanbayes.report.figures.distributions import pooled_histograms, pooled_reliability, rebin
-from leanbayes.report.figures.examples import galleries
-from leanbayes.report.figures.svg import Axis, Chart, LARGE, linear_axis, ratio_axis, SMALL, write_tick
+from leanbayes.report.figures import figures, pooled_histograms, pooled_reliability, rebin
 from leanbayes.report.load import Look
+from leanbayes.report.page import galleries
+from leanbayes.report.svg import Axis, Chart, LARGE, linear_axis, ratio_axis, SMALL, write_tick
 from tests.report import make
 
 THREE = {name: make.METHODS[name] for name in ("plain", "deep_ensemble", "rank1")}

@@ -9,7 +9,7 @@ import torch
 
 from leanbayes import shift
 from leanbayes.shift import corruptions
-from leanbayes.shift.corruptions.severities import blend_of, Level, Table
+from leanbayes.shift.corruptions import blend_of, Corruption
 from tests.shift.pictures import change, pictures
 
 # Only these draw random numbers.
@@ -114,10 +114,10 @@ def test_scale_chooses_the_constants_and_size_goes_between_them():
     assert small < 0.02 < 0.07 < large
     assert (blend_of(28, None), blend_of(32, None), blend_of(224, None), blend_of(500, None)) == (0, 0, 1, 1)
     assert 0 < blend_of(64, None) < blend_of(128, None) < 1
-    table = Table(cifar=((1, 10), *[(0, 0)] * 4), imagenet=((2, 30), *[(0, 0)] * 4))
-    assert table.at(Level(1, 0)) == [1, 10]
-    assert table.at(Level(1, 0.25)) == [1.25, 15]
-    assert table.at(Level(1, 1)) == [2, 30]
+    table = Corruption(corruptions.snow, cifar=((1, 10), *[(0, 0)] * 4), imagenet=((2, 30), *[(0, 0)] * 4))
+    assert table.constants(1, 0) == [1, 10]
+    assert table.constants(1, 0.25) == [1.25, 15]
+    assert table.constants(1, 1) == [2, 30]
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 
 from leanbayes import shift
-from leanbayes.shift.corruptions import blur, digital, geometry, noise, weather
-from leanbayes.shift.corruptions._random import Streams
-from leanbayes.shift.corruptions.severities import Level
+from leanbayes.shift import _pixels, corruptions
+from leanbayes.shift._pixels import Streams
 from tests.shift.pictures import pictures
 
 CPU = torch.device("cpu")
@@ -23,6 +22,10 @@ CPU = torch.device("cpu")
 
 def streams(count: int, seed: int = 0) -> Streams:
     return Streams(seed, "test", range(count), CPU)
+
+
+def constants(name: str, severity: int = 5, blend: float = 0) -> list[float]:
+    return corruptions._BY_NAME[name].constants(severity, blend)
 
 
 def unit(count: int, size: int, channels: int = 3) -> torch.Tensor:
@@ -56,10 +59,10 @@ def test_streams_have_the_moments_of_their_laws():
 
 def test_gaussian_noise_has_its_std_and_mixing_keeps_the_rest_of_the_image():
     images = torch.full((50, 3, 32, 32), 0.5)
-    error = noise.gaussian_noise(images, Level(5, 0), streams(50)) - images
+    error = corruptions.gaussian_noise(images, streams(50), *constants("gaussian_noise")) - images
     assert error.std().item() == pytest.approx(0.10, rel=4 / math.sqrt(2 * error.numel()))
     for severity, share in enumerate((0.2, 0.4, 0.6, 0.8, 1.0), start=1):
-        mixed = noise.gaussian_mix(images, Level(severity, 0), streams(50))
+        mixed = corruptions.gaussian_mix(images, streams(50), *constants("gaussian_mix", severity))
         standard = (mixed - (1 - share) * images) / share
         assert standard.mean().item() == pytest.approx(0, abs=4 / math.sqrt(standard.numel()))
         assert standard.std().item() == pytest.approx(1, rel=4 / math.sqrt(2 * standard.numel()))
@@ -67,7 +70,7 @@ def test_gaussian_noise_has_its_std_and_mixing_keeps_the_rest_of_the_image():
 
 def test_shot_noise_keeps_the_mean_and_has_poisson_variance():
     images = torch.full((50, 1, 32, 32), 0.3)
-    counted = noise.shot_noise(images, Level(5, 0), streams(50))
+    counted = corruptions.shot_noise(images, streams(50), *constants("shot_noise"))
     variance = 0.3 / 50
     assert counted.mean().item() == pytest.approx(0.3, abs=4 * math.sqrt(variance / counted.numel()))
     assert counted.var().item() == pytest.approx(variance, rel=5 * math.sqrt(2 / counted.numel()))
@@ -90,7 +93,7 @@ def test_impulses_hit_their_share_half_of_it_white(name, share):
 
 @pytest.mark.parametrize("radius", [0.3, 1.5, 3.0, 10.0])
 def test_the_disk_is_symmetric_and_covers_its_area(radius):
-    kernel = blur._disk(radius, 0.5)
+    kernel = corruptions._disk(radius, 0.5)
     torch.testing.assert_close(kernel.sum(), torch.tensor(1.0))
     torch.testing.assert_close(kernel, kernel.T)
     torch.testing.assert_close(kernel, kernel.flip(0))
@@ -98,12 +101,12 @@ def test_the_disk_is_symmetric_and_covers_its_area(radius):
         assert 1 / kernel.max().item() == pytest.approx(math.pi * radius**2, rel=0.1)
 
 
-@pytest.mark.parametrize("level", [Level(5, 0), Level(5, 1)])
-def test_defocus_is_a_convolution_with_a_mirrored_border(level):
-    image = unit(1, 32, 1)
-    kernel = blur._disk(*blur.DEFOCUS_BLUR.at(level)).numpy()
+@pytest.mark.parametrize("blend", [0, 1])
+def test_defocus_is_a_convolution_with_a_mirrored_border(blend):
+    image, disk = unit(1, 32, 1), constants("defocus_blur", blend=blend)
+    kernel = corruptions._disk(*disk).numpy()
     expected = scipy.ndimage.convolve(image[0, 0].numpy(), kernel, mode="mirror")
-    np.testing.assert_allclose(blur.defocus_blur(image, level, streams(1))[0, 0].numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(corruptions.defocus_blur(image, streams(1), *disk)[0, 0].numpy(), expected, atol=1e-5)
 
 
 def jump_one_by_one(chance: np.ndarray, reach: int, share: float) -> np.ndarray:
@@ -121,7 +124,7 @@ def jump_one_by_one(chance: np.ndarray, reach: int, share: float) -> np.ndarray:
 @pytest.mark.parametrize(("reach", "share"), [(1, 1.0), (2, 1.0), (4, 1.0), (3, 0.4)])
 def test_jumps_all_at_once_are_jumps_one_by_one(reach, share):
     chance = torch.rand(3, 3, 20, 24)
-    found = blur._jumps(chance, reach, share)
+    found = corruptions._jumps(chance, reach, share)
     for image in range(3):
         assert np.array_equal(found[image].numpy(), jump_one_by_one(chance[image].double().numpy(), reach, share))
 
@@ -129,7 +132,7 @@ def test_jumps_all_at_once_are_jumps_one_by_one(reach, share):
 def test_motion_is_a_sum_of_shifted_images():
     images, angles = unit(2, 32), torch.tensor([0.5, -0.7])
     weights = np.exp(-0.5 * (np.arange(13) / 3.0) ** 2)
-    smeared = geometry.motion(images, angles, 6, 3.0)
+    smeared = _pixels.motion(images, angles, 6, 3.0)
     for image, angle, found in zip(images.double().numpy(), angles.tolist(), smeared, strict=True):
         expected = np.zeros_like(image)
         for step, weight in enumerate(weights / weights.sum()):
@@ -143,7 +146,7 @@ def test_motion_is_a_sum_of_shifted_images():
 def test_gaussian_blur_is_scipys(sigma):
     image = unit(1, 32, 1)
     expected = scipy.ndimage.gaussian_filter(image[0, 0].numpy(), sigma, mode="nearest", truncate=4.0)
-    np.testing.assert_allclose(geometry.blur(image, sigma)[0, 0].numpy(), expected, atol=1e-5)
+    np.testing.assert_allclose(_pixels.blur(image, sigma)[0, 0].numpy(), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [28, 32, 65])
@@ -154,7 +157,7 @@ def test_zooming_is_scipys_zoom_of_the_middle(size, factor):
     start = (size - cut) // 2
     stretched = scipy.ndimage.zoom(line[start : start + cut].numpy(), factor, order=1)
     trim = (len(stretched) - size) // 2
-    found = geometry.zoom_matrix(size, factor) @ line
+    found = _pixels.zoom_matrix(size, factor) @ line
     np.testing.assert_allclose(found.numpy(), stretched[trim : trim + size], atol=1e-5)
 
 
@@ -183,7 +186,7 @@ def diamond_square(noise: np.ndarray, decay: float) -> np.ndarray:
 
 @pytest.mark.parametrize("decay", [1.5, 3.0])
 def test_clouds_are_a_diamond_square_fractal(decay):
-    found = weather.clouds(streams(2), 13, decay)
+    found = _pixels.clouds(streams(2), 13, decay)
     given = streams(2).uniform(16, 16, low=-1.0, high=1.0)
     for cloud, numbers in zip(found, given, strict=True):
         np.testing.assert_allclose(cloud.numpy(), diamond_square(numbers.double().numpy(), decay), atol=1e-5)
@@ -241,7 +244,7 @@ def test_contrast_shrinks_the_distance_to_the_mean():
 
 
 def test_corner_weights_carry_affine_maps():
-    weights = digital._corner_weights(30, 36).view(3, 30, 36)
+    weights = corruptions._corner_weights(30, 36).view(3, 30, 36)
     torch.testing.assert_close(weights.sum(0), torch.ones(30, 36))
     # The corners lie ten pixels from the middle, at (15, 18): each has its own weight only.
     at_corners = torch.stack([weights[:, 25, 28], weights[:, 5, 28], weights[:, 5, 8]])
@@ -250,10 +253,10 @@ def test_corner_weights_carry_affine_maps():
 
 def test_elastic_warps_read_the_image_where_the_displacement_says():
     # Warped ramps tell where each pixel was read from; scipy then reads another image there.
-    image, level = unit(1, 32, 1), Level(5, 0)
+    image, level = unit(1, 32, 1), constants("elastic_transform")
     across = torch.arange(32.0).expand(1, 1, 32, 32)
-    x, y = (digital.elastic_transform(ramp, level, streams(1))[0, 0].double() for ramp in (across, across.mT))
-    found = digital.elastic_transform(image, level, streams(1))[0, 0].numpy()
+    x, y = (corruptions.elastic_transform(ramp, streams(1), *level)[0, 0].double() for ramp in (across, across.mT))
+    found = corruptions.elastic_transform(image, streams(1), *level)[0, 0].numpy()
     expected = scipy.ndimage.map_coordinates(image[0, 0].double().numpy(), [y.numpy(), x.numpy()], order=1)
     inside = slice(4, -4)  # near the border a ramp is mirrored and no longer tells the place
     np.testing.assert_allclose(found[inside, inside], expected[inside, inside], atol=1e-4)
@@ -267,8 +270,8 @@ def test_blocks_are_those_of_a_box_filter(size, left):
     image = pictures(1, size, 1)[0, 0]
     small = Image.fromarray(image.numpy()).resize((blocks, blocks), Image.Resampling.BOX)
     expected = np.array(small.resize((size, size), Image.Resampling.NEAREST), dtype=float)
-    matrix = geometry.block_matrix(size, blocks)
-    found = geometry.separable(image[None, None].float(), matrix, matrix)[0, 0]
+    matrix = _pixels.block_matrix(size, blocks)
+    found = _pixels.separable(image[None, None].float(), matrix, matrix)[0, 0]
     assert np.abs(found.numpy() - expected).max() <= 1.01  # PIL rounds twice
 
 

@@ -16,8 +16,15 @@ from torch.distributions import Dirichlet
 import leanbayes as lb
 from leanbayes.methods.nested.layer import NestedLayer
 from leanbayes.models import MLP, MobileNetV2, ResNeXt, SmallConvNet
-from leanbayes.slim.discrepancy import concentration_of, KERNEL_WIDTHS, LOG_PRECISION, SMALLEST_CONCENTRATION
-from leanbayes.slim.distillation import Lesson, lesson_loss, ordering_units
+from leanbayes.slim.distillation import (
+    concentration_of,
+    KERNEL_WIDTHS,
+    Lesson,
+    lesson_loss,
+    LOG_PRECISION,
+    ordering_units,
+    SMALLEST_CONCENTRATION,
+)
 
 TRAIN = 1300
 SHORT = lb.Recipe(epochs=2, batch_size=32, optimizer="adam", lr=5e-3)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
-from leanbayes.slim.sweep import Correlation, pearson, TENTHS
+from leanbayes.slim.narrowing import Correlation, pearson, TENTHS
 
 SOME = torch.rand(3, 5)
 

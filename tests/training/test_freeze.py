@@ -14,7 +14,7 @@ from leanbayes.compare.job import recipe_for
 from leanbayes.core.plain import strip
 from leanbayes.training import Recipe
 from leanbayes.training.fit import fit
-from leanbayes.training.optimizer import to_train_mode
+from leanbayes.training.objective import to_train_mode
 from tests.distributed.together import one_worker, together
 
 from .problems import images, line, network, rank1, same, short

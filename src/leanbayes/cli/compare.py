@@ -7,30 +7,33 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints, Literal, NamedTuple
+from typing import Annotated, Any, get_type_hints, Literal, NamedTuple, TypeVar
 
-from leanbayes import data
+from leanbayes import data, shift
 from leanbayes.cli.main import complain, parse
 from leanbayes.compare import job as jobs_of
 from leanbayes.compare.experiment import load, pick_device
-from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job, MethodSpec
+from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
 from leanbayes.compare.run import Stage
 from leanbayes.compare.run_all import check_alike
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
 from leanbayes.data.loading import resolve
-from leanbayes.methods import all_methods
-from leanbayes.methods._base import Method
-from leanbayes.report import build, load_results, markdown, terminal
+from leanbayes.methods import all_methods, closest
+from leanbayes.report.load import load_results
+from leanbayes.report.page import build
+from leanbayes.report.text import markdown, terminal
 from leanbayes.runtime.distributed import is_first
 from leanbayes.training import Recipe
 
+Spec = TypeVar("Spec", DataSpec, EvaluationSpec)
 NET_OF_KIND = {"image": "lenet", "table": "mlp", "series": "lstm-ehr"}
 SMALLEST_LENET = 28  # smallest image side, in pixels, for LeNet's kernels; smaller images get the small network
 OOD = {
     "digits": ("noise", "shuffled"),
+    "fashion-demo": ("left-out",),
     "mnist": ("fashion-mnist", "notmnist"),
     "fashion-mnist": ("notmnist", "mnist"),
     "cifar10": ("svhn",),
@@ -45,7 +48,7 @@ class Common:
 
     Attributes:
         data: a known name (leanbayes list data), or a file or folder of your own: .npz with x_train, y_train, x_test,
-            y_test; .csv; a folder train/CLASS/*.png, test/CLASS/*.png.
+            y_test; .csv or .parquet; a folder train/CLASS/*.png, test/CLASS/*.png.
         net: a known name (leanbayes list nets), or your own as package.module:function; default lenet for images, small
             for images below 28 pixels, mlp for tables, lstm-ehr for series.
         methods: methods separated by commas; "all" for every one, "plain" is the unconverted network. One method in
@@ -58,14 +61,24 @@ class Common:
             set if they are here, else noise and shuffled pixels.
         shift: evaluate on corrupted images too.
         shift_images: number of test images to corrupt; 0 means all.
+        shift_corruptions: corruptions separated by commas; default all.
+        shift_severities: severities from 1 to 5, separated by commas; default all.
         test_images: number of test rows to use; 0 means all.
         train_rows: number of training rows to use, evenly spaced; 0 means all.
         hold_out: number of training rows to evaluate on instead of the test set. They are not trained on. Use it to
             choose settings without looking at the test set.
-        split: number of the train/test split, for the UCI sets, digits and .csv files.
-        target: column of a .csv file to predict; default the last.
+        validation: share of the training rows to hold out, by class or target quantile. They give the temperature or
+            the noise, for tables also the epochs. Five folds replace them if rows are few. 0 trains on all rows.
+        split: number of the train/test split, for the UCI sets, digits and tables.
+        target: column of a table to predict; default the last.
         task: classification or regression, for data of your own; default by its targets.
         channels: first or last, the channel axis of images in an .npz file; default by their shape.
+        drop: columns of a table to leave out, separated by commas.
+        group: column of a table whose groups are not split between training and test rows, such as a patient.
+        time: column of a table with dates or numbers; the latest rows are the test rows.
+        weight: column of a table with the weights of the rows in training.
+        types: types of columns of a table, such as zip=category,when=date; one of number, comma (decimal comma),
+            boolean, category, embedding, date, day (first), month (first). Default by their cells.
         root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
         late: share of the epochs before the network is converted; default by method, 0 converts at the start.
         device: auto, cpu, cuda or mps.
@@ -89,13 +102,21 @@ class Common:
     ood: str = ""
     shift: bool = True
     shift_images: int = 1000
+    shift_corruptions: str = ""
+    shift_severities: str = ""
     test_images: int = 0
     train_rows: int = 0
     hold_out: int = 0
+    validation: float = 0.1
     split: int = 0
     target: str | None = None
     task: Literal["classification", "regression"] | None = None
     channels: Literal["first", "last"] | None = None
+    drop: str | None = None
+    group: str | None = None
+    time: str | None = None
+    weight: str | None = None
+    types: str | None = None
     root: str | None = None
     late: float | None = None
     device: str = "auto"
@@ -124,17 +145,17 @@ class Report:
 
 def compare(arguments: list[str]) -> int:
     """Train, evaluate, print the table, write the report."""
-    return _run_and_report(arguments, "compare")
+    return _run(arguments, "compare")
 
 
 def train(arguments: list[str]) -> int:
     """Train only."""
-    return _run(parse(comparison_options(), arguments, "train"), "train")
+    return _run(arguments, "train")
 
 
 def evaluate(arguments: list[str]) -> int:
     """Evaluate trained models."""
-    return _run_and_report(arguments, "evaluate")
+    return _run(arguments, "evaluate")
 
 
 def report(arguments: list[str]) -> int:
@@ -164,58 +185,77 @@ class Plan(NamedTuple):
 
 
 def plan_of(options: Any) -> Plan:
-    """Return the jobs of a comparison from its flags, plain network first, seed by seed.
-
-    Raises:
-        ValueError: in one sentence, if a flag is wrong or does not fit the data or the machine.
-    """
-    source = DataSpec(
-        name=options.data,
-        root=options.root,
-        split=options.split,
-        target=options.target,
-        task=options.task,
-        train_rows=options.train_rows,
-        hold_out=options.hold_out,
-        channels=options.channels,
-    )
+    """Return the jobs of a comparison from its flags, plain network first, seed by seed; a wrong flag raises."""
+    source = _flags_of(DataSpec, options, name=options.data)
     loaded = load(source)
     recipe, late = _recipe(options, loaded)
-    evaluation = EvaluationSpec(
-        samples=options.samples,
+    evaluation = _flags_of(
+        EvaluationSpec,
+        options,
         ood=_ood(options.ood, loaded),
-        shift=options.shift,
-        shift_images=options.shift_images,
-        test_images=options.test_images,
+        shift_corruptions=_words(options.shift_corruptions, shift.names(), "corruptions"),
+        shift_severities=tuple(map(int, _words(options.shift_severities, "12345", "severities"))),
     )
     net = options.net or _net_for(loaded)
     where = tuple(filter(None, options.where.split(",")))
     shared: dict[str, Any] = {"source": source, "net": net, "evaluation": evaluation, "where": where}
     jobs = []
-    for spec in jobs_of.parse_methods(options.methods):
-        method = _method(spec, options)
-        for seed in _seeds(options.seeds):
+    seeds = _seeds(options.seeds)
+    for spec in _method_specs(options.methods, loaded):
+        if spec.name == jobs_of.SEED_ENSEMBLE:
+            own = replace(jobs_of.recipe_for(None, recipe), seed=seeds[0])
+            jobs.append(Job(**shared, method=None, recipe=own, members=tuple(seeds)))
+            continue
+        baseline = spec.name if spec.name in jobs_of.BASELINES else ""
+        flags = {} if spec.name == jobs_of.PLAIN or baseline else getattr(options, spec.name).fields()
+        method = jobs_of.method_of(spec.name, flags | spec.fields)
+        for seed in seeds:
             own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
-            jobs.append(Job(**shared, method=method, recipe=own, label=spec.label))
-    return Plan(sorted(jobs, key=lambda job: job.seed), _describe(loaded, net, jobs))
+            jobs.append(Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline))
+    return Plan(sorted(jobs, key=lambda job: (bool(job.members), job.seed)), _describe(loaded, net, jobs))
 
 
-def _run_and_report(arguments: list[str], stage: Stage) -> int:
+def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
+    """Return the words of a flag, separated by commas; an unknown one raises."""
+    words = tuple(filter(None, (word.strip() for word in text.split(","))))
+    for word in words:
+        if word not in known:
+            raise ValueError(f"expected {what} among {', '.join(known)}, got {word!r}{closest(word, known)}")
+    return words
+
+
+def _method_specs(text: str, loaded: data.DataSet) -> list[jobs_of.MethodSpec]:
+    """Return the rows of a comparison; "all" of a table includes those without a network."""
+    found = jobs_of.parse_methods(text)
+    if text.strip() == "all" and loaded.kind == "table":
+        found += [jobs_of.MethodSpec(name) for name in jobs_of.BASELINES]
+    if loaded.kind != "table" and (odd := [spec.name for spec in found if spec.name in jobs_of.BASELINES]):
+        raise ValueError(f"expected a table for the row {odd[0]}, got {loaded.name}, which is {loaded.kind}")
+    return found
+
+
+def _flags_of(kind: type[Spec], options: Any, **own: Any) -> Spec:
+    """Return a dataclass with the flags of the same names, but for `own`."""
+    return kind(**({f.name: getattr(options, f.name) for f in fields(kind) if f.name not in own} | own))
+
+
+def _run(arguments: list[str], stage: Stage) -> int:
+    """Run the jobs of the flags; then print the table and write the report, unless they only trained."""
     options = parse(comparison_options(), arguments, stage)
-    code = _run(options, stage)
-    return max(code, _show(out_of(options))) if is_first() else code
-
-
-def _run(options: Any, stage: Stage) -> int:
     plan, out = plan_of(options), out_of(options)
     check_alike(plan.jobs, out)
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
-    if on_ray(options.backend, options.workers):
-        found = run_on_ray(plan.jobs, out, workers=options.workers, stage=stage, fresh=options.fresh)
-    else:
-        found = run_on_workers(plan.jobs, out, workers=options.workers or 1, stage=stage, fresh=options.fresh)
-    return 0 if all(result["status"] == "done" for result in found) else 1
+    found = []
+    # An ensemble of seeds needs their networks: it comes last.
+    for jobs in ([job for job in plan.jobs if not job.members], [job for job in plan.jobs if job.members]):
+        how: dict[str, Any] = {"stage": stage, "fresh": options.fresh}
+        if jobs and on_ray(options.backend, options.workers):
+            found += run_on_ray(jobs, out, workers=options.workers, **how)
+        elif jobs:
+            found += run_on_workers(jobs, out, workers=options.workers or 1, **how)
+    code = 0 if all(result["status"] == "done" for result in found) else 1
+    return max(code, _show(out)) if is_first() and stage != "train" else code
 
 
 def _show(out: Path) -> int:
@@ -240,9 +280,12 @@ def out_of(options: Any) -> Path:
 
 def _recipe(options: Any, loaded: data.DataSet) -> tuple[Recipe, float | None]:
     """Return the recipe of the flags, and the share of the epochs before conversion."""
-    base = jobs_of.recipe(options.budget, kind=loaded.kind, rows=len(loaded.train), augment=loaded.augment)
+    shape: dict[str, Any] = {"kind": loaded.kind, "rows": len(loaded.train), "augment": loaded.augment}
+    base = jobs_of.recipe(options.budget, **shape, validated=options.validation > 0)
     given = {f.name: value for f in fields(options.recipe) if (value := getattr(options.recipe, f.name)) is not None}
     base = jobs_of.stretched(base, given.get("epochs", base.epochs))
+    if given.get("schedule", "constant") != "constant":
+        base = replace(base, patience=0)  # such a schedule is made for its last epoch
     machine = {"accelerator": options.device, "precision": options.precision, "devices": options.devices}
     on_gpu = pick_device(options.device).type == "cuda" and loaded.kind == "image"
     recipe = replace(base, **machine, **({"channels_last": on_gpu} | given))
@@ -262,17 +305,22 @@ def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     where = f" (channels {loaded.channels} in the file)" if loaded.channels and own else ""
     rows = {"image": f"images {shape}{where}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}
     kind = rows.get(loaded.kind, f"{shape} columns")
+    if loaded.table is not None and not loaded.table.plain:
+        kind = f"{shape} inputs from {len(loaded.table.columns)} columns"
     runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
     test = min(jobs[0].evaluation.test_images or len(loaded.test), len(loaded.test))
-    return (
+    sentence = (
         f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {test:,} rows, {kind}; "
         f"network {net}; {runs} of {jobs[0].recipe.epochs} epochs"
     )
+    return "\n  ".join((sentence, *loaded.notes, *_largest_class(loaded)))
 
 
-def _method(spec: MethodSpec, options: Any) -> Method | None:
-    own = {} if spec.name == jobs_of.PLAIN else getattr(options, spec.name).fields()
-    return jobs_of.method_of(spec.name, own | spec.fields)
+def _largest_class(loaded: data.DataSet) -> list[str]:
+    if loaded.table is None or loaded.largest_class is None:
+        return []
+    name, share = loaded.largest_class
+    return [f"always predicting the largest class, {name!r}, is right for {100 * share:.1f} % of the test rows"]
 
 
 def _seeds(text: str) -> list[int]:
@@ -291,7 +339,7 @@ def _ood(text: str, loaded: data.DataSet) -> tuple[str, ...]:
     if text:
         return tuple(name.strip() for name in text.split(",") if name.strip())
     here = {row.name for row in data.describe() if not row.where.startswith("not here")}
-    usual = tuple(name for name in OOD.get(loaded.name, ()) if name in here | {"noise", "shuffled"})
+    usual = tuple(name for name in OOD.get(loaded.name, ()) if name in here | {"noise", "shuffled", *loaded.further})
     return usual or ("noise", "shuffled")
 
 
@@ -309,8 +357,10 @@ def _net_for(loaded: data.DataSet) -> str:
 def _recipe_flags() -> type[Any]:
     """Return the recipe's fields as flags with default None; the budget decides those."""
     import tyro
+    from docstring_parser import parse as parse_docstring
 
-    hints, helps = get_type_hints(Recipe), _helps(Recipe)
+    hints, documented = get_type_hints(Recipe), parse_docstring(Recipe.__doc__ or "").params
+    helps = {p.arg_name: " ".join((p.description or "").split()) for p in documented}
     taken = ("seed", "accelerator", "devices", "precision")  # they have flags of their own
     members = [
         (f.name, Annotated[hints[f.name] | None, tyro.conf.arg(help=helps.get(f.name, ""))], field(default=None))
@@ -318,10 +368,3 @@ def _recipe_flags() -> type[Any]:
         if f.name not in taken
     ]
     return make_dataclass("RecipeFlags", members, frozen=True, kw_only=True)
-
-
-def _helps(kind: type[Any]) -> Mapping[str, str]:
-    from docstring_parser import parse as parse_docstring
-
-    parameters = parse_docstring(kind.__doc__ or "").params
-    return {p.arg_name: " ".join((p.description or "").split()) for p in parameters}

@@ -18,7 +18,7 @@ COMMANDS = {
     "evaluate": "compare:evaluate",
     "predict": "predict:predict",
     "report": "compare:report",
-    "reproduce": "reproduce:reproduce",
+    "reproduce": "data:reproduce",
     "list": "data:list_names",
     "data": "data:data",
     "bench": "bench:bench",
@@ -66,9 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         complain(f"expected a command among {', '.join(COMMANDS)}, got {name!r}; see leanbayes --help")
         return 2
+    module, _, function = COMMANDS[name].partition(":")
     try:
         with _brief_warnings():
-            return _run(name, rest)
+            code: int = getattr(importlib.import_module(f"leanbayes.cli.{module}"), function)(rest)
+            return code
     except SystemExit as stop:  # the parser's own: 0 after --help, 2 after a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except KeyboardInterrupt:
@@ -82,18 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _run(name: str, arguments: list[str]) -> int:
-    module, _, function = COMMANDS[name].partition(":")
-    code: int = getattr(importlib.import_module(f"leanbayes.cli.{module}"), function)(arguments)
-    return code
-
-
 def parse(kind: type[Options], arguments: list[str], command: str) -> Options:
-    """Parse flags into a dataclass. Fields without a default are positional. --help and a wrong flag exit.
-
-    Raises:
-        ValueError: if a path has a scheme such as s3://.
-    """
+    """Parse flags into a dataclass; fields without a default are positional. --help and a wrong flag exit."""
     import tyro
 
     from leanbayes.runtime._files import local

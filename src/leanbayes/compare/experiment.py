@@ -6,8 +6,8 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,15 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes import data, models
-from leanbayes.compare.job import DataSpec, EvaluationSpec
+from leanbayes.compare.job import DataSpec, EvaluationSpec, TABLE_FIELDS
 from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
+from leanbayes.data.holdout import held_out
+from leanbayes.data.table import select
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.methods._base import Method
-from leanbayes.shift import Shift
+from leanbayes.models.table import embedded_width
+from leanbayes.shift.sweep import Shift
 
 OWN_NETWORK = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 """The name of a user's network, package.module:function."""
@@ -52,7 +55,8 @@ class Experiment:
         self.evaluation = evaluation
         self.data = load(source)
         self.root = source.root
-        self.make = maker(net, num_outputs=self.data.num_outputs, input_shape=self.data.input_shape)
+        shape: dict[str, Any] = {"num_outputs": self.data.num_outputs, "input_shape": self.data.input_shape}
+        self.make = maker(net, **shape, embedded=self.data.embedded)
         self._try_network(net)
         self.ood  # noqa: B018  # an unknown name raises now
 
@@ -98,7 +102,10 @@ class Experiment:
         if not self.evaluation.shift or self.data.kind != "image" or self.data.input_shape[0] not in (1, 3):
             return None
         rows = _evenly(len(self.data.test), self.evaluation.shift_images)
-        return CachedShift(images=self.data.test.x[rows], y=self.data.test.y[rows], inputs=self.data.inputs)
+        chosen = {"corruptions": self.evaluation.shift_corruptions, "severities": self.evaluation.shift_severities}
+        some: dict[str, Any] = {name: value for name, value in chosen.items() if value}
+        images = self.data.test.x[rows]
+        return CachedShift(images=images, y=self.data.test.y[rows], inputs=self.data.inputs, **some)
 
     def _try_network(self, net: str) -> None:
         network = self.plain(0).eval()
@@ -119,11 +126,7 @@ class Experiment:
 
 
 def pick_device(accelerator: str) -> torch.device:
-    """Return the device that Fabric chooses for a name: auto, cpu, cuda or mps.
-
-    Raises:
-        ValueError: if this machine has no such device.
-    """
+    """Return the device that Fabric chooses for auto, cpu, cuda or mps; raise ValueError if this machine has none."""
     here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if accelerator == "auto":
         return torch.device(next(name for name, available in here.items() if available))
@@ -145,35 +148,35 @@ def units_of(data: DataSet) -> tuple[Tensor, Tensor] | None:
 
 def load(source: DataSpec) -> DataSet:
     """Return a data set with the rows that its spec asks for."""
-    own = {"target": source.target, "task": source.task, "channels": source.channels}
+    own = {name: getattr(source, name) for name in ("target", "task", "channels", *TABLE_FIELDS)}
     whole = data.load(source.name, source.root, split=source.split, **own)
-    if source.hold_out:
-        whole = _hold_out(whole, source.hold_out)
-    if not 0 < source.train_rows < len(whole.train):
-        return whole
-    some = _take(whole.train, _evenly(len(whole.train), source.train_rows))
-    _require_classes(whole, some)
-    return replace(whole, train=some)
+    if wanted := source.hold_out:
+        rows = len(whole.train)
+        if wanted >= rows:
+            raise ValueError(f"expected --hold-out to be below the {rows:,} training rows, got {wanted:,}")
+        held = _hold_out(whole.train, wanted)
+        whole = _train_on(whole, ~held, held)
+    if 0 < source.train_rows < len(whole.train):
+        whole = _train_on(whole, _evenly(len(whole.train), source.train_rows))
+    return whole
 
 
-def _hold_out(whole: DataSet, wanted: int) -> DataSet:
-    if wanted >= len(whole.train):
-        raise ValueError(f"expected --hold-out to be below the {len(whole.train):,} training rows, got {wanted:,}")
-    held = torch.zeros(len(whole.train), dtype=torch.bool)
-    held[_evenly(len(whole.train), wanted)] = True
-    rest = _take(whole.train, ~held)
-    _require_classes(whole, rest)
-    return replace(whole, train=rest, test=_take(whole.train, held))
+def _hold_out(split: Split, wanted: int) -> Tensor:
+    """Mark evenly spaced rows; of a table with times the latest ones, of one with groups whole groups."""
+    if split.time is not None or split.group is not None:
+        return held_out(split.y, wanted / len(split), 0, groups=split.group, time=split.time)
+    held = torch.zeros(len(split), dtype=torch.bool)
+    held[_evenly(len(split), wanted)] = True
+    return held
 
 
-def _take(split: Split, rows: Tensor) -> Split:
-    return Split(split.x[rows], split.y[rows])
-
-
-def _require_classes(whole: DataSet, some: Split) -> None:
+def _train_on(whole: DataSet, rows: Tensor, test: Tensor | None = None) -> DataSet:
+    """Return the data set with some of its training rows, others to test on; every class must keep one."""
+    some = whole.train.take(rows)
     if whole.task == "classification" and (missing := set(range(len(whole.classes))) - set(some.y.tolist())):
         name = whole.classes[min(missing)]
         raise ValueError(f"{len(some)} training rows leave class {name!r} of {whole.name} without any; take more")
+    return select(whole, rows, test)
 
 
 def _evenly(rows: int, wanted: int) -> Tensor:
@@ -183,15 +186,22 @@ def _evenly(rows: int, wanted: int) -> Tensor:
     return torch.arange(wanted) * rows // wanted
 
 
-def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+def maker(
+    net: str, *, num_outputs: int, input_shape: tuple[int, ...], embedded: Mapping[int, int] | None = None
+) -> Callable[[], nn.Module]:
     """Return a function that makes a new network at each call.
 
     A user's own function receives `num_outputs` and `input_shape` if it accepts them. The current folder is importable.
-    Such a name must come from the command line, never from a file: it runs code.
+    Such a name must come from the command line, never from a file: it runs code. Columns of codes (`embedded`, as in
+    `DataSet`) become learned vectors, and the network takes these instead.
 
     Raises:
         ValueError: in one sentence, if the network is unknown or cannot be made.
     """
+    if embedded:
+        (inputs,) = input_shape
+        body = maker(net, num_outputs=num_outputs, input_shape=(embedded_width(inputs, embedded),))
+        return lambda: models.TableNet(lambda _: body(), inputs, embedded)
     known: dict[str, Any] = {"num_outputs": num_outputs, "input_shape": input_shape}
     if ":" not in net:
         return lambda: models.build(net, **known)
@@ -207,7 +217,11 @@ def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Callab
             raise ValueError(f"{net} failed to make a network: {type(error).__name__}: {error}") from error
         if not isinstance(made, nn.Module):
             raise ValueError(f"expected {net} to return a torch.nn.Module, got {type(made).__name__}")
-        return _initialise(made, input_shape)
+        if any(nn.parameter.is_lazy(parameter) for parameter in made.parameters()):
+            with torch.no_grad():  # two rows of zeros give lazy layers their sizes
+                made.eval()(torch.zeros(2, *input_shape))
+            made.train()
+        return made
 
     return make
 
@@ -215,10 +229,7 @@ def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Callab
 def check_network(recorded: str, given: str, place: Path) -> str:
     """Return the network of a run if it is safe to make: a known one, or one that the command line names too.
 
-    Args:
-        recorded: the name in a file of the run. It is compared, and never imported.
-        given: the name on the command line; "" if there is none.
-        place: the folder of the run.
+    `recorded` is the name in a file of the run's folder, `place`. It is compared with the `given` one, never imported.
 
     Raises:
         ValueError: in one sentence, if a user's own network was not named, or another one was.
@@ -257,12 +268,3 @@ def _import_function(net: str) -> Callable[..., Any]:
             f"expected {net} to be a function that makes a network, got a {kind}; write one that returns it"
         )
     return function  # type: ignore[no-any-return]
-
-
-def _initialise(network: nn.Module, input_shape: tuple[int, ...]) -> nn.Module:
-    """Give lazy layers their sizes by a pass of two rows of zeros."""
-    if any(nn.parameter.is_lazy(parameter) for parameter in network.parameters()):
-        with torch.no_grad():
-            network.eval()(torch.zeros(2, *input_shape))
-        network.train()
-    return network

@@ -14,18 +14,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from leanbayes.data.loading import resolve
-from leanbayes.methods import all_methods
+from leanbayes.methods import all_methods, closest, method_name
 from leanbayes.methods._base import Method
 from leanbayes.runtime.distributed import Launch, launched
 from leanbayes.training import Recipe
 
 PLAIN = "plain"  # name of the unconverted network in lists of methods
+SEED_ENSEMBLE = "seed_ensemble"  # the trained plain networks of all seeds, as one ensemble
+BASELINES = ("mean", "linear", "boosting")  # rows without a network, for tables (`compare.baselines`)
 
 Budget = Literal["quick", "short", "full"]
 BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
 
 FEW = 5000  # fewer training images than this get small batches: they need many steps, also after conversion
+PATIENCE = 30  # epochs without improvement on the held-out rows of a table
+MOST_EPOCHS = 500  # of a table
 KL_EPOCHS = 200  # epochs until the KL has its full weight, as in the papers; shorter trainings end before
+TABLE_FIELDS = ("drop", "group", "time", "weight", "types")  # of `DataSpec`, for tables
 METHOD = re.compile(r"\s*([\w-]+)\s*(?:\[([^\]]*)\])?\s*(?:,|$)")
 
 
@@ -39,6 +44,8 @@ class EvaluationSpec:
         shift: evaluate on corrupted images, if the data are images.
         shift_images: number of test images to corrupt; 0 means all.
         test_images: number of test rows to use; 0 means all.
+        shift_corruptions: names of the corruptions; none means all.
+        shift_severities: severities from 1 to 5; none means all.
     """
 
     samples: int = 16
@@ -46,6 +53,8 @@ class EvaluationSpec:
     shift: bool = True
     shift_images: int = 1000
     test_images: int = 0
+    shift_corruptions: tuple[str, ...] = ()
+    shift_severities: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         _check_counts(1, samples=self.samples)
@@ -65,7 +74,9 @@ class DataSpec:
         train_rows: number of training rows to use, evenly spaced; 0 means all.
         hold_out: number of training rows to evaluate on, instead of the test set. They are evenly spaced and not
             trained on.
+        validation: share of the training rows that validate the training instead; 0 trains on all rows.
         channels: "first" or "last": the channel axis of images in an .npz file; None infers it from the shape.
+        drop, group, time, weight, types: options for tables, as texts; see `leanbayes.data.load`.
     """
 
     name: str
@@ -75,10 +86,22 @@ class DataSpec:
     task: str | None = None
     train_rows: int = 0
     hold_out: int = 0
-    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it
+    validation: float = field(default=0.0, repr=False)
+    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it and those below
+    drop: str | None = field(default=None, repr=False)
+    group: str | None = field(default=None, repr=False)
+    time: str | None = field(default=None, repr=False)
+    weight: str | None = field(default=None, repr=False)
+    types: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _check_counts(0, train_rows=self.train_rows, hold_out=self.hold_out, split=self.split)
+        if not 0 <= self.validation < 1:
+            raise ValueError(f"expected validation to be at least 0 and below 1, got {self.validation}")
+
+
+LATER: dict[str, Any] = {"channels": None, "validation": 0.0} | dict.fromkeys(TABLE_FIELDS)
+"""Fields of `DataSpec` that ids leave out at these defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +117,8 @@ class Job:
         label: name of the run's folder; by default the method's name.
         where: globs on the paths of the layers to convert; empty leaves the choice to the method.
         launch: processes started by torchrun or Slurm; they override the recipe's.
+        baseline: name of a row without a network (`compare.baselines`); empty for networks.
+        members: seeds of the trained plain networks that form an ensemble; empty for other rows.
     """
 
     source: DataSpec
@@ -104,10 +129,14 @@ class Job:
     label: str = ""
     where: tuple[str, ...] = ()
     launch: Launch | None = field(default_factory=launched)
+    baseline: str = ""
+    members: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        return PLAIN if self.method is None else self.method.name
+        if self.members:
+            return SEED_ENSEMBLE
+        return self.baseline or (PLAIN if self.method is None else self.method.name)
 
     @property
     def title(self) -> str:
@@ -123,26 +152,36 @@ class Job:
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the run, OUT/<data>/<net>/<method>/seed<k>."""
-        parts = (_file_name(Path(self.source.name).stem), _file_name(self.net), self.title)
+        parts = (file_name(Path(self.source.name).stem), file_name(self.net), self.title)
         return out.joinpath(*parts, f"seed{self.seed}")
 
     def settings(self) -> dict[str, Any]:
         """Return all settings that affect the outcome, as JSON values. Ids and result.json depend on the keys."""
         source = asdict(self.source) | {"name": located(self.source.name)}
-        if self.source.channels is None:
-            del source["channels"]  # ids from before this field stay valid
+        for name, default in LATER.items():
+            if source[name] == default:
+                del source[name]  # ids from before this field stay valid
         settings: dict[str, Any] = {
             "data": source,
             "net": self.net,
-            "method": {"name": self.name, "fields": {} if self.method is None else self.method.fields()},
+            "method": {"name": self.name, "fields": self._fields()},
             "recipe": self.recipe.fields(),
-            "judging": asdict(self.evaluation) | {"ood": list(self.evaluation.ood)},
+            "judging": {
+                name: list(value) if isinstance(value, tuple) else value
+                for name, value in asdict(self.evaluation).items()
+                if value != () or name == "ood"  # ids from before the other tuples stay valid
+            },
         }
         if self.where and self.method is not None:
             settings["where"] = list(self.where)
         if self.processes != self.recipe.devices * self.recipe.nodes:
             settings["processes"] = self.processes  # only if it differs: older ids stay valid
         return settings
+
+    def _fields(self) -> dict[str, Any]:
+        if self.members:
+            return {"components": len(self.members), "members": list(self.members)}
+        return {} if self.method is None else self.method.fields()
 
     @property
     def id(self) -> str:
@@ -161,7 +200,8 @@ def _check_counts(least: int, **numbers: int) -> None:
             raise ValueError(f"expected {name.replace('_', '-')} to be at least {least}, got {number}")
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
+    """Return a name with signs that any file system takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
 
 
@@ -181,21 +221,20 @@ class MethodSpec:
 
 
 def parse_methods(text: str) -> list[MethodSpec]:
-    """Return the methods in a text such as "plain,rank1,patch[crossed=true]", each once, in order.
+    """Return the methods in a text such as "plain,rank1,patch[crossed=true]", each once; an unknown one raises.
 
-    Raises:
-        ValueError: in one sentence, if a method or a field is unknown.
+    "all" are all methods; for a table, the caller adds the rows without a network.
     """
-    known = [PLAIN, *all_methods()]
+    known = [PLAIN, *all_methods(), SEED_ENSEMBLE, *BASELINES]
     if text.strip() == "all":
-        return [MethodSpec(name) for name in known]
+        return [MethodSpec(name) for name in (PLAIN, *all_methods())]
     found: dict[str, MethodSpec] = {}
     position = 0
     while position < len(text):
         word = METHOD.match(text, position)
         if word is None:
             raise ValueError(f"expected methods such as plain,rank1,patch[crossed=true], got {text[position:]!r}")
-        spec = _parse_method(word[1].replace("-", "_"), word[2], known)
+        spec = _parse_method(method_name(word[1]) or word[1].lower().replace("-", "_"), word[2], known)
         found.setdefault(spec.label or spec.name, spec)
         position = word.end()
     if not found:
@@ -205,7 +244,7 @@ def parse_methods(text: str) -> list[MethodSpec]:
 
 def _parse_method(name: str, inside: str | None, known: list[str]) -> MethodSpec:
     if name not in known:
-        raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}")
+        raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}{closest(name, known)}")
     given = dict(_parse_field(name, part) for part in (inside or "").split(",") if part.strip())
     if not given:
         return MethodSpec(name)
@@ -217,7 +256,7 @@ def _parse_field(name: str, part: str) -> tuple[str, Any]:
     """Parse `field=value`; a value is JSON if possible, else a word."""
     key, _, value = (piece.strip() for piece in part.partition("="))
     key = key.replace("-", "_")
-    there = () if name == PLAIN else tuple(own.name for own in fields(all_methods()[name]))
+    there = () if name not in all_methods() else tuple(own.name for own in fields(all_methods()[name]))
     if key not in there or not value:
         raise ValueError(
             f"expected FIELD=VALUE with a field among {', '.join(there) or 'none'} of {name}, got {part!r}"
@@ -229,12 +268,8 @@ def _parse_field(name: str, part: str) -> tuple[str, Any]:
 
 
 def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | None:
-    """Return the method of that name with the given fields; None for "plain".
-
-    Raises:
-        ValueError: with the names of all methods, if the name is unknown.
-    """
-    if name == PLAIN:
+    """Return the method of that name with the given fields, None for "plain" and rows without a network."""
+    if name in (PLAIN, SEED_ENSEMBLE, *BASELINES):
         return None
     kinds = all_methods()
     if name not in kinds:
@@ -245,13 +280,9 @@ def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | No
 def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None) -> Recipe:
     """Adapt a recipe to a method: the epoch of conversion, and the learning rate of the posterior.
 
-    Fields that the recipe sets are kept. By default most methods convert late: the network is first trained plainly,
-    which costs little more than one plain training. docs/recipes.md has the measurements.
-
-    Args:
-        method: None for the plain network.
-        recipe: the recipe of the comparison.
-        late: share of the epochs before the conversion; None is the method's default.
+    Fields that the recipe sets are kept. `late` is the share of the epochs before the conversion. By default most
+    methods convert late: the network is first trained plainly, which costs little more than one plain training.
+    docs/recipes.md has the measurements.
     """
     if method is None:
         return replace(recipe, convert_at_epoch=0, posterior_lr=None, freeze=False)
@@ -266,20 +297,23 @@ def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None)
     )
 
 
-def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none") -> Recipe:
-    """Return the recipe of a budget for a kind of data.
+def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none", validated: bool = False) -> Recipe:
+    """Return the recipe of a budget for a kind of data: "image", "table", "series" or "text".
 
-    Args:
-        budget: "quick", "short" or "full".
-        kind: "image", "table", "series" or "text".
-        rows: number of training rows; few rows get small batches and many epochs.
-        augment: the usual augmentation of the data; augmented images get the recipe of CIFAR.
+    Few training rows get small batches and many epochs. Images that are usually augmented get the recipe of CIFAR. A
+    table with held-out rows (`validated`) is trained at a constant rate until these no longer improve.
     """
-    if kind == "table":  # enough epochs for a few thousand steps
+    if kind == "table" and validated:
+        batch = 32 if rows < 2000 else 128
+        steps = {"quick": 20_000, "short": 60_000, "full": 200_000}[budget]
+        epochs = min(MOST_EPOCHS, max(5, round(steps * batch / rows)))
+        own: dict[str, Any] = {"optimizer": "adam", "lr": 3e-3, "schedule": "constant", "patience": PATIENCE}
+        own |= {"weight_decay": 1e-4, "batch_size": batch}
+    elif kind == "table":  # enough epochs for a few thousand steps
         steps = {"quick": 1500, "short": 6000, "full": 40_000}[budget]
         batch = 32 if rows < 2000 else 128
         epochs = max(5, round(steps * batch / rows))
-        own: dict[str, Any] = {"optimizer": "adam", "lr": 1e-2, "weight_decay": 1e-4, "batch_size": batch}
+        own = {"optimizer": "adam", "lr": 1e-2, "weight_decay": 1e-4, "batch_size": batch}
     elif kind in ("series", "text"):  # a few thousand rows are memorised after a dozen epochs
         epochs = {"quick": 4, "short": 6, "full": 8}[budget]
         own = {"optimizer": "adam", "lr": 2e-3, "clip_norm": 1.0, "batch_size": 128}

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn, Tensor
 
 from leanbayes.compare import experiment
 from leanbayes.compare.job import DataSpec, PLAIN
+from leanbayes.compare.row_training import FILE as VALIDATION
+from leanbayes.compare.row_training import with_noise
 from leanbayes.compare.run import at_full_width, MODEL, SETTINGS_FILE
 from leanbayes.core.checkpoint import FILES, header_of, load
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.data import DataSet
 from leanbayes.data.checks import check_inputs
-from leanbayes.data.dataset import Array, Channels, normalised
+from leanbayes.data.dataset import Channels, normalised
 from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
+from leanbayes.data.table import FILE as TABLE_FILE
+from leanbayes.data.table import prepared_by, TablePreparation
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import read_json, read_result
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
+from leanbayes.training import state
+from leanbayes.training.early_stopping import BEST
 
-STATE = Path("checkpoint") / "last.safetensors"
-NOISE = "model/likelihood."  # prefix of the likelihood's parameters in a training state
+NOISE = f"{state.MODEL}likelihood."  # prefix of the likelihood's parameters in a training state
 
 
 @dataclass(frozen=True)
@@ -63,12 +68,12 @@ class Preparation:
         return cls(data.name, data.input_shape, mean, std, data.channels)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the inputs of raw rows; images have channels first, last or none.
-
-        Raises:
-            ValueError: in one sentence, if the rows do not fit the training data.
-        """
-        x = rows if self.mean is None else torch.from_numpy(self._channels_first(rows.numpy()))
+        """Return the inputs of raw rows, images with channels first, last or none; rows that do not fit raise."""
+        x = rows
+        if self.mean is not None:
+            read = channel_axis_like(rows.shape[1:], self.shape, self.channels)
+            if read is not None or rows.ndim != 4:
+                x = torch.from_numpy(channels_first(rows.numpy(), self.name, read))
         if tuple(x.shape[1:]) != self.shape:
             raise ValueError(
                 f"expected rows of shape {self.shape}, as {self.name} has, got {tuple(rows.shape[1:])}; resize images, "
@@ -80,10 +85,6 @@ class Preparation:
             return x.long()
         check_inputs(x.numpy(), "the part")
         return normalised(tensor(x.numpy()), self.mean, self.std)
-
-    def _channels_first(self, rows: Array) -> Array:
-        read = channel_axis_like(rows.shape[1:], self.shape, self.channels)
-        return channels_first(rows, self.name, read) if read is not None or rows.ndim != 4 else rows
 
 
 def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
@@ -101,13 +102,19 @@ def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
     folder = _find_folder(local(path))
     settings = read_json(folder / SETTINGS_FILE)
     try:
-        source = _find_data(DataSpec(**(settings["data"] | ({} if root is None else {"root": root}))))
-        recorded, method = _texts(settings["net"], settings["method"]["name"])
+        source = DataSpec(**(settings["data"] | ({} if root is None else {"root": root})))
+        recorded, method, name = settings["net"], settings["method"]["name"], source.name
+        for text in (recorded, method, name):
+            if not isinstance(text, str):
+                raise TypeError(f"expected a name, got {text!r}")
     except (KeyError, TypeError) as error:
         raise ValueError(f"'{folder / SETTINGS_FILE}' is damaged ({type(error).__name__}: {error})") from error
+    if Path(name).is_absolute() and not Path(name).exists() and Path(Path(name).name).exists():
+        source = replace(source, name=Path(name).name)  # a file that was moved to the current folder
     net = experiment.check_network(recorded, net, folder)
     data = _load_data(folder, source)
-    network = experiment.maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape)()
+    shape = data.input_shape
+    network = experiment.maker(net, num_outputs=data.num_outputs, input_shape=shape, embedded=data.embedded)()
     model = at_full_width(_load_model(folder / MODEL, network, method), data)
     likelihood = own_likelihood(model) or _load_likelihood(folder, data)
     return LoadedRun(folder, net, method, model, likelihood, source, data)
@@ -135,23 +142,11 @@ def _find_folder(path: Path) -> Path:
     )
 
 
-def _texts(*values: Any) -> tuple[str, ...]:
-    for value in values:
-        if not isinstance(value, str):
-            raise TypeError(f"expected a name, got {value!r}")
-    return values
-
-
-def _find_data(source: DataSpec) -> DataSpec:
-    """Look for a file that was moved in the current folder, by its name."""
-    path = Path(*_texts(source.name))
-    moved = path.is_absolute() and not path.exists() and Path(path.name).exists()
-    return replace(source, name=path.name) if moved else source
-
-
 def _load_data(folder: Path, source: DataSpec) -> DataSet:
     try:
-        data = experiment.load(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the training said them
+            data = experiment.load(source)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"the training data of '{folder}' decide how its inputs are normalised, and cannot be read: {error}"
@@ -163,7 +158,17 @@ def _load_data(folder: Path, source: DataSpec) -> DataSet:
             f"the training data {source.name!r} of '{folder}' have changed, so inputs would be normalised differently; "
             "restore the old ones, or train again"
         )
-    return data
+    return data if data.table is None else _with_stored_table(data, folder / TABLE_FILE)
+
+
+def _with_stored_table(data: DataSet, path: Path) -> DataSet:
+    """Prepare the columns of a table as the run did; runs from before this file prepared numbers alone."""
+    if not path.is_file():
+        return data
+    try:
+        return prepared_by(data, TablePreparation.from_json(read_json(path)))
+    except ValueError as error:
+        raise ValueError(f"'{path}' is damaged ({error}); train again") from error
 
 
 def _load_model(path: Path, network: nn.Module, method: str) -> nn.Module:
@@ -187,9 +192,18 @@ def _load_likelihood(folder: Path, data: DataSet) -> Likelihood:
     if data.task == "classification":
         return likelihood
     members = sorted(folder.glob("member*"), key=lambda member: int(member.name.removeprefix("member")))
-    path = (members[-1] if members else folder) / STATE  # members are trained in turn, with one likelihood
+    trained = members[-1] if members else folder  # members are trained in turn, with one likelihood
+    path = trained / BEST if (trained / BEST).is_file() else trained / state.STATE
     if not path.is_file():
         raise FileNotFoundError(f"the learned noise of the run is stored in '{path}', which does not exist")
-    state = read_tensors(path)[1]
-    likelihood.load_state_dict({n.removeprefix(NOISE): value for n, value in state.items() if n.startswith(NOISE)})
-    return likelihood
+    likelihood.load_state_dict(state.with_prefix(read_tensors(path)[1], NOISE))
+    return with_noise(likelihood, _noise_factor(folder))
+
+
+def _noise_factor(folder: Path) -> float:
+    """Return the factor of the noise that held-out rows gave; 1 for a run without them."""
+    path = folder / VALIDATION
+    factor = read_json(path).get("noise") if path.is_file() else 1.0
+    if not isinstance(factor, float) or not factor > 0:
+        raise ValueError(f"'{path}' is damaged (expected a positive noise, got {factor!r}); train again")
+    return factor

@@ -6,33 +6,41 @@ import base64
 import io
 import json
 import shutil
+import time
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn, Tensor
 
+from leanbayes import metrics as scores
+from leanbayes.compare.baselines import BASELINES
 from leanbayes.compare.experiment import Experiment, pick_device
-from leanbayes.compare.job import Job, located
+from leanbayes.compare.job import Job, located, recipe_for
+from leanbayes.compare.row_training import FILE as VALIDATION
+from leanbayes.compare.row_training import Held, Row, train_row, Trained
 from leanbayes.core.checkpoint import save
 from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.summary import summary
 from leanbayes.data import DataSet
+from leanbayes.data.table import FILE as TABLE_FILE
+from leanbayes.data.table import one_hot_codes
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
-from leanbayes.evaluation.evaluate import evaluate, Result
-from leanbayes.methods.ensemble import members_of
+from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
+from leanbayes.methods.ensemble import Ensemble, members_of
+from leanbayes.recalibrate import Temperature
 from leanbayes.runtime._files import untied, write_tensors
 from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
 from leanbayes.training import History
-from leanbayes.training.fit import fit
+from leanbayes.training.objective import autocast
 
 MODEL = "model.safetensors"
 SETTINGS_FILE = "job.json"
@@ -53,13 +61,8 @@ def perform(
 ) -> dict[str, Any]:
     """Train and evaluate one job, and return its result; an error is recorded as a failed run.
 
-    Args:
-        job: the run.
-        experiment: data and networks.
-        out: the comparison's folder; the run is stored in `job.folder(out)`.
-        stage: "train" stops after training, "evaluate" requires a finished training.
-        fresh: delete an earlier run and start again; with "evaluate", only evaluate again.
-        callbacks: called after each epoch.
+    The run is stored in `job.folder(out)`. The stage "train" stops after training, "evaluate" requires a finished
+    training. `fresh` deletes an earlier run; with "evaluate", it only evaluates again.
 
     Raises:
         ValueError: if the folder holds a run with other settings.
@@ -72,23 +75,20 @@ def perform(
         return found
     if found is None and stage == "train" and is_first():
         (folder / results.FILE).unlink(missing_ok=True)  # of a failed run; training alone writes none
-    reserve_folder(job, folder)
+    if is_first():  # from now on a run with other settings raises, even during training
+        results.write_json(_training_settings(job) | {"environment": _launch(job)}, folder / SETTINGS_FILE)
     try:
-        result = _perform(job, experiment, folder, stage, callbacks)
+        result = _perform(job, experiment, out, stage, callbacks)
     except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
         result = _header(job, experiment) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         result["trace"] = traceback.format_exc().splitlines()[-12:]
     if is_first() and (stage != "train" or result["status"] == "failed"):
-        results.write_result(folder, result)
+        results.write_json(result, folder / results.FILE)
     return result
 
 
 def finished(job: Job, folder: Path) -> dict[str, Any] | None:
-    """Return the result of a finished run; None if there is none, or it failed.
-
-    Raises:
-        ValueError: if the folder holds a run with other settings; it is never overwritten silently.
-    """
+    """Return the result of a finished run, else None; raise ValueError if the folder has a run of other settings."""
     _check_settings_file(job, folder)
     found = results.read_result(folder)
     if found is None or found.get("status") != "done":
@@ -100,12 +100,6 @@ def finished(job: Job, folder: Path) -> dict[str, Any] | None:
             "evaluate its model again, or choose another --out"
         )
     return found
-
-
-def reserve_folder(job: Job, folder: Path) -> None:
-    """Write the settings of a run into its folder. A run with other settings raises, even during training."""
-    if is_first():
-        results.write_json(_training_settings(job) | {"environment": _launch(job)}, folder / SETTINGS_FILE)
 
 
 def _check_settings_file(job: Job, folder: Path) -> None:
@@ -149,43 +143,124 @@ def _relocated(settings: Any, job: Job) -> dict[str, Any]:
 
 
 def _perform(
-    job: Job, experiment: Experiment, folder: Path, stage: Stage, callbacks: tuple[Callback, ...]
+    job: Job, experiment: Experiment, out: Path, stage: Stage, callbacks: tuple[Callback, ...]
 ) -> dict[str, Any]:
-    device = pick_device(job.recipe.accelerator)
-    model = experiment.model(job.method, job.seed, job.where).to(device)
-    likelihood = own_likelihood(model) or experiment.likelihood().to(device)
+    if job.baseline:
+        return _header(job, experiment) | _baseline(job, experiment) | {"status": "done"}
+    folder = job.folder(out)
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
-    train = experiment.data.prepared(experiment.data.train)
-    options: dict[str, Any] = {"folder": folder, "resume": True, "callbacks": callbacks, "progress": False}
-    history = fit(model, train, job.recipe, likelihood=likelihood, **options)
-    if is_first():
-        write_model(model, folder / MODEL)
-    header = _header(job, experiment)
-    if stage == "train":
-        return header | {"status": "done", "history": list(history)}
-    with autocast(job.recipe.precision, device):
-        result = _evaluate(job, experiment, at_full_width(model, experiment.data), likelihood)
-    return header | _outcome(experiment, model, result, history) | {"status": "done"}
-
-
-def _evaluate(job: Job, experiment: Experiment, model: nn.Module, likelihood: Likelihood) -> Result:
-    _, x, y = experiment.test
-    plain = experiment.plain(job.seed).to(device_of(model))
-    if job.recipe.channels_last:
-        model, plain = (network.to(memory_format=torch.channels_last) for network in (model, plain))  # type: ignore[call-overload]
-    return evaluate(
-        model,
-        (x, y),
-        likelihood=likelihood,
-        ood=experiment.ood,
-        shift=experiment.shift if experiment.data.task == "classification" else None,
-        samples=job.evaluation.samples,
-        batch_size=job.recipe.batch_size,
-        plain=plain,
-        units=experiment.units,
-        compile=job.recipe.compile,
+    if is_first() and experiment.data.table is not None:
+        results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
+    trained = (
+        _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, callbacks))
     )
+    if is_first():
+        write_model(trained.model, folder / MODEL)
+    header = _header(job, experiment)
+    if trained.validation is not None:
+        header["validation"] = asdict(trained.validation)
+    if stage == "train":
+        return header | {"status": "done", "history": list(trained.history)}
+    result = _evaluate(job, experiment, trained)
+    return header | _outcome(experiment, trained, result) | {"status": "done"}
+
+
+def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
+    """Return an ensemble of the plain networks of several seeds; those that are trained already cost nothing more."""
+    jobs = [replace(job, members=(), recipe=replace(job.recipe, seed=seed)) for seed in job.members]
+    trained = [train_row(row_of(one, experiment, out)) for one in jobs]
+    history = History(row | {"member": k} for k, one in enumerate(trained) for row in one.history)
+    return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
+
+
+def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
+    """Fit and evaluate a row without a network."""
+    data = experiment.data
+    classes = data.num_outputs if data.task == "classification" else 0
+    start = time.perf_counter()
+    inputs, targets = data.prepared(data.train)
+    codes = data.embedded if job.baseline == "linear" else {}  # trees split codes, a linear model cannot
+    fitted = BASELINES[job.baseline](one_hot_codes(inputs, codes), targets, classes, job.seed)
+    seconds = time.perf_counter() - start
+    _, x, y = experiment.test
+
+    def predict(rows: Tensor) -> Prediction:
+        p = fitted.predict(one_hot_codes(rows, codes))
+        return p if experiment.units is None else in_units(p, *experiment.units)
+
+    start = time.perf_counter()
+    prediction = predict(x)
+    milliseconds = 1e3 * (time.perf_counter() - start) / len(y)
+    found, figures = metrics_of(prediction, y, {name: predict(rows) for name, (rows, _) in experiment.ood.items()})
+    if fitted.quantiles is not None and experiment.units is not None:
+        mean, std = experiment.units
+        low, high = (end * std + mean for end in fitted.quantiles(one_hot_codes(x, codes)))
+        found["test"] |= {
+            "quantile_coverage": float(scores.interval_coverage(low, high, y)),
+            "quantile_width": float((high - low).mean()),
+        }
+    losses = {"losses": _losses(prediction, y, None)}
+    cost = {"train_seconds": seconds, "answer_ms": milliseconds, "parameters": fitted.parameters}
+    known = {name: value for name, value in cost.items() if value is not None}
+    return {"metrics": found, "figures": figures | losses, "cost": known, "history": []}
+
+
+def row_of(job: Job, experiment: Experiment, out: Path, callbacks: tuple[Callback, ...] = ()) -> Row:
+    """Return a job as a row to train; a method that converts late knows the plain network of its seed."""
+    share, data = job.source.validation, experiment.data
+    row = Row(
+        make=partial(_make, job, experiment),
+        recipe=job.recipe,
+        data=(*data.prepared(data.train), *([] if data.train.weight is None else [data.train.weight])),
+        held=Held(share, data.train.group, data.train.time) if share else None,
+        folder=job.folder(out),
+        samples=job.evaluation.samples,
+        key=_training_settings(job) | {"samples": job.evaluation.samples},
+        evaluated=partial(at_full_width, data=data),
+        callbacks=callbacks,
+    )
+    if not (row.held and job.recipe.patience and job.recipe.convert_at_epoch):
+        return row
+    recipe = recipe_for(None, job.recipe)
+    plain = row_of(replace(job, method=None, recipe=recipe, label="", where=()), experiment, out)
+    return replace(row, plain=replace(plain, folder=row.folder / "plain", known=plain.folder / VALIDATION))
+
+
+def _make(job: Job, experiment: Experiment) -> tuple[nn.Module, Likelihood]:
+    device = pick_device(job.recipe.accelerator)
+    model = experiment.model(job.method, job.seed, job.where).to(device)
+    return model, own_likelihood(model) or experiment.likelihood().to(device)
+
+
+def _evaluate(job: Job, experiment: Experiment, trained: Trained) -> Result:
+    """Evaluate a trained model in the precision and memory order of its training."""
+    _, x, y = experiment.test
+    with autocast(job.recipe.precision, device_of(trained.model)):
+        model = at_full_width(trained.model, experiment.data)
+        plain = experiment.plain(job.seed).to(device_of(model))
+        if job.recipe.channels_last:
+            model, plain = (network.to(memory_format=torch.channels_last) for network in (model, plain))  # type: ignore[call-overload]
+        return evaluate(
+            model,
+            (x, y),
+            likelihood=trained.likelihood,
+            ood=experiment.ood,
+            shift=experiment.shift if experiment.data.task == "classification" else None,
+            samples=job.evaluation.samples,
+            batch_size=job.recipe.batch_size,
+            plain=plain,
+            units=experiment.units,
+            compile=job.recipe.compile,
+            temperature=_temperature(experiment, trained),
+        )
+
+
+def _temperature(experiment: Experiment, trained: Trained) -> Temperature | None:
+    """Return the temperature that the held-out rows gave; None for real targets and without such rows."""
+    if trained.validation is None or experiment.data.task != "classification":
+        return None
+    return Temperature.of(trained.validation.temperature, trained.likelihood)
 
 
 def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
@@ -197,11 +272,6 @@ def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(0)  # the norm statistics come from draws: the same ones at each evaluation
         return narrow(model, 1.0, data=x)
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context with the precision of a recipe."""
-    return torch.autocast(device.type, torch.bfloat16) if precision == "bf16-mixed" else nullcontext()
 
 
 def write_model(model: nn.Module, path: Path) -> None:
@@ -236,30 +306,48 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
             "held_out": job.source.hold_out,
             "sha256": data.sha256,
             "classes": list(data.classes),
+            **_table_facts(data, experiment.test[2]),
         },
         "recipe": settings["recipe"],
         "settings": settings,
-        "metrics": {},
-        "cost": {},
-        "figures": {},
-        "history": [],
+        **{"metrics": {}, "cost": {}, "figures": {}, "history": []},
         "environment": results.environment(pick_device(job.recipe.accelerator)) | _launch(job),
     }
 
 
-def _outcome(experiment: Experiment, model: nn.Module, result: Result, history: History) -> dict[str, Any]:
-    raw = experiment.test[0]
-    figures = dict(result.figures)
+def _table_facts(data: DataSet, labels: Tensor) -> dict[str, Any]:
+    """Return notes on the columns of the user's own table, and the largest class with its share of evaluated rows."""
+    if data.table is None:
+        return {}
+    facts: dict[str, Any] = {"notes": list(data.notes)}
+    if data.task == "classification":
+        largest = int(torch.bincount(data.train.y).argmax())
+        share = float((labels == largest).double().mean())
+        facts["largest_class"] = {"name": data.classes[largest], "share": share}
+    return facts
+
+
+def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[str, Any]:
+    raw, history = experiment.test[0], trained.history
+    losses = _losses(result.prediction, result.targets, _temperature(experiment, trained))
+    figures = result.figures | {"losses": losses}
     if experiment.data.task == "classification":
         figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
     assert result.cost is not None
     timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
     return {
         "metrics": result.metrics,
-        "cost": asdict(result.cost) | timing | {"layers": _layers(model)},
+        "cost": asdict(result.cost) | timing | {"layers": _layers(trained.model)},
         "figures": figures,
         "history": list(history),
     }
+
+
+def _losses(prediction: Prediction, y: Tensor, temperature: Temperature | None) -> dict[str, str]:
+    """Return -log p of every test row in base64, little-endian float16: differences of methods are paired by row."""
+    found = {"test": prediction} | ({} if temperature is None else {"tempered": temperature(prediction)})
+    losses = {name: -p.log_prob(y).double().clamp(-6e4, 6e4) for name, p in found.items()}
+    return {name: base64.b64encode(row.numpy().astype("<f2").tobytes()).decode() for name, row in losses.items()}
 
 
 def _layers(model: nn.Module) -> dict[str, Any]:
@@ -267,10 +355,7 @@ def _layers(model: nn.Module) -> dict[str, Any]:
     found = summary(model)
     skipped = [f"{row.path}: {row.kind}, {row.reason}" for row in found.rows if not row.method]
     return {
-        "converted": found.converted,
-        "total": found.total,
-        "eligible": found.eligible,
-        "things": found.things,
+        **{name: getattr(found, name) for name in ("converted", "total", "eligible", "things")},
         "covered": None if found.partial else found.covered,
         "skipped": [line for line in skipped if not line.endswith("no parameters")],
     }

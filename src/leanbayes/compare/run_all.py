@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -66,8 +67,12 @@ def look_ahead(
     commit(), project_commit()  # cached now: the source may change during training
     local(out)
     done = [None if fresh else finished(job, job.folder(out)) for job in jobs]
-    if stage == "evaluate":
-        _require_models(jobs, out)
+    for job in jobs if stage == "evaluate" else ():
+        if not job.baseline and not (job.folder(out) / MODEL).is_file():
+            raise ValueError(
+                f"no trained model in '{job.folder(out)}'; run leanbayes train with the same flags first, or select "
+                "trained runs with --methods and --seeds"
+            )
     waiting = [job for job, result in zip(jobs, done, strict=True) if result is None]
     keys = [(job.source, job.net, job.evaluation) for job in waiting[:1]]
     experiments = {key: Experiment(*key) for key in keys}
@@ -81,16 +86,16 @@ def look_ahead(
 
 
 def check_alike(jobs: Sequence[Job], out: Path) -> None:
-    """Reject jobs whose settings differ from those of finished seeds of the same method.
-
-    Raises:
-        ValueError: naming the setting.
-    """
+    """Raise ValueError if the settings of jobs differ from those of finished seeds of the same method."""
     own = {job.folder(out) for job in jobs}
     for job in jobs:
         here = settings_of({"settings": job.settings()})
         for folder in sorted(set(job.folder(out).parent.glob("seed*")) - own):
-            there = _settings_of_finished(folder)
+            try:
+                found = read_result(folder) or {}
+            except ValueError:
+                found = {}  # damaged; the report names it
+            there = settings_of(found) if found.get("status") == "done" else {}
             changed = next((name for name in here if there.get(name, here[name]) != here[name]), None)
             if changed is not None:
                 raise ValueError(
@@ -98,24 +103,6 @@ def check_alike(jobs: Sequence[Job], out: Path) -> None:
                     f"{there[changed]} there, {here[changed]} now), which is no other seed of this one; use the same "
                     "settings, or another --out"
                 )
-
-
-def _settings_of_finished(folder: Path) -> dict[str, str]:
-    """Return the settings of a finished run, else none; the report names damaged results."""
-    try:
-        found = read_result(folder)
-    except ValueError:
-        return {}
-    return settings_of(found) if found is not None and found.get("status") == "done" else {}
-
-
-def _require_models(jobs: Sequence[Job], out: Path) -> None:
-    for job in jobs:
-        if not (job.folder(out) / MODEL).is_file():
-            raise ValueError(
-                f"no trained model in '{job.folder(out)}'; run leanbayes train with the same flags first, or select "
-                "trained runs with --methods and --seeds"
-            )
 
 
 def _epochs(job: Job) -> int:
@@ -126,14 +113,8 @@ def _epochs(job: Job) -> int:
 
 def _report_to(shown: Display, before: int, job: Job) -> Callback:
     """Return a callback that shows the epochs of a job after `before` epochs of other jobs."""
-    count = 0
-
-    def report(state: Any) -> None:
-        nonlocal count
-        count += 1
-        shown.epoch(before + count, {"title": _title(job), **state.row})
-
-    return report
+    count = itertools.count(before + 1)
+    return lambda state: shown.epoch(next(count), {"title": _title(job), **state.row})
 
 
 def _title(job: Job) -> str:

@@ -41,7 +41,8 @@ def run_on_workers(
     if workers == 1 or len(jobs) == 1:
         return run_all(jobs, out, stage=stage, fresh=fresh)
     look_ahead(jobs, out, stage=stage, fresh=fresh)
-    on_processes(_perform, [(share, out, stage, fresh) for share in split_items(jobs, workers)])
+    how = {"stage": stage, "fresh": fresh}
+    on_processes(run_all, [(share, out) for share in split_items(jobs, workers)], **how)
     return [_read_result(job, out, stage) for job in jobs]
 
 
@@ -50,13 +51,13 @@ def split_items(items: Sequence[Item], workers: int) -> list[list[Item]]:
     return [list(items[i::workers]) for i in range(min(workers, len(items)))]
 
 
-def on_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]]) -> None:
-    """Call `function(*task)` for each task, in one process and one thread each, and wait for all.
+def on_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], **how: Any) -> None:
+    """Call `function(*task, **how)` for each task, in one process and one thread each, and wait for all.
 
     Tasks return nothing; their results are files. An error is one sentence on stderr.
     """
     spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_work, args=(function, task, sys.argv)) for task in tasks]
+    processes = [spawn.Process(target=_work, args=(function, task, how, sys.argv)) for task in tasks]
     for process in processes:
         process.start()
     try:
@@ -68,22 +69,18 @@ def on_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]])
         raise
 
 
-def _work(function: Callable[..., Any], task: tuple[Any, ...], argv: list[str]) -> None:
+def _work(function: Callable[..., Any], task: tuple[Any, ...], how: dict[str, Any], argv: list[str]) -> None:
     import torch
 
     sys.argv = argv  # results record the user's command
     torch.set_num_threads(1)
     try:
-        function(*task)
+        function(*task, **how)
     except KeyboardInterrupt:
         sys.exit(130)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"leanbayes: {error}\n")
         sys.exit(2)
-
-
-def _perform(jobs: list[Job], out: Path, stage: Stage, fresh: bool) -> None:
-    run_all(jobs, out, stage=stage, fresh=fresh)
 
 
 def _read_result(job: Job, out: Path, stage: Stage) -> dict[str, Any]:
@@ -118,14 +115,8 @@ def run_on_ray(
 ) -> list[dict[str, Any]]:
     """Perform the jobs as Ray tasks, each on one thread, and return their results in order.
 
-    An interrupt stops the tasks. Finished runs are kept, and the same call resumes.
-
-    Args:
-        jobs: the runs.
-        out: the comparison's folder, on a disk that all machines share.
-        workers: number of jobs at a time; default as many as Ray has resources for.
-        stage: as for `run_all`.
-        fresh: start again.
+    The folder `out` must be on a disk that all machines share. `workers` jobs run at a time; default as many as Ray has
+    resources for. An interrupt stops the tasks. Finished runs are kept, and the same call resumes.
     """
     for job in jobs:
         if job.recipe.devices > 1:
@@ -138,7 +129,11 @@ def run_on_ray(
     tasks = [(job,) for job in waiting]
     for number, answer in tasks_on_ray(_perform_on_ray, (out, stage, fresh), tasks, workers=workers, gpus=int(on_gpu)):
         job = waiting[number]
-        found[job], messages = _lost(job, out, answer) if isinstance(answer, Exception) else answer
+        if isinstance(answer, Exception):
+            reason = (str(answer).splitlines() or [type(answer).__name__])[0]
+            message = f"no result in '{job.folder(out)}': its worker died or was stopped ({reason})"
+            answer = {"status": "failed", "error": message}, f"{message}\n"
+        found[job], messages = answer
         sys.stderr.write(messages)
         sys.stderr.flush()
     return [found[job] for job in jobs]
@@ -155,23 +150,16 @@ def tasks_on_ray(
     """Call `function(shared, *task)` for each task on Ray; yield its number and answer as they arrive.
 
     A task gets the working folder, command line and LEANBAYES_ variables of this process, and one thread. The answer is
-    an exception if the task raised one or its process died; the other tasks continue.
-
-    Args:
-        function: of a module that the workers can import.
-        shared: first argument of all tasks; sent once.
-        tasks: further arguments of each task.
-        workers: number of tasks at a time; default as many as Ray has resources for.
-        gpus: accelerators of each task.
+    an exception if the task raised one or its process died; the other tasks continue. `shared` is sent once. `workers`
+    tasks run at a time, each with `gpus` accelerators; default as many as Ray has resources for.
     """
     if not tasks:
         return
     with _connected(workers) as ray:
         own = {name: value for name, value in os.environ.items() if name.startswith("LEANBAYES_")}
         environment = {"env_vars": own | {"LEANBAYES_COMMIT": commit()}}
-        remote = ray.remote(_call_like_caller).options(
-            num_cpus=1, num_gpus=gpus, max_retries=0, runtime_env=environment
-        )
+        resources = {"num_cpus": 1, "num_gpus": gpus, "max_retries": 0}
+        remote = ray.remote(_call_like_caller).options(**resources, runtime_env=environment)
         caller = (str(Path.cwd()), sys.argv)
         sent = ray.put(shared)
         rest = list(enumerate(tasks))[::-1]
@@ -182,7 +170,11 @@ def tasks_on_ray(
                     number, task = rest.pop()
                     waiting[remote.remote(caller, function, sent, task)] = number
                 (done, *_), _ = ray.wait(list(waiting))
-                yield waiting.pop(done), _answer(ray, done)
+                try:
+                    answer = ray.get(done)
+                except ray.exceptions.RayError as error:
+                    answer = getattr(error, "cause", None) or error
+                yield waiting.pop(done), answer
         finally:
             for reference in waiting:
                 ray.cancel(reference, force=True)
@@ -201,13 +193,6 @@ def _connected(workers: int | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
-
-
-def _answer(ray: Any, reference: Any) -> Any:
-    try:
-        return ray.get(reference)
-    except ray.exceptions.RayError as error:
-        return getattr(error, "cause", None) or error
 
 
 def _call_like_caller(
@@ -232,9 +217,3 @@ def _perform_on_ray(shared: tuple[Path, Stage, bool], job: Job) -> tuple[dict[st
     with redirect_stderr(io.StringIO()) as messages:
         (result,) = run_all([job], out, stage=stage, fresh=fresh)
     return result, messages.getvalue()
-
-
-def _lost(job: Job, out: Path, error: Exception) -> tuple[dict[str, Any], str]:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
-    message = f"no result in '{job.folder(out)}': its worker died or was stopped ({reason})"
-    return {"status": "failed", "error": message}, f"{message}\n"

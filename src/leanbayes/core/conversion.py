@@ -10,24 +10,24 @@ from typing import cast, TypeVar
 
 from torch import nn
 
-from leanbayes.core.coverage import counted, gaps, nothing_to_convert
+from leanbayes.core.summary import counted, gaps, nothing_to_convert, parts
 from leanbayes.distributions.likelihoods import Likelihood
-from leanbayes.layers.composites.lowering import aliases, lower, opaque, raise_back, RowsFirst
+from leanbayes.layers.composites.lowering import aliases, lower, raise_back, RowsFirst
 from leanbayes.layers.composites.recurrent import Recurrent
 from leanbayes.layers.family import DROPOUTS, refusal
-from leanbayes.layers.hooks import copy_hooks, follow_ties
+from leanbayes.layers.hooks import copy_hooks, every_module, follow_ties
 from leanbayes.layers.select import choose, Where
 from leanbayes.methods import as_method
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows
+from leanbayes.runtime.distributed import unwrap as unwrap
 from leanbayes.runtime.passes import PassState, states_of
 from leanbayes.runtime.probe import learn_rows_from, LearnRows, place_known_rows
 from leanbayes.runtime.rows import Layout
 from leanbayes.runtime.twins import copied, twin
 
-Network = TypeVar("Network", bound=nn.Module)
-"""The class of the user's network, which conversions and draws keep."""
+Network = TypeVar("Network", bound=nn.Module)  # the class of the user's network, which conversions and draws keep
 
 
 def convert(
@@ -142,7 +142,7 @@ def stochastic_layers(model: nn.Module) -> Iterator[tuple[str, StochasticLayer]]
 
 def is_stochastic(model: nn.Module) -> bool:
     """Return whether a model has a stochastic layer."""
-    return any(isinstance(module, StochasticLayer) for module in model.modules())
+    return any(isinstance(module, StochasticLayer) for module in every_module(model))
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -151,16 +151,10 @@ def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     Stochastic layers are left out, and modules inside composites that read their children's weights.
     """
     seen: set[int] = set()
-    stack: list[tuple[str, nn.Module]] = [("", model)]
-    while stack:
-        path, module = stack.pop()
-        if id(module) in seen or isinstance(module, StochasticLayer):
-            continue
-        seen.add(id(module))
-        yield path, module
-        if not opaque(module):
-            children = [(f"{path}.{n}" if path else n, m) for n, m in module._modules.items() if m is not None]
-            stack.extend(reversed(children))
+    for path, module in parts(model):
+        if id(module) not in seen and not isinstance(module, StochasticLayer):
+            seen.add(id(module))
+            yield path, module
 
 
 def attach_likelihood(model: nn.Module, likelihood: Likelihood) -> None:
@@ -184,14 +178,6 @@ def own_likelihood(model: nn.Module) -> Likelihood | None:
     keepers = [model] if members_of(model) else []
     kept = (keeper.likelihood for keeper in (*keepers, *(layer for _, layer in stochastic_layers(model))))
     return next((likelihood for likelihood in kept if isinstance(likelihood, Likelihood)), None)
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """Return the model inside `DistributedDataParallel` and `torch.compile` wrappers."""
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        return unwrap(model.module)
-    inner = getattr(model, "_orig_mod", None)
-    return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 def _wrap_chosen(model: nn.Module, method: Method, chosen: set[str], *, named: bool) -> nn.Module:

@@ -14,6 +14,7 @@ from leanbayes.layers.composites.lowering import raise_back
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods._checks import whole_number
 from leanbayes.methods.ensemble import member_of, members_of
+from leanbayes.runtime.noise import Design
 from leanbayes.runtime.passes import draws, Width
 from leanbayes.runtime.twins import copied, tensors_of, twin
 
@@ -25,10 +26,11 @@ def draw(
     index: int = 0,
     component: int | None = None,
     width: Width = None,
+    design: Design = "independent",
 ) -> Network:
     """Return one posterior draw as an ordinary network of the original class, without leanbayes inside.
 
-    It equals sample `index` of `predict(model, x, seed=seed)` and shares no tensor with `model`.
+    It equals sample `index` of `predict(model, x, seed=seed, design=design)` and shares no tensor with `model`.
 
     Example:
         >>> plain = lb.draw(bnn, seed=0)
@@ -38,10 +40,8 @@ def draw(
     members = members_of(inner)
     if members:
         member, own = member_of(members, index, component)
-        return cast(Network, draw(member, seed=seed, index=own, width=width))
-    inner = twin(inner, share_plain=True)
-    with draws(inner, seed=seed, index=index, component=component, width=width):
-        return cast(Network, _on_its_own(raise_back(frozen(inner)), inner))
+        return cast(Network, draw(member, seed=seed, index=own, width=width, design=design))
+    return cast(Network, _frozen_copy(inner, seed=seed, index=index, component=component, width=width, design=design))
 
 
 def mean(model: Network, *, component: int | None = None) -> Network:
@@ -56,9 +56,13 @@ def mean(model: Network, *, component: int | None = None) -> Network:
         if component is None:
             raise ValueError("the members of an ensemble have no mean network; name one with component=k")
         return cast(Network, mean(member_of(members, 0, component)[0]))
-    inner = twin(inner, share_plain=True)
-    with draws(inner, mean=True, component=component):
-        return cast(Network, _on_its_own(raise_back(frozen(inner)), inner))
+    return cast(Network, _frozen_copy(inner, mean=True, component=component))
+
+
+def _frozen_copy(model: nn.Module, **draw: Any) -> nn.Module:
+    model = twin(model, share_plain=True)
+    with draws(model, **draw):
+        return _on_its_own(raise_back(frozen(model)), model)
 
 
 def strip(model: nn.Module) -> nn.Module:

@@ -16,7 +16,7 @@ from torch import nn
 from leanbayes.core import objective
 from leanbayes.core import predictor as prediction
 from leanbayes.core.conversion import unwrap
-from leanbayes.runtime.passes import states_of
+from leanbayes.runtime.passes import PassState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,28 +26,25 @@ warned: set[type] = set()
 
 
 def _warning(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with a check of its first argument, the model."""
+    """Return the function with a warning, once per class of networks, for a model without stochastic layer."""
 
     # `__module__` stays this one, where pickle finds the function.
     @functools.wraps(function, assigned=("__name__", "__qualname__", "__doc__", "__annotations__"))
     def public(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not torch.compiler.is_compiling():
-            _warn_of_plain(args[0] if args else kwargs.get("model"))
+        model: Any = args[0] if args else kwargs.get("model")
+        if not torch.compiler.is_compiling() and isinstance(model, nn.Module):
+            model = unwrap(model)
+            if type(model) not in warned and not _is_converted(model):
+                warned.add(type(model))
+                message = "this network has no stochastic layer; did you mean lb.convert(net, lb.Rank1())?"
+                warnings.warn(message, stacklevel=2)
         return function(*args, **kwargs)
 
     return public
 
 
-def _warn_of_plain(model: Any) -> None:
-    """Warn once per class of networks without a stochastic layer."""
-    if not isinstance(model, nn.Module):
-        return
-    model = unwrap(model)
-    if type(model) in warned or states_of(model):
-        return
-    warned.add(type(model))
-    message = "this network has no stochastic layer; did you mean lb.convert(net, lb.Rank1())?"
-    warnings.warn(message, stacklevel=3)
+def _is_converted(model: nn.Module) -> bool:
+    return any(isinstance(vars(module).get("state"), PassState) for module in model.modules())
 
 
 predict = _warning(prediction.predict)

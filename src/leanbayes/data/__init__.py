@@ -14,13 +14,12 @@ from leanbayes.data.annotated.ambiguous import (
     optimal_energy_distance,
     true_pixel_probabilities,
 )
-from leanbayes.data.annotated.bsds import prepare_bsds500
 from leanbayes.data.annotated.images import AnnotatedImages, OneAnnotator
-from leanbayes.data.annotated.lidc import load_lidc
+from leanbayes.data.annotated.published import load_lidc, prepare_bsds500
+from leanbayes.data.catalogue import prepare
 from leanbayes.data.dataset import DataSet, Split, Task
 from leanbayes.data.loading import describe, load, names, Row
 from leanbayes.data.out_of_distribution import ood
-from leanbayes.data.preparation import prepare
 
 __all__ = [
     "AmbiguousImages",

@@ -21,13 +21,8 @@ def augment(x: Tensor, name: str, generator: torch.Generator | None = None) -> T
     "crop" pads each side with zeros, an eighth of the size wide (4 pixels for 32), and cuts a random window of the
     old size. "flip" mirrors left and right with probability one half. "crop_flip" does both, "none" neither.
 
-    Args:
-        x: Images (B, C, H, W), raw or normalised; the padding is zero in both cases.
-        name: One of ``names()``.
-        generator: Source of randomness; None is torch's global generator of the device of `x`.
-
-    Returns:
-        A batch of the same shape, dtype and memory format.
+    Images (B, C, H, W) are raw or normalised; the padding is zero in both cases. Shape, dtype and memory format stay.
+    Without a generator, the numbers come from torch's global one of the device of `x`.
     """
     if name not in _STEPS:
         raise ValueError(f"expected an augmentation among {', '.join(_STEPS)}, got {name!r}. Pick one of them.")

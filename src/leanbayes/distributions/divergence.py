@@ -113,7 +113,7 @@ def on(law: Distribution, device: torch.device) -> Distribution:
     return rebuild(law, lambda parameter: parameter.to(device))
 
 
-def _normal_normal(q: Normal, p: Normal) -> Tensor:
+def _normal_normal(q: Normal | LogNormal, p: Normal | LogNormal) -> Tensor:
     """Return log(s/sigma) + (sigma^2 + (mu - m)^2) / (2 s^2) - 1/2."""
     ratio = q.scale / p.scale
     shift = (q.loc - p.loc) / p.scale
@@ -129,11 +129,6 @@ def _cauchy_cauchy(q: Cauchy, p: Cauchy) -> Tensor:
 def _half_cauchy_half_cauchy(q: HalfCauchy, p: HalfCauchy) -> Tensor:
     """Return the divergence of the unfolded Cauchys: both densities double, their ratio stays."""
     return ((q.scale - p.scale).square() / (4 * q.scale * p.scale)).log1p()
-
-
-def _log_normal_log_normal(q: LogNormal, p: LogNormal) -> Tensor:
-    """Return the divergence of the logarithms: KL does not change under a bijection."""
-    return _normal_normal(_log(q), _log(p))
 
 
 def _log_normal_normal(q: LogNormal, p: Normal) -> Tensor:
@@ -169,10 +164,6 @@ def _point_point(q: PointMass, p: PointMass) -> Tensor:
     return torch.zeros_like(q.loc)
 
 
-def _log(q: LogNormal) -> Normal:
-    return Normal(q.loc, q.scale, validate_args=False)
-
-
 _NAMES: dict[type[Distribution], str] = {
     Normal: "normal",
     Cauchy: "cauchy",
@@ -192,7 +183,7 @@ _FORMULAS: dict[tuple[type[Distribution], type[Distribution]], Callable[[Any, An
     (Cauchy, Cauchy): _cauchy_cauchy,
     (LogNormal, Normal): _log_normal_normal,
     (LogNormal, Cauchy): _quadrature,
-    (LogNormal, LogNormal): _log_normal_log_normal,
+    (LogNormal, LogNormal): _normal_normal,  # of the logarithms: KL does not change under a bijection
     (LogNormal, HalfCauchy): _quadrature,
     (HalfCauchy, Cauchy): _quadrature,
     (HalfCauchy, LogNormal): _half_cauchy_log_normal,

@@ -9,12 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import constraints, Distribution
 
-SMALLEST = 1e-7
-"""Added after the softplus: a scale stays above zero, so its logarithm is finite."""
-
-
-SMALLEST_STD = 1e-6
-"""The smallest standard deviation that survives `inverse_softplus` in float32."""
+SMALLEST = 1e-7  # added after the softplus: a scale stays above zero, so its logarithm is finite
+SMALLEST_STD = 1e-6  # the smallest standard deviation that survives `inverse_softplus` in float32
 
 
 def softplus(raw: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.objective import elbo, parameter_groups
-from leanbayes.core.predictor import distinct_draws, predict
+from leanbayes.core.predictor import distinct_draws, Predictor
 from leanbayes.core.summary import summary
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.methods.ensemble import members_of
@@ -35,9 +36,14 @@ class Cost:
         parameters: of the plain network.
         extra_parameters: parameters that the method adds.
         extra_percent: the same in percent.
-        train_step_ratio: time of a training step / time of a plain step on the same batch.
+        train_step_ratio: time of a training step / time of a plain step on the same batch. For methods that train the
+            plain network, it is the number of their epochs / that of a plain training.
         predict_ratio: time of a prediction / time of the same number of plain passes.
         passes: forward passes per prediction.
+        answer_ms: time of a prediction in milliseconds, per row of a large batch.
+        answer_ms_one: the same for a single row.
+        train_quartiles: quartiles of the turns of `train_step_ratio`.
+        predict_quartiles: quartiles of the turns of `predict_ratio`.
     """
 
     parameters: int
@@ -46,6 +52,10 @@ class Cost:
     train_step_ratio: float
     predict_ratio: float
     passes: int
+    answer_ms: float
+    answer_ms_one: float
+    train_quartiles: tuple[float, float]
+    predict_quartiles: tuple[float, float]
 
 
 def measure_cost(
@@ -61,19 +71,10 @@ def measure_cost(
     output: Output | None = None,
     compile: bool = False,
 ) -> Cost:
-    """Measure a model against its plain network; neither is changed.
+    """Measure a model against its plain network, before conversion; neither is changed.
 
-    Args:
-        model: a converted model, or the plain one itself.
-        plain: the network before conversion.
-        x: inputs; a prediction covers all of them.
-        y: their targets.
-        likelihood: how to read outputs.
-        samples: draws per prediction.
-        batch_size: rows per training step; default all.
-        turns: number of measurements; the median is returned.
-        output: picks the tensor from the model's return value.
-        compile: measure compiled training steps.
+    A prediction covers all inputs with `samples` draws, a training step `batch_size` rows, default all. Both are
+    measured `turns` times, and medians returned; `compile` measures compiled training steps.
     """
     counts = summary(model)
     passes = min(samples, distinct_draws(model) or samples)
@@ -81,25 +82,65 @@ def measure_cost(
     x, y = to_device(x, device), y.to(device)
     batch, classes = slice_rows(x, len(y), 0, batch_size or len(y)), y[: batch_size or len(y)]
     steps = [_training_step(network, batch, classes, likelihood, output, compile) for network in (model, plain)]
-    predictions: list[Work] = [
-        lambda: predict(model, x, likelihood, samples=samples, keep_samples=False, output=output),
-        _passes(plain, x, passes, output),
-    ]
+    twin = copy.deepcopy(plain).eval()
+
+    predictor = Predictor(model, likelihood, samples=samples, keep_samples=False, output=output)
+    one_row = slice_rows(x, len(y), 0, 1)
+
+    @torch.no_grad()
+    def plain_passes() -> None:
+        for _ in range(passes):
+            call(twin, x, output).float().softmax(1)
+
     is_plain = counts.extra_parameters == 0 and distinct_draws(model) == 1
+    known = 1.0 if is_plain else _known_ratio(model)
+    steps_taken = times(steps[0], steps[1], turns, device) if known is None else [(known, 1.0)]
+    answers = times(lambda: predictor(x), plain_passes, turns, device)
+    alone = times(lambda: predictor(one_row), lambda: None, turns, device)
+    predicted = [(1.0, 1.0)] if is_plain else answers
     return Cost(
         parameters=counts.parameters,
         extra_parameters=counts.extra_parameters,
         extra_percent=counts.extra_percent,
-        train_step_ratio=1.0 if is_plain else ratio(steps[0], steps[1], turns, device),
-        predict_ratio=1.0 if is_plain else ratio(predictions[0], predictions[1], turns, device),
+        train_step_ratio=statistics.median(_ratios(steps_taken)),
+        predict_ratio=statistics.median(_ratios(predicted)),
         passes=passes,
+        answer_ms=1e3 * statistics.median(mine for mine, _ in answers) / len(y),
+        answer_ms_one=1e3 * statistics.median(mine for mine, _ in alone),
+        train_quartiles=_quartiles(_ratios(steps_taken)),
+        predict_quartiles=_quartiles(_ratios(predicted)),
     )
+
+
+def _known_ratio(model: nn.Module) -> float | None:
+    """Return the cost of a training in plain ones, if all methods of a model train the plain network."""
+    whole: Any = model
+    methods = {whole.method} if members_of(model) else {layer.method for _, layer in stochastic_layers(model)}
+    ratios = [method.training_ratio for method in methods]
+    known = [each for each in ratios if each is not None]
+    return max(known) if known and len(known) == len(ratios) else None
 
 
 def ratio(one: Work, other: Work, turns: int, device: torch.device) -> float:
     """Return the median over turns of time(one) / time(other)."""
+    return statistics.median(_ratios(times(one, other, turns, device)))
+
+
+def times(one: Work, other: Work, turns: int, device: torch.device) -> list[tuple[float, float]]:
+    """Return the seconds of both works, in turn, after one call of each."""
     one(), other()
-    return statistics.median(_seconds(one, device) / _seconds(other, device) for _ in range(turns))
+    return [(_seconds(one, device), _seconds(other, device)) for _ in range(turns)]
+
+
+def _ratios(pairs: list[tuple[float, float]]) -> list[float]:
+    return [mine / theirs for mine, theirs in pairs]
+
+
+def _quartiles(values: list[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, n=4, method="inclusive")
+    return first, third
 
 
 def _training_step(
@@ -122,17 +163,6 @@ def _training_step(
         optimizer.step()
 
     return step
-
-
-def _passes(plain: nn.Module, x: Inputs, count: int, output: Output | None) -> Work:
-    twin = copy.deepcopy(plain).eval()
-
-    @torch.no_grad()
-    def run() -> None:
-        for _ in range(count):
-            call(twin, x, output).float().softmax(1)
-
-    return run
 
 
 def _seconds(work: Work, device: torch.device) -> float:

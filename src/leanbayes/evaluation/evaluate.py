@@ -21,9 +21,11 @@ from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.evaluation.cost import Cost, measure_cost
 from leanbayes.evaluation.statistics import numbers
+from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, slice_rows
 from leanbayes.runtime.display import counted, html_table
-from leanbayes.shift import Shift
+from leanbayes.runtime.noise import Design
+from leanbayes.shift.sweep import Shift
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]
@@ -100,6 +102,8 @@ def evaluate(
     units: Units | None = None,
     compile: bool = False,
     metrics: Mapping[str, Metric] | None = None,
+    temperature: Temperature | None = None,
+    design: Design = "independent",
 ) -> Result:
     """Evaluate a model: accuracy, likelihood, calibration, selective risk, out-of-distribution detection, cost.
 
@@ -124,6 +128,8 @@ def evaluate(
             own units, and so have the figures.
         compile: measure the cost of compiled training steps.
         metrics: functions of (prediction, targets) by name. They replace the usual figures of the test set.
+        temperature: fitted on held-out rows. The figures at this temperature are added as `metrics["tempered"]`.
+        design: of the draws, as in `predict`.
 
     Example:
         >>> result = lb.evaluate(bnn, (x, y), ood={"letters": (letters, None)})
@@ -132,20 +138,29 @@ def evaluate(
     _check(test, ood, shift)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     samples = min(samples, distinct_draws(model) or samples)
-    evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units)
+    evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units, design)
     prediction, targets = evaluator.predict(test)
     others = {name: evaluator.predict(data)[0] for name, data in (ood or {}).items()}
     if metrics is None:
         found, figures = _usual_metrics(prediction, targets, others)
     else:
         found, figures = {name: metric(prediction, targets) for name, metric in metrics.items()}, {}
-    p = _over_classes(prediction)
+    corrupted = [] if shift is None else list(evaluator.corrupted(shift, temperature))
+    all_figures = {
+        "test": numbers(found),
+        "ood": _all_detections(prediction, others),
+        "shift": [row for row, _ in corrupted],
+    }
+    if temperature is not None:
+        changed, known = temperature(prediction), {name: temperature(other) for name, other in others.items()}
+        all_figures["tempered"] = {
+            "temperature": temperature.temperature,
+            "test": numbers(_usual_metrics(changed, targets, known)[0]),
+            "ood": _all_detections(changed, known),
+            "shift": [row for _, row in corrupted],
+        }
     return Result(
-        metrics={
-            "test": numbers(found),
-            "ood": {name: _detection(p, _over_classes(other)) for name, other in others.items()},
-            "shift": [] if shift is None else list(evaluator.corrupted(shift)),
-        },
+        metrics=all_figures,
         figures=figures,
         cost=None if plain is None else evaluator.cost(plain, test, compile),
         prediction=prediction,
@@ -164,6 +179,7 @@ class _Evaluator:
     batch_size: int
     output: Output | None
     units: Units | None
+    design: Design
 
     def predict(self, data: Data, *, keep_samples: bool = True) -> tuple[Prediction, Tensor]:
         """Predict all rows of a data set, on all processes; return prediction and targets on the CPU."""
@@ -176,18 +192,16 @@ class _Evaluator:
         prediction = self._run(_recording_targets(self._loader(data), targets), keep_samples)
         return prediction, torch.cat(targets).cpu()
 
-    def corrupted(self, shift: Shift) -> Iterator[dict[str, Any]]:
+    def corrupted(
+        self, shift: Shift, temperature: Temperature | None
+    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Yield the figures of each corruption, as predicted and at a temperature."""
         for corruption, severity, x in shift:
             found, y = self.predict((x, shift.y), keep_samples=False)
-            p, y = _over_classes(found), _class_numbers(found, y)
-            figures = {
-                "accuracy": scores.accuracy(p.mean, y),
-                "nll": scores.nll(p.mean, y),
-                "ece": scores.ece(p.mean, y),
-                "epistemic": p.epistemic.mean(),
-                "aleatoric": p.aleatoric.mean(),
-            }
-            yield {"corruption": corruption, "severity": severity, **numbers(figures)}
+            changed = found if temperature is None else temperature(found)
+            named = {"corruption": corruption, "severity": severity}
+            first, second = ({**named, **numbers(_under_shift(p, y))} for p in (found, changed))
+            yield first, second
 
     def cost(self, plain: nn.Module, test: Data, compiled: bool) -> Cost:
         """Measure a training step on one batch, and a prediction on more rows."""
@@ -206,6 +220,7 @@ class _Evaluator:
 
     def _run(self, x: Any, keep_samples: bool) -> Prediction:
         options: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "output": self.output}
+        options["design"] = self.design
         prediction = predict(self.model, x, self.likelihood, keep_samples=keep_samples, **options).to("cpu")
         return prediction if self.units is None else in_units(prediction, *self.units)
 
@@ -215,9 +230,8 @@ def _check(test: Any, ood: Any, shift: Any) -> None:
         raise TypeError(f"expected ood to be data by name, {{'letters': (x, None)}}, got {type(ood).__name__}")
     for what, data in {"test": test, **(ood or {})}.items():
         if not (isinstance(data, (DataLoader, Dataset)) or (isinstance(data, tuple) and len(data) == 2)):
-            raise TypeError(
-                f"expected {what} to be a pair (x, y), a Dataset or a DataLoader, got {type(data).__name__}"
-            )
+            kind = type(data).__name__
+            raise TypeError(f"expected {what} to be a pair (x, y), a Dataset or a DataLoader, got {kind}")
     if not isinstance(shift, Shift | None):
         raise TypeError(f"expected shift to be a leanbayes.shift.Shift, got {type(shift).__name__}")
 
@@ -236,14 +250,26 @@ def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:
     )
 
 
+def metrics_of(
+    prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `Result.metrics` and `Result.figures` of a prediction, and of those for out-of-distribution inputs."""
+    found, figures = _usual_metrics(prediction, targets, others)
+    return {"test": numbers(found), "ood": _all_detections(prediction, others), "shift": []}, figures
+
+
 def _usual_metrics(
     prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     p, y = _over_classes(prediction), _class_numbers(prediction, targets)
-    histograms = _histograms(prediction, others)
     if isinstance(prediction.likelihood, Gaussian):
-        return _regression(p, y), {"reliability": _coverages(p, y), "histograms": histograms}
-    return _classification(p, y), {"reliability": _reliability(p, y), "histograms": histograms}
+        found = _regression(p, y)
+        coverages = [(level, float(scores.interval_coverage(*p.interval(level), y))) for level in LEVELS]
+        reliability = {"levels": [{"level": level, "coverage": coverage} for level, coverage in coverages]}
+    else:
+        found = _classification(p, y)
+        reliability = {"bins": [asdict(each) for each in scores.reliability(p.mean, y)]}
+    return found, {"reliability": reliability, "histograms": _histograms(prediction, others)}
 
 
 def _over_classes(p: Prediction) -> Prediction:
@@ -299,7 +325,19 @@ def _regression(p: Prediction, y: Tensor) -> dict[str, Any]:
         "lpd": scores.lpd(p.samples, p.variances, y),
         "crps": scores.crps(p.samples, p.variances, y),
         "coverage": scores.interval_coverage(low, high, y),
+        "interval_width": (high - low).mean(),
     }
+
+
+def _under_shift(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
+    p, y = _over_classes(prediction), _class_numbers(prediction, targets)
+    figures = {name: getattr(scores, name)(p.mean, y) for name in ("accuracy", "nll", "ece")}
+    return figures | {"epistemic": p.epistemic.mean(), "aleatoric": p.aleatoric.mean()}
+
+
+def _all_detections(prediction: Prediction, others: Mapping[str, Prediction]) -> dict[str, Any]:
+    p = _over_classes(prediction)
+    return {name: _detection(p, _over_classes(other)) for name, other in others.items()}
 
 
 def _detection(known: Prediction, other: Prediction) -> dict[str, Any]:
@@ -314,15 +352,6 @@ def _detection(known: Prediction, other: Prediction) -> dict[str, Any]:
 
 def _per_row(uncertainty: Tensor) -> Tensor:
     return uncertainty.flatten(1).mean(1) if uncertainty.dim() > 1 else uncertainty
-
-
-def _reliability(p: Prediction, y: Tensor) -> dict[str, Any]:
-    return {"bins": [asdict(each) for each in scores.reliability(p.mean, y)]}
-
-
-def _coverages(p: Prediction, y: Tensor) -> dict[str, Any]:
-    found = [(level, scores.interval_coverage(*p.interval(level), y)) for level in LEVELS]
-    return {"levels": [{"level": level, "coverage": float(coverage)} for level, coverage in found]}
 
 
 def _histograms(p: Prediction, others: Mapping[str, Prediction]) -> dict[str, Any]:

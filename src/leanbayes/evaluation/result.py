@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, UTC
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -30,19 +30,8 @@ FREE = frozenset((*GROUPED_BY, "recipe.seed", *(f"recipe.{name}" for name in MAC
 PREFIXES = ("data.", "judging.", "method.fields.")  # parts of a setting's name that are no part of its flag
 
 
-def write_result(folder: Path, result: dict[str, Any]) -> Path:
-    """Write a result; the file appears whole or not at all."""
-    path = folder / FILE
-    write_json(result, path)
-    return path
-
-
 def read_result(folder: Path) -> dict[str, Any] | None:
-    """Return the result of a run; None if there is no file.
-
-    Raises:
-        ValueError: in one sentence, if the file is damaged.
-    """
+    """Return the result of a run; None if there is no file; raise ValueError if the file is damaged."""
     path = folder / FILE
     if not path.is_file():
         return None
@@ -58,11 +47,7 @@ def write_json(record: Mapping[str, Any], path: Path) -> None:
 
 
 def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Raises:
-        ValueError: in one sentence that ends with `remedy`, if the file is damaged or holds no object.
-    """
+    """Return the object in a JSON file; raise ValueError, ending with `remedy`, if it is damaged or holds no object."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"), f"'{path}'")
     except UnicodeDecodeError as error:
@@ -71,22 +56,6 @@ def read_json(path: Path, remedy: str = "") -> dict[str, Any]:
         raise ValueError(f"{error}{remedy}") from error
     if not isinstance(found, dict):
         raise ValueError(f"'{path}' is damaged (expected an object, got a {type(found).__name__}){remedy}")
-    return found
-
-
-def cached_json(path: Path, key: Mapping[str, Any], compute: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the record in a file if it was computed for `key`; else compute it, write it and return it.
-
-    The record is `compute()` with `key` under "key". A damaged file is computed again.
-    """
-    wanted = json.loads(json.dumps(key))
-    try:
-        found = read_json(path)
-    except (OSError, ValueError):
-        found = {}
-    if found.get("key") != wanted:
-        write_json({**compute(), "key": wanted}, path)
-        found = read_json(path)
     return found
 
 
@@ -148,7 +117,7 @@ def _is_leanbayes(top: Path) -> bool:
 
 
 def _head(folder: Path) -> str | None:
-    """Return the commit of a folder's repository, with "+" if a tracked file was changed."""
+    """Return the commit in a folder, with "+" if a tracked file was changed."""
     head = _git(folder, "rev-parse", "HEAD")
     changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return head and head + ("+" if changed else "")
@@ -172,15 +141,10 @@ def processes_of(settings: Mapping[str, Any]) -> int:
 
 
 def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings that all seeds of a method share, as {"recipe.epochs": "30", ...}.
-
-    Args:
-        record: the content of a result file, or only {"settings": ...} of it.
-    """
+    """Return the settings in a result file that all seeds of a method share, as {"recipe.epochs": "30", ...}."""
     own = record.get("settings")
-    settings: dict[str, Any] = {"recipe": record.get("recipe") or {}, "where": []} | (
-        own if isinstance(own, dict) else {}
-    )
+    settings: dict[str, Any] = {"recipe": record.get("recipe") or {}, "where": []}
+    settings |= own if isinstance(own, dict) else {}
     settings["processes"] = processes_of(settings)
     digest = str((record.get("data") or {}).get("sha256") or "")[:8]
     found = {name: write_value(value) for name, value in _flat(settings) if name not in FREE}

@@ -1,24 +1,33 @@
-"""Autoencoders with one interface: `encode`, `decode`, `reconstruct`, `sample`, `bound`.
+"""Autoencoders with one interface: `encode`, `decode`, `reconstruct`, `sample`, `bound`; and `fit`.
 
 A variational autoencoder is trained on log p(x) >= E log p(x | h) - beta KL(q(h | x) || p(h)). Its code length is
 fixed, but `length=` truncates it as well, to compare ordered codes with codes that were not trained to be cut.
+
+VND-AE (Cui et al., section 4.1) has a code that can be cut to any length after training. The encoder returns a Gaussian
+for each dimension, and probabilities of the length. Training draws lengths, so the first dimensions learn the common
+features of all images, and later ones refine them.
 """
 
 from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, cast, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
+from torch.utils.data import Dataset
 from typing_extensions import override
 
-from leanbayes.generative.codes import Code, standard, truncated
+from leanbayes.distributions.ordered import log_tails_of
+from leanbayes.generative.codes import check_length, Code, standard, truncated
 from leanbayes.runtime.twins import in_eval_mode
+from leanbayes.training import Recipe
+from leanbayes.training.fit import fit as fit_network
+from leanbayes.training.progress import History
 
 Pixels = Literal["gaussian", "bernoulli"]
 
@@ -143,7 +152,6 @@ class VAE(Autoencoder):
     `VAE(shape, beta=4)` is the usual beta-VAE. To compare with codes that can be cut, train one VAE for each length.
 
     Args:
-        input_shape: of an image (C, H, W).
         beta: weight of the divergence.
         options: of `Autoencoder`.
 
@@ -165,6 +173,91 @@ class VAE(Autoencoder):
         reconstruction = -self.log_likelihood(x, code.rsample())
         divergence = code.kl(standard(code.mean))
         return Bound(reconstruction + self.beta * divergence, reconstruction, divergence)
+
+
+class VNDAutoencoder(Autoencoder):
+    """An autoencoder with ordered codes.
+
+    Args:
+        prior_keep: the prior's probability that a code continues after a dimension; the mean length is
+            1 / (1 - prior_keep), at most `dimensions`.
+        temperature: of the relaxed masks.
+        hard: masks of zeros and ones, with the (biased) gradient of soft ones.
+        beta: weight of the divergence.
+        options: of `Autoencoder`: dimensions, encoder, decoder, pixels, pixel_std.
+
+    Example:
+        >>> model = lb.generative.VNDAutoencoder((1, 28, 28), dimensions=64)
+        >>> lb.generative.fit(model, x, lb.Recipe(epochs=20, optimizer="adam", lr=1e-3))
+        >>> short, long = model.reconstruct(x, length=8), model.reconstruct(x, length=64)
+    """
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        *,
+        prior_keep: float = 0.98,
+        temperature: float = 1.0,
+        hard: bool = True,
+        beta: float = 1.0,
+        **options: object,
+    ) -> None:
+        super().__init__(input_shape, **options)  # type: ignore[arg-type]
+        if not (0 < prior_keep < 1 and temperature > 0 and beta >= 0):
+            raise ValueError(
+                "expected prior_keep between 0 and 1, a positive temperature and beta of at least 0, got "
+                f"{prior_keep}, {temperature} and {beta}"
+            )
+        if self.dimensions < 2:
+            raise ValueError(f"expected two dimensions or more to put in an order, got {self.dimensions}; take a VAE")
+        self.temperature, self.hard, self.beta = temperature, hard, beta
+        logits = torch.full((self.dimensions - 1,), math.log(prior_keep / (1 - prior_keep)))
+        self.register_buffer("prior_log_tails", log_tails_of(logits), persistent=False)
+        self.keep_logits = nn.Linear(self.mean.in_features, self.dimensions - 1)
+        nn.init.zeros_(self.keep_logits.weight)
+        with torch.no_grad():
+            self.keep_logits.bias.copy_(logits)  # start at the prior's lengths
+
+    prior_log_tails: Tensor
+
+    @override
+    def code_of(self, features: Tensor) -> Code:
+        return Code.of(self.mean(features), self.log_std(features), self.keep_logits(features))
+
+    @override
+    def bound(self, x: Tensor) -> Bound:
+        code = self.encode(x)
+        reconstruction = -self.log_likelihood(x, code.rsample(self.temperature, hard=self.hard))
+        divergence = code.kl(standard(code.mean, self.prior_log_tails))
+        return Bound(reconstruction + self.beta * divergence, reconstruction, divergence)
+
+    @override
+    def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
+        generator = generator_of(seed)  # one for both: equal seeds would correlate lengths and numbers
+        h = torch.randn(count, self.dimensions, generator=generator).to(self.device)
+        if length is not None:
+            return self.cut(h, length)
+        reach = torch.rand(count, 1, generator=generator).to(self.device)
+        return h * (reach < standard(h[:1], self.prior_log_tails).keep)  # one number a row: no gaps
+
+    def progressive(self, count: int, lengths: list[int], *, seed: int = 0) -> Tensor:
+        """Return the same new images at several code lengths (len(lengths), count, C, H, W), as in Figure 12."""
+        return torch.stack([self.sample(count, length=length, seed=seed) for length in lengths])
+
+    @torch.no_grad()
+    def tree(self, depth: int = 4, *, spread: float = 1.0, seed: int = 0) -> list[Tensor]:
+        """Return the images of Figure 9: level i has two values for each dimension from the second to the i-th.
+
+        Level i is (2^(i-1), C, H, W); images 2 k and 2 k + 1 of a level refine image k of the level before.
+        """
+        check_length(depth, self.dimensions)
+        levels = [self.prior_codes(1, 1, seed)]
+        for dimension in range(1, depth):
+            step = torch.zeros_like(levels[0])
+            step[:, dimension] = spread
+            levels.append(torch.stack([levels[-1] - step, levels[-1] + step], 1).flatten(0, 1))
+        with in_eval_mode(self):
+            return [self.decode(codes) for codes in levels]
 
 
 class ConvEncoder(nn.Sequential):
@@ -216,3 +309,46 @@ def explained(model: Autoencoder, x: Tensor, lengths: Sequence[int], *, batch_si
             for k, length in enumerate(lengths):
                 errors[k] += float((model.decode(model.cut(code, length)).to(x.device) - rows).square().sum())
     return (errors / x.numel()).tolist()
+
+
+def fit(
+    model: nn.Module, inputs: Tensor | tuple[Tensor, ...] | Dataset[Any], recipe: Recipe, **options: Any
+) -> History:
+    """Train a model whose call returns the loss of each row.
+
+    Args:
+        model: an autoencoder of `lb.generative`, or any module that returns losses (B,).
+        inputs: images, or a tuple of inputs; a Dataset yields those of each row. Its method `set_epoch`, if any, gets
+            the epoch, as that of `lb.data.OneAnnotator` for a probabilistic U-Net.
+        recipe: of the training; Adam at 1e-3 is usual.
+        options: of `lb.fit`: folder, resume, callbacks, progress.
+
+    Example:
+        >>> lb.generative.fit(vae, x, lb.Recipe(epochs=20, optimizer="adam", lr=1e-3), folder="runs/vae", resume=True)
+    """
+    if isinstance(inputs, Dataset):
+        return fit_network(model, _Untargeted(inputs), recipe, likelihood=_own_loss, **options)
+    rows = len(inputs) if isinstance(inputs, Tensor) else len(inputs[0])
+    return fit_network(model, (inputs, torch.zeros(rows)), recipe, likelihood=_own_loss, **options)
+
+
+class _Untargeted(Dataset[tuple[Any, Tensor]]):
+    """Rows of a Dataset as inputs, with an unused target."""
+
+    def __init__(self, rows: Dataset[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(cast(Sized, self.rows))
+
+    def __getitem__(self, index: int) -> tuple[Any, Tensor]:
+        return self.rows[index], torch.zeros(())
+
+    def set_epoch(self, epoch: int) -> None:
+        method = getattr(self.rows, "set_epoch", None)
+        if method is not None:
+            method(epoch)
+
+
+def _own_loss(losses: Tensor, y: Tensor) -> Tensor:
+    return losses  # computed by the model itself; there is no target

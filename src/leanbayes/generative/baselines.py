@@ -59,7 +59,6 @@ class JointVAE(Autoencoder):
     """A variational autoencoder with a category in its code. A length cuts only the continuous part.
 
     Args:
-        input_shape: of an image (C, H, W).
         dimensions: of the continuous part of the code.
         categories: K.
         temperature: of the relaxed category; Dupont's.
@@ -148,7 +147,6 @@ class SlicedWassersteinAutoencoder(Autoencoder):
     estimate it better; with few rows, even samples of the prior have a distance.
 
     Args:
-        input_shape: of an image (C, H, W).
         weight: of the distance, relative to the mean reconstruction term of a pixel; 10 in their paper.
         projections: random directions in each batch.
         options: of `Autoencoder`: dimensions, encoder, decoder, pixels, pixel_std.

@@ -23,21 +23,17 @@ from torch import nn, Tensor
 from leanbayes.core.prediction import decompose, Prediction
 from leanbayes.distributions.likelihoods import Categorical, entropy
 from leanbayes.generative.codes import Code
-from leanbayes.models import UNet
+from leanbayes.models.classic import UNet
 from leanbayes.runtime.twins import in_eval_mode
 
 FEATURES = 32
 
 
 class CodeNet(nn.Module):
-    """A convolutional network from images to the distribution of a code.
+    """A convolutional network from images to the distribution of a code; ordered codes have a length.
 
-    Args:
-        channels: of its input.
-        dimensions: of the code.
-        ordered: whether codes have a length.
-        widths: of its levels; each is two 3x3 convolutions, and halves the image.
-        keep: fixed probability that a code continues after a dimension; None learns it.
+    Each of its `widths` is a level: two 3x3 convolutions that halve the image. `keep` is the fixed probability that a
+    code continues after a dimension; None learns it.
     """
 
     chain: Tensor | None
@@ -61,14 +57,10 @@ class CodeNet(nn.Module):
     def forward(self, x: Tensor) -> Code:
         """Return the distribution of the code of each image."""
         features = self.levels(x)
-        return Code.of(self.mean(features), self.log_std(features), self._keep_logits(features))
-
-    def _keep_logits(self, features: Tensor) -> Tensor | None:
-        """Return the logits that a code continues (B, D - 1); None if codes have no length."""
+        logits = None if self.chain is None else self.chain.expand(len(features), -1)  # that a code continues
         if self.keep_logits is not None:
-            logits: Tensor = self.keep_logits(features)
-            return logits
-        return None if self.chain is None else self.chain.expand(len(features), -1)
+            logits = self.keep_logits(features)
+        return Code.of(self.mean(features), self.log_std(features), logits)
 
 
 class ProbabilisticUNet(nn.Module):
@@ -117,17 +109,13 @@ class ProbabilisticUNet(nn.Module):
         self.unet = UNet(FEATURES, input_shape, widths=widths)
         self.prior = CodeNet(input_shape[0], dimensions, ordered=ordered, widths=widths, keep=keep)
         self.posterior = CodeNet(input_shape[0] + num_classes, dimensions, ordered=ordered, widths=widths, keep=keep)
-        self.combine = nn.Sequential(
-            nn.Conv2d(FEATURES + dimensions, FEATURES, 1),
-            nn.ReLU(),
-            nn.Conv2d(FEATURES, FEATURES, 1),
-            nn.ReLU(),
-            nn.Conv2d(FEATURES, num_classes, 1),
-        )
+        first, second = nn.Conv2d(FEATURES + dimensions, FEATURES, 1), nn.Conv2d(FEATURES, FEATURES, 1)
+        self.combine = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Conv2d(FEATURES, num_classes, 1))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the loss (B,) of images with one annotation each (B, H, W), which `lb.generative.fit` minimises."""
-        posterior, prior = self.posterior(torch.cat([x, self._planes(y)], 1)), self.prior(x)
+        planes = F.one_hot(y.long(), self.num_classes).movedim(-1, 1).float()
+        posterior, prior = self.posterior(torch.cat([x, planes], 1)), self.prior(x)
         logits = self.logits(self.unet(x), posterior.rsample(self.temperature))
         nll = F.cross_entropy(logits, y.long(), reduction="none").flatten(1).sum(1)
         divergence: Tensor = posterior.kl(prior)
@@ -173,20 +161,9 @@ class ProbabilisticUNet(nn.Module):
             codes = (prior.at(*pair, self.temperature) for pair in noise.to(x.device))
             return torch.stack([self.logits(features, code).softmax(1) for code in codes])
 
-    def _planes(self, y: Tensor) -> Tensor:
-        return F.one_hot(y.long(), self.num_classes).movedim(-1, 1).float()
-
 
 def opinions(probabilities: Tensor) -> Prediction:
     """Return the prediction of several opinions with class probabilities (S, B, classes, ...)."""
     own = torch.stack([entropy(each) for each in probabilities])
-    mean, total, aleatoric, epistemic = decompose(probabilities, own, "entropy")
-    return Prediction(
-        mean=mean,
-        total=total,
-        aleatoric=aleatoric,
-        epistemic=epistemic,
-        samples=probabilities,
-        variances=None,
-        likelihood=Categorical(),
-    )
+    parts = decompose(probabilities, own, "entropy")._asdict()
+    return Prediction(**parts, samples=probabilities, variances=None, likelihood=Categorical())

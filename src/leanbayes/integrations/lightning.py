@@ -12,7 +12,6 @@ The mixin imports nothing, so it works with `lightning.pytorch` and `pytorch_lig
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable, Sized
 from typing import Any
@@ -25,6 +24,7 @@ from leanbayes.core.objective import elbo, linear_beta, parameter_groups, target
 from leanbayes.core.predictor import predict
 from leanbayes.distributions.likelihoods import Categorical
 from leanbayes.runtime.batches import Inputs
+from leanbayes.training.devices import first_installed
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Names of the library. The two do not mix, so a package that is already imported comes first."""
@@ -109,13 +109,6 @@ def anneal_beta(steps: int, *, start: float = 0.0, end: float = 1.0) -> Any:
     def set_beta(trainer: Any, module: Any, *batch: Any) -> None:
         module.beta = linear_beta(trainer.global_step, steps, start=start, end=end)
 
-    return _library().callbacks.LambdaCallback(on_train_batch_start=set_beta)
-
-
-def _library() -> Any:
-    for package in sorted(PACKAGES, key=lambda name: name not in sys.modules):
-        try:
-            return importlib.import_module(package)
-        except ModuleNotFoundError:
-            continue
-    raise ModuleNotFoundError("anneal_beta needs Lightning: pip install lightning")
+    packages = sorted(PACKAGES, key=lambda name: name not in sys.modules)
+    library = first_installed(packages, "anneal_beta needs Lightning: pip install lightning")
+    return library.callbacks.LambdaCallback(on_train_batch_start=set_beta)

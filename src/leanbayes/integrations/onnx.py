@@ -17,7 +17,6 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from torch import nn, Tensor
 from torch.func import functional_call
 from torch.torch_version import TorchVersion
 
+from leanbayes import __version__
 from leanbayes.core.conversion import own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.prediction import decompose, Decomposition
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
@@ -95,7 +95,17 @@ def export(  # noqa: PLR0913
         outputs = _outputs(model, tracer, whole, samples, seed)
         summary = tracer.trace_summary(likelihood, samples)
         finished = whole.model(whole.repeat(summary, outputs), summary)
-    finished.metadata_props[KEY] = json.dumps({**_about(model, likelihood), "samples": samples, "seed": seed})
+    stochastic: Any = [m for m in model.modules() if isinstance(m, StochasticLayer) or members_of(m)]
+    methods = dict.fromkeys(module.method for module in stochastic)
+    about = {
+        "methods": [{"method": method.name, "fields": method.fields()} for method in methods],
+        "likelihood": {"name": type(likelihood).__name__, "options": likelihood.options},
+        "uncertainty": "entropy in nats" if likelihood.measure == "entropy" else "variance",
+        "versions": {"leanbayes": __version__, "torch": str(torch.__version__)},
+        "samples": samples,
+        "seed": seed,
+    }
+    finished.metadata_props[KEY] = json.dumps(about)
     return _save(finished, place)
 
 
@@ -111,7 +121,7 @@ class Function(nn.Module):
         super().__init__()
         found = dict(stochastic_layers(model))
         with draws(model, mean=True):
-            plain: dict[int, nn.Module] = {id(layer): layer.twin() for layer in found.values()}
+            plain = {id(layer): layer.twin(one_draw(layer.variables(), 0)) for layer in found.values()}
         with many_draws(model, seed, range(samples)):
             sampled = [layer.variables() for layer in found.values()]
         self.example = example
@@ -272,7 +282,7 @@ class Assembly:
             opset_imports={"": like.graph.opset_imports[""]},
             name=KEY,
         )
-        return ir.Model(graph, ir_version=like.ir_version, producer_name=KEY, producer_version=_version())
+        return ir.Model(graph, ir_version=like.ir_version, producer_name=KEY, producer_version=__version__)
 
     def _copy(self, node: Any, inputs: Sequence[Any]) -> Any:
         from onnxscript import ir
@@ -331,24 +341,6 @@ def _initialiser(name: str, tensor: Any) -> Any:
     from onnxscript import ir
 
     return ir.Value(name=name, const_value=tensor, shape=tensor.shape, type=ir.TensorType(tensor.dtype))
-
-
-def _about(model: nn.Module, likelihood: Likelihood) -> dict[str, Any]:
-    stochastic: Any = [m for m in model.modules() if isinstance(m, StochasticLayer) or members_of(m)]
-    methods = dict.fromkeys(module.method for module in stochastic)
-    return {
-        "methods": [{"method": method.name, "fields": method.fields()} for method in methods],
-        "likelihood": {"name": type(likelihood).__name__, "options": likelihood.options},
-        "uncertainty": "entropy in nats" if likelihood.measure == "entropy" else "variance",
-        "versions": {"leanbayes": _version(), "torch": str(torch.__version__)},
-    }
-
-
-def _version() -> str:
-    try:
-        return version("leanbayes")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _save(model: Any, path: Path) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any, Self
@@ -33,6 +33,7 @@ from leanbayes.methods.rank1 import Rank1
 from leanbayes.runtime.batches import call
 from leanbayes.runtime.twins import in_eval_mode
 from leanbayes.training import Recipe
+from leanbayes.training.devices import PACKAGES
 from leanbayes.training.fit import fit
 
 Net = nn.Module | Callable[..., nn.Module] | str | None
@@ -43,9 +44,6 @@ FEWEST_STEPS = 200  # fewest steps of a training: half a second on one core
 FEWEST_EPOCHS = 20  # fewest epochs; large tables have more steps than that in each
 BATCH_SIZES = (32, 512)  # smallest and largest batch
 STEPS_AN_EPOCH = 64  # batches per epoch, between the smallest and the largest batch size
-TALKATIVE = ("lightning_fabric.utilities.rank_zero", "lightning.fabric.utilities.rank_zero")
-"""Loggers of Fabric's advice; an estimator is silent."""
-
 FLOATS = (np.float64, np.float32)  # types of numbers that are kept; others become the first
 FIRST_NOISE = 0.5  # initial noise, in standard deviations of the targets; it is learned
 
@@ -77,7 +75,16 @@ def network(net: Net, *, num_outputs: int, features: int) -> nn.Module:
         ValueError: if the network cannot take such rows, or its outputs have another shape.
     """
     made = _made(net, num_outputs=num_outputs, input_shape=(features,))
-    _check_outputs(made, num_outputs, features)
+    try:
+        with torch.no_grad(), in_eval_mode(made):
+            outputs = call(made, torch.zeros(2, features))  # this also gives lazy layers their sizes
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"expected net to take float32 rows of {features} features, which failed: {error}") from error
+    if outputs.shape != (2, num_outputs):
+        raise ValueError(
+            f"expected net to return {num_outputs} outputs a row, shape (2, {num_outputs}) for two rows, got shape "
+            f"{tuple(outputs.shape)}; give its last layer {num_outputs} outputs"
+        )
     return made
 
 
@@ -95,20 +102,6 @@ def _made(net: Any, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mod
             f"name of lb.models, got {net!r}"
         )
     return made
-
-
-def _check_outputs(made: nn.Module, num_outputs: int, features: int) -> None:
-    """Pass two rows of zeros through the network; this also gives lazy layers their sizes."""
-    try:
-        with torch.no_grad(), in_eval_mode(made):
-            outputs = call(made, torch.zeros(2, features))
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"expected net to take float32 rows of {features} features, which failed: {error}") from error
-    if outputs.shape != (2, num_outputs):
-        raise ValueError(
-            f"expected net to return {num_outputs} outputs a row, shape (2, {num_outputs}) for two rows, got shape "
-            f"{tuple(outputs.shape)}; give its last layer {num_outputs} outputs"
-        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -133,7 +126,10 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
         method = chosen_method(self.method)
         recipe = replace(self._recipe(method, len(X)), seed=seed)
         scaler = StandardScaler(with_mean=self.standardize, with_std=self.standardize).fit(X)
-        with _own_randomness(recipe), _silence():
+        # Torch's generators are restored; an unused GPU is not initialised.
+        used = recipe.accelerator != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        devices = range(torch.cuda.device_count()) if used else ()
+        with torch.random.fork_rng(devices), _silence():
             torch.manual_seed(seed)
             model = network(self.net, num_outputs=num_outputs, features=X.shape[1])
             if method is not None:
@@ -282,15 +278,10 @@ def _scaled(scaler: Any, values: NDArray[Any]) -> Tensor:
     return torch.from_numpy(scaler.transform(values.astype(np.float64)))
 
 
-def _own_randomness(recipe: Recipe) -> AbstractContextManager[None]:
-    """Return a context that restores torch's generators, without initialising an unused GPU."""
-    used = recipe.accelerator != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.random.fork_rng(devices=range(torch.cuda.device_count()) if used else ())
-
-
 @contextmanager
 def _silence() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in TALKATIVE]
+    """Switch off Fabric's advice: an estimator is silent."""
+    loggers = [logging.getLogger(f"{package}.utilities.rank_zero") for package in PACKAGES]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.WARNING)

@@ -1,10 +1,10 @@
 """Layer families (channels, linear maps), layer selectors and activation exchange."""
 
-from leanbayes.layers.activation import Abs as Abs
-from leanbayes.layers.activation import activate as activate
 from leanbayes.layers.family import Family as Family
 from leanbayes.layers.family import family_of as family_of
 from leanbayes.layers.family import register as register
+from leanbayes.layers.select import Abs as Abs
+from leanbayes.layers.select import activate as activate
 from leanbayes.layers.select import first as first
 from leanbayes.layers.select import last as last
 from leanbayes.layers.select import Selector as Selector

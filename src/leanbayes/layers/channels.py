@@ -21,12 +21,12 @@ import torch
 from torch import fx, nn, Tensor
 
 from leanbayes.layers.composites import Composite
-from leanbayes.layers.family import CHANNEL_NORMS, family_of, follows_channels, LINEAR_MAPS, NORMS
-from leanbayes.layers.recording import HIDDEN, record
-from leanbayes.layers.streams import Channels as Channels
+from leanbayes.layers.family import CHANNEL_NORMS, family_of, LINEAR_MAPS, LinearFamily, NORMS
 from leanbayes.layers.streams import (
+    Channels,
     ELEMENTWISE,
     Heads,
+    Layout,
     OVER_PIXELS,
     PRODUCTS,
     QUOTIENTS,
@@ -35,16 +35,9 @@ from leanbayes.layers.streams import (
     UNKNOWN_REPEAT,
     word,
 )
-from leanbayes.layers.streams import Layout as Layout
-from leanbayes.layers.streams import positions as positions
-from leanbayes.layers.streams import Segment as Segment
-from leanbayes.layers.streams import Stream as Stream
-from leanbayes.layers.tracing import names_in, trace, Traced
+from leanbayes.layers.tracing import HIDDEN, names_in, record, trace, Traced
 
 # Probes: run modules of unknown classes to see whether they keep zeros.
-
-RANKS = (2, 3, 4)
-"""Numbers of axes of the probe inputs."""
 
 
 def keeps_zeros(module: nn.Module) -> bool:
@@ -59,7 +52,7 @@ def keeps_zeros(module: nn.Module) -> bool:
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             tried = copy.deepcopy(module).eval()
-            return all(_elementwise(tried, rank) for rank in RANKS)
+            return all(_elementwise(tried, rank) for rank in (2, 3, 4))
     except Exception:  # user code: anything may happen
         return False
 
@@ -112,9 +105,6 @@ def follow(
         model: any network; a stochastic layer counts as its plain layer.
         base_of: returns the plain layer inside a layer.
         example: inputs to call the network with: a tensor, a tuple, or a mapping by name.
-
-    Raises:
-        ValueError: if the network does not run on the example.
     """
     found = Channels()
     if base_of(model) is not model or family_of(model) is not None:  # the root itself is a layer: its output is held
@@ -143,6 +133,14 @@ def follow(
     if traced.failed:
         _beware(found, model)
     return found
+
+
+def follows_channels(layer: nn.Module) -> bool:
+    """Return whether channels can be removed from a layer: its weight is stored, and a norm treats each alone."""
+    family = family_of(layer)
+    if family is None or family.weight is not None:
+        return False
+    return isinstance(family, LinearFamily) or not family.form or family.by_channel
 
 
 def _beware(found: Channels, model: nn.Module) -> None:
@@ -357,11 +355,9 @@ def _passes(name: str, x: Layout | None) -> bool:
 def _makes_rows(name: str, node: fx.Node, x: Layout | None) -> bool:
     if name == "flatten":
         return _flattens(x, _argument(node, 1, "start_dim", 0), _argument(node, 2, "end_dim", -1))
-    return name in ("view", "reshape") and node.args[2:] == (-1,) and _is_batch(node.args[1])
-
-
-def _is_batch(size: Any) -> bool:
-    """Return whether a number is the length of a first axis: `x.size(0)`, `x.shape[0]`."""
+    if name not in ("view", "reshape") or node.args[2:] != (-1,):
+        return False
+    size = node.args[1]  # the length of the first axis: `x.size(0)`, `x.shape[0]`
     return isinstance(size, fx.Node) and word(size.target) in ("size", "getitem") and size.args[1:] == (0,)
 
 

@@ -2,10 +2,8 @@
 
 A `Family` record defines input channels, output channels and the linear map of a Linear, a convolution, a transposed
 convolution, an embedding, a norm or a dropout. No method knows a layer class. An embedding is the linear map of unit
-vectors; its input channels are the words.
-
-A layer with its own forward belongs to a family if `recognise` finds that it computes the same map. `register` adds a
-family for another class.
+vectors; its input channels are the words. A layer with its own forward belongs to a family if `recognise` finds that it
+computes the same map. `register` adds a family for another class.
 """
 
 from __future__ import annotations
@@ -13,14 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn, Tensor
+from torch import fx, nn, Tensor
+from torch.func import functional_call
 
-from leanbayes.layers.forms import call_own, plain_like, plain_same, pool_own, pool_same, same_conv, standardised
 from leanbayes.layers.recognise import (
     by_name,
     Finding,
@@ -69,8 +67,7 @@ class Family:
 
     Attributes:
         kind: the layer type that this record describes.
-        inputs: number of input channels of a layer.
-        outputs: number of output channels of a layer.
+        inputs, outputs: numbers of input and output channels of a layer.
         axis: the channel axis of inputs and outputs, counted from the right (from the left for batch-like norms).
         weight: `layer -> weight`, the effective weight as a function of the stored one; None: the stored one.
         plain: `(layer, tensors) -> layer'`, a plain layer with these tensors; None: the same class can hold them.
@@ -88,6 +85,9 @@ class Family:
     form: str = ""
     way: str = ""
     by_channel: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Family:
+        return self  # it cannot change: copies of models share it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _record, (self.kind, Finding(self.form, self.way, "", self.by_channel))
@@ -162,7 +162,7 @@ def register(
     """
     known = _TABLE.get(like)
     if known is None or known.kind in (*EMBEDDINGS, *DROPOUTS) or isinstance(like, (_ByMap, _ByName)):
-        names = ", ".join(family.kind.__name__ for family in _FAMILIES if family.kind in (*TORCH_MAPS, *TORCH_NORMS))
+        names = ", ".join(torch_kind.__name__ for torch_kind in (*TORCH_MAPS, *TORCH_NORMS))
         raise ValueError(f"expected like to be one of torch's classes {names}, got {like!r}")
     family = replace(known, kind=kind, weight=weight)
     if isinstance(family, LinearFamily):
@@ -170,11 +170,9 @@ def register(
     elif weight is not None or linear is not None:
         raise ValueError(f"a norm such as {like.__name__} has no linear map; give neither weight nor linear")
     if like is nn.Linear:
-        family = replace(
-            family, inputs=lambda layer: layer.weight.shape[1], outputs=lambda layer: layer.weight.shape[0]
-        )
+        family = replace(family, inputs=_LINEAR_LIKE.inputs, outputs=_LINEAR_LIKE.outputs)
     if weight is not None:
-        family = replace(family, plain=lambda layer, tensors: plain_like(like, layer, tensors))
+        family = replace(family, plain=partial(_plain_like, like))
     if linear is not None and weight is None:
         family = replace(family, weight=lambda layer: layer.weight, plain=None)
     _TABLE[kind] = family
@@ -192,36 +190,19 @@ def refusal(layer: nn.Module) -> str | None:
         return f"its parameters are not initialised yet ({type(layer).__name__}): run one batch through the network"
     if isinstance(layer, nn.Embedding) and layer.max_norm is not None:
         return "max_norm changes its vectors in place whenever they are read; give it up, or clip them after each step"
-    reason = _weight_refusal(layer, kind)
-    return reason if reason is not None else _finding_refusal(layer, kind)
-
-
-def _weight_refusal(layer: Any, kind: type[nn.Module]) -> str | None:
-    if "weight" not in layer._parameters and not nn.utils.parametrize.is_parametrized(layer, "weight"):
-        if kind in NORMS:
+    stored = layer._parameters.get("weight")
+    if stored is None and not nn.utils.parametrize.is_parametrized(layer, "weight"):
+        if kind in NORMS or "weight" in layer._parameters:
             return "it has no scale"
         return "a hook computes its weight; use torch.nn.utils.parametrizations instead (weight_norm, spectral_norm)"
-    return "it has no scale" if layer._parameters.get("weight", layer.weight) is None else None
-
-
-def _finding_refusal(layer: nn.Module, kind: type[nn.Module]) -> str | None:
     reason = _finding(layer, kind).reason
-    if not reason:
-        return None
-    name, like = type(layer).__name__, _REGISTERED.get(kind, kind)
+    return f"{type(layer).__name__} {_kinship(kind)} {reason}" if reason else None
+
+
+def _kinship(kind: type[nn.Module]) -> str:
     if kind in _REGISTERED:
-        return f"{name} is registered as a {like.__name__}, but {reason}"
-    if like is NormLike:
-        return f"{name} is a norm of its own, but {reason}"
-    return f"{name} is a {like.__name__} with a forward of its own: {reason}"
-
-
-def follows_channels(layer: nn.Module) -> bool:
-    """Return whether channels can be removed from a layer: its weight is stored, and a norm treats each alone."""
-    family = family_of(layer)
-    if family is None or family.weight is not None:
-        return False
-    return isinstance(family, LinearFamily) or not family.form or family.by_channel
+        return f"is registered as a {_REGISTERED[kind].__name__}, but"
+    return "is a norm of its own, but" if kind is NormLike else f"is a {kind.__name__} with a forward of its own:"
 
 
 def _kind_of(layer: object) -> type[nn.Module] | None:
@@ -229,7 +210,6 @@ def _kind_of(layer: object) -> type[nn.Module] | None:
 
 
 def _registered(layer: object) -> type[nn.Module] | None:
-    """Return the most specific registered class of a layer."""
     return next((kind for kind in type(layer).__mro__ if kind in _REGISTERED), None) if _REGISTERED else None
 
 
@@ -262,8 +242,7 @@ def _record(kind: Any, finding: Finding) -> Family:
     family = replace(family, form=finding.form, way=finding.way, by_channel=finding.by_channel)
     if not isinstance(family, LinearFamily) or family.weight is not None or kind in EMBEDDINGS:
         return family
-    own_pool = family.pool if family.axis == -1 else pool_own
-    return replace(family, linear=call_own, pool=own_pool)
+    return replace(family, linear=_call_own, pool=family.pool if family.axis == -1 else _pool_own)
 
 
 def _is_linear(layer: nn.Module) -> bool:
@@ -289,32 +268,17 @@ def _namesake(layer: object, kind: type) -> type:
     return next(own, kind)
 
 
-def _scale_linear(layer: nn.Linear, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    return weight * torch.outer(r, s)
+# Linear maps of torch's classes
 
 
-def _scale_transposed(layer: nn.Module, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    return weight * torch.outer(s, r)
-
-
-def _scale_conv(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    outer = r.view(layer.groups, -1, 1) * s.view(layer.groups, 1, -1)  # (groups, outputs, inputs) of a group
+def _scale(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    groups = layer.groups if weight.dim() > 2 else 1
+    outer = r.view(groups, -1, 1) * s.view(groups, 1, -1)  # (groups, outputs, inputs) of a group
     return weight * outer.view(*weight.shape[:2], *[1] * (weight.dim() - 2))
 
 
-def _scale_transpose(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
-    outer = s.view(layer.groups, -1, 1) * r.view(layer.groups, 1, -1)  # (groups, inputs, outputs) of a group
-    return weight * outer.view(*weight.shape[:2], *[1] * (weight.dim() - 2))
-
-
-def _pool_conv(layer: Any, x: Tensor) -> Tensor:
-    # A kernel of ones with one output channel per group.
-    return _conv(layer, x, layer.weight.new_ones(layer.groups, *layer.weight.shape[1:]))
-
-
-def _conv(layer: Any, x: Tensor, weight: Tensor) -> Tensor:
-    y: Tensor = layer._conv_forward(x, weight, None)
-    return y
+def _scale_transposed(layer: Any, weight: Tensor, s: Tensor, r: Tensor) -> Tensor:
+    return _scale(layer, weight, r, s)
 
 
 def _embed(layer: nn.Embedding, x: Tensor, weight: Tensor) -> Tensor:
@@ -322,16 +286,36 @@ def _embed(layer: nn.Embedding, x: Tensor, weight: Tensor) -> Tensor:
     return F.embedding(x, weight, layer.padding_idx, scale_grad_by_freq=layer.scale_grad_by_freq)
 
 
-def _convolution(kind: type[nn.Module], spatial: int) -> LinearFamily:
+def _attribute(name: str) -> Callable[[Any], int]:
+    return lambda layer: getattr(layer, name)
+
+
+def _vectors(
+    kind: type[nn.Module], sizes: tuple[str, str], linear: Callable[..., Tensor], scale: Callable[..., Tensor] = _scale
+) -> LinearFamily:
+    inputs, outputs = map(_attribute, sizes)
     return LinearFamily(
         kind=kind,
-        inputs=lambda layer: layer.in_channels,
-        outputs=lambda layer: layer.out_channels,
-        axis=-1 - spatial,
-        linear=_conv,
-        scale=_scale_conv,
-        pool=_pool_conv,
+        inputs=inputs,
+        outputs=outputs,
+        axis=-1,
+        linear=linear,
+        scale=scale,
+        pool=lambda layer, x: x.sum(-1, keepdim=True),
     )
+
+
+def _convolution(
+    kind: type[nn.Module],
+    spatial: int,
+    linear: Callable[..., Tensor] = lambda layer, x, weight: layer._conv_forward(x, weight, None),
+    **form: Any,
+) -> LinearFamily:
+    def pool(layer: Any, x: Tensor) -> Tensor:
+        # A kernel of ones with one output channel per group.
+        return linear(layer, x, layer.weight.new_ones(layer.groups, *layer.weight.shape[1:]))
+
+    return replace(_vectors(kind, ("in_channels", "out_channels"), linear), axis=-1 - spatial, pool=pool, **form)
 
 
 def _transposed(kind: type[nn.Module], spatial: int, function: Callable[..., Tensor]) -> LinearFamily:
@@ -345,59 +329,113 @@ def _transposed(kind: type[nn.Module], spatial: int, function: Callable[..., Ten
         ones = layer.weight.new_ones(layer.weight.shape[0], 1, *layer.weight.shape[2:])
         return linear(layer, x, ones, output_size)
 
-    return LinearFamily(
-        kind=kind,
-        inputs=lambda layer: layer.in_channels,
-        outputs=lambda layer: layer.out_channels,
-        axis=-1 - spatial,
-        linear=linear,
-        scale=_scale_transpose,
-        pool=pool,
-    )
+    return replace(_convolution(kind, spatial, linear), scale=_scale_transposed, pool=pool)
 
 
-def _norm(kind: type[nn.Module], features: Callable[[Any], int], axis: int) -> Family:
+# Layers with their own forward: run it with another weight, or compute an effective weight. In convolutions with
+# standardised weights (Qiao et al., 2019; Brock et al., 2021) that is
+#
+#     y = W' * x + b,      W'_o = g_o c (W_o - mean(W_o)) / sqrt(var(W_o) + eps)        g_o c = 1 without a gain
+#
+# Noise is added to W'. A draw is a plain convolution with the drawn W', since no stored weight standardises to it.
+
+
+def _call_own(layer: nn.Module, x: Tensor, weight: Tensor, *args: Any) -> Tensor:
+    """Call a layer's own forward with another weight and no bias."""
+    bias = layer._parameters.get("bias")
+    given = {"weight": weight} | ({} if bias is None else {"bias": torch.zeros_like(bias, dtype=weight.dtype)})
+    y: Tensor = functional_call(layer, given, (x, *args))
+    return y
+
+
+def _pool_own(layer: Any, x: Tensor, *args: Any) -> Tensor:
+    """Return the sum of input channels under the kernel, one output per group, by the layer's own forward."""
+    # All outputs of a group are the same sum: one of each is kept.
+    axis = -1 - (layer.weight.dim() - 2)
+    y = _call_own(layer, x, torch.ones_like(layer.weight), *args)
+    grouped: Tensor = y.reshape(*y.shape[:axis], layer.groups, -1, *y.shape[axis + 1 :])
+    return grouped.select(axis, 0)
+
+
+def _plain_like(kind: Any, layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return a layer of a torch class with these tensors and the settings of the given layer."""
+    plain: nn.Module = kind.__new__(kind)
+    plain.__dict__.update(layer.__dict__)
+    plain._parameters, plain._buffers, plain._modules = {}, {}, {}
+    _give(plain, layer, tensors)
+    if isinstance(plain, nn.Linear):
+        plain.out_features, plain.in_features = plain.weight.shape
+    return plain
+
+
+def _standardised(layer: Any) -> Tensor:
+    """Return the effective weight, by the operation of these layers."""
+    gain = layer._parameters.get("gain")
+    rows = layer.weight.reshape(1, layer.weight.shape[0], -1)
+    scale = None if gain is None else (gain * layer.scale).view(-1)
+    normed = F.batch_norm(rows, None, None, weight=scale, training=True, momentum=0.0, eps=layer.eps)
+    return normed.reshape_as(layer.weight)
+
+
+def _same_conv(layer: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+    """Pad an image with zeros so that a convolution gives ceil(size / stride) outputs; torch.fx can trace it."""
+    pads: list[Any] = []
+    sym_max: Any = torch.sym_max  # `max` of Python cannot be traced
+    for axis in range(len(layer.kernel_size) - 1, -1, -1):  # F.pad begins with the last axis
+        size, stride = x.shape[2 + axis], layer.stride[axis]
+        reach = (-(-size // stride) - 1) * stride + (layer.kernel_size[axis] - 1) * layer.dilation[axis] + 1
+        needed = sym_max(reach - size, 0)
+        pads += [needed // 2, needed - needed // 2]
+    return F.conv2d(F.pad(x, pads), weight, bias, layer.stride, layer.padding, layer.dilation, layer.groups)
+
+
+def _plain_same(layer: Any, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return a convolution with "same" padding as a traced graph: torch has no such class."""
+    graph = fx.Graph()
+    names = ("weight",) if layer.bias is None else ("weight", "bias")
+    nodes = [graph.placeholder("input"), *map(graph.get_attr, names)]
+    tracer = fx.proxy.GraphAppendingTracer(graph)
+    graph.output(_same_conv(layer, *(fx.Proxy(node, tracer) for node in nodes)).node)
+    plain = fx.GraphModule(layer, graph, "Conv2dSame")
+    for name in ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"):
+        setattr(plain, name, getattr(layer, name))
+    _give(plain, layer, tensors)
+    return plain
+
+
+def _give(plain: nn.Module, layer: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Set weight and bias of a plain layer; a bias that is not given is shared."""
+    for name in ("weight", "bias"):
+        old = layer._parameters.get(name)
+        if name in tensors:
+            old = nn.Parameter(tensors[name], requires_grad=old is None or old.requires_grad)
+        plain._parameters[name] = old
+
+
+# The table
+
+
+def _channels(kind: type[nn.Module], features: Callable[[Any], int], axis: int) -> Family:
     return Family(kind=kind, inputs=features, outputs=features, axis=axis)
 
 
-def _dropout(kind: type[nn.Module], axis: int) -> Family:
-    return Family(kind=kind, inputs=lambda layer: 0, outputs=lambda layer: 0, axis=axis)
-
-
-_LINEAR = LinearFamily(
-    kind=nn.Linear,
-    inputs=lambda layer: layer.in_features,
-    outputs=lambda layer: layer.out_features,
-    axis=-1,
-    linear=lambda layer, x, weight: F.linear(x, weight),
-    scale=_scale_linear,
-    pool=lambda layer, x: x.sum(-1, keepdim=True),
-)
-
-_CONV1D = LinearFamily(
-    kind=Conv1D,
-    inputs=lambda layer: layer.weight.shape[0],
-    outputs=lambda layer: layer.weight.shape[1],
-    axis=-1,
-    linear=lambda layer, x, weight: x @ weight,
-    scale=_scale_transposed,
-    pool=lambda layer, x: x.sum(-1, keepdim=True),
-)
-
+_LINEAR = _vectors(nn.Linear, ("in_features", "out_features"), lambda layer, x, weight: F.linear(x, weight))
 _LINEAR_LIKE = replace(
     _LINEAR,
     kind=LinearLike,
     inputs=lambda layer: layer.weight.shape[1],
     outputs=lambda layer: layer.weight.shape[0],
 )
-
-_EMBEDDING = LinearFamily(
-    kind=nn.Embedding,
-    inputs=lambda layer: layer.num_embeddings,
-    outputs=lambda layer: layer.embedding_dim,
-    axis=-1,
-    linear=_embed,
+_CONV1D = replace(
+    _LINEAR,
+    kind=Conv1D,
+    inputs=_LINEAR_LIKE.outputs,
+    outputs=_LINEAR_LIKE.inputs,
+    linear=lambda layer, x, weight: x @ weight,
     scale=_scale_transposed,
+)
+_EMBEDDING = replace(
+    _vectors(nn.Embedding, ("num_embeddings", "embedding_dim"), _embed, _scale_transposed),
     pool=lambda layer, x: layer.weight.new_ones(*x.shape, 1),  # a word is a unit vector
 )
 
@@ -417,13 +455,13 @@ _FAMILIES = (
     _transposed(nn.ConvTranspose1d, 1, F.conv_transpose1d),
     _transposed(nn.ConvTranspose2d, 2, F.conv_transpose2d),
     _transposed(nn.ConvTranspose3d, 3, F.conv_transpose3d),
-    *(_norm(kind, lambda layer: layer.num_features, 1) for kind in CHANNEL_NORMS),
-    _norm(nn.GroupNorm, lambda layer: layer.num_channels, 1),
-    *(_norm(kind, lambda layer: math.prod(layer.normalized_shape), -1) for kind in (nn.LayerNorm, nn.RMSNorm)),
-    _dropout(nn.Dropout, -1),
-    *(_dropout(kind, 1) for kind in (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)),
+    *(_channels(kind, lambda layer: layer.num_features, 1) for kind in CHANNEL_NORMS),
+    _channels(nn.GroupNorm, lambda layer: layer.num_channels, 1),
+    *(_channels(kind, lambda layer: math.prod(layer.normalized_shape), -1) for kind in (nn.LayerNorm, nn.RMSNorm)),
+    _channels(nn.Dropout, lambda layer: 0, -1),
+    *(_channels(kind, lambda layer: 0, 1) for kind in (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)),
     _LINEAR_LIKE,
-    _norm(NormLike, lambda layer: layer.weight.numel(), -1),
+    _channels(NormLike, lambda layer: layer.weight.numel(), -1),
 )
 
 _TABLE: dict[type[nn.Module], Family] = {family.kind: family for family in _FAMILIES}
@@ -450,16 +488,12 @@ NORMS: tuple[type[nn.Module], ...] = tuple(
 TORCH_MAPS = tuple(kind for kind in LINEAR_MAPS if not isinstance(kind, (_ByMap, _ByName)))
 TORCH_NORMS = tuple(kind for kind in NORMS if not isinstance(kind, _ByMap))
 
-_CONV2D = _convolution(nn.Conv2d, 2)
 _STANDARDISED = {
-    STANDARDISED: replace(
-        _CONV2D,
-        weight=standardised,
-        plain=lambda layer, tensors: plain_like(nn.Conv2d, layer, tensors),
-        form=STANDARDISED,
+    STANDARDISED: _convolution(
+        nn.Conv2d, 2, weight=_standardised, plain=partial(_plain_like, nn.Conv2d), form=STANDARDISED
     ),
-    STANDARDISED_SAME: replace(
-        _CONV2D, weight=standardised, linear=same_conv, pool=pool_same, plain=plain_same, form=STANDARDISED_SAME
+    STANDARDISED_SAME: _convolution(
+        nn.Conv2d, 2, _same_conv, weight=_standardised, plain=_plain_same, form=STANDARDISED_SAME
     ),
 }
 """Convolutions with standardised weights, by form."""

@@ -28,10 +28,8 @@ from leanbayes.layers.hooks import HOOKS
 
 TOLERANCE = 1e-6
 INPUTS = 3
-ROWS = 64
-"""Rows of a norm's input, enough that a rectifier hides no channel in all of them."""
-ENTRIES = 4
-"""Outputs whose coefficients are checked."""
+ROWS = 64  # rows of a norm's input, enough that a rectifier hides no channel in all of them
+ENTRIES = 4  # outputs whose coefficients are checked
 
 OWN, STANDARDISED, STANDARDISED_SAME = "own", "standardised", "standardised_same"
 """Forms: the layer's own forward with other weights; standardised convolution; the same with "same" padding."""
@@ -60,20 +58,12 @@ NAMES = {
 
 
 class Finding(NamedTuple):
-    """The result of a probe.
+    """The result of a probe."""
 
-    Attributes:
-        form: how the layer computes the map of its family.
-        way: how this was found: by a probe, or by the name of the class.
-        reason: why the layer is not recognised; empty if it is.
-        by_channel: whether a norm treats every channel alone and scales with its weight and bias, so that channels can
-            be dropped.
-    """
-
-    form: str = ""
-    way: str = ""
-    reason: str = ""
-    by_channel: bool = False
+    form: str = ""  # how the layer computes the map of its family
+    way: str = ""  # how this was found: by a probe, or by the name of the class
+    reason: str = ""  # why the layer is not recognised; empty if it is
+    by_channel: bool = False  # whether a norm treats every channel alone, so that channels can be dropped
 
 
 class Difference(Exception):
@@ -83,22 +73,19 @@ class Difference(Exception):
 def recognise(layer: nn.Module, family: Any, forms: dict[str, Any]) -> Finding:
     """Return whether a layer computes the map of a family, and its form; layers of equal settings run once.
 
-    Args:
-        layer: the layer; it stays unchanged.
-        family: the record to compare with.
-        forms: further records to try, by form; each computes an effective weight.
+    `forms` are further records to try, by form; each computes an effective weight.
     """
     if any(tensor.is_meta for tensor in (*layer.parameters(), *layer.buffers())):
         return by_name(layer)
-    key = _settings(layer)
-    if key is None:
-        if layer not in _BY_LAYER:
-            _BY_LAYER[layer] = _probed(layer, family, forms)
-        return _BY_LAYER[layer]
-    whole = (family.kind, tuple(forms), key)
-    if whole not in _BY_SETTINGS:
-        _BY_SETTINGS[whole] = _probed(layer, family, forms)
-    return _BY_SETTINGS[whole]
+    known: Any = _BY_SETTINGS
+    try:
+        key: Any = (family.kind, tuple(forms), _settings(layer))
+    except _NotSimple:
+        known, key = _BY_LAYER, layer
+    if key not in known:
+        known[key] = _probed(layer, family, forms)
+    found: Finding = known[key]
+    return found
 
 
 _BY_LAYER: weakref.WeakKeyDictionary[nn.Module, Finding] = weakref.WeakKeyDictionary()
@@ -112,19 +99,16 @@ def by_name(layer: nn.Module) -> Finding:
         library = own.__module__.split(".")[0]
         for (home, pattern), form in NAMES.items():
             if home == library and fnmatchcase(own.__name__, pattern) and own.forward is type(layer).forward:
-                return Finding(_padded(layer) if form == STANDARDISED else form, TABLE)
+                padded = getattr(layer, "same_pad", False) or getattr(layer, "pad", None) is not None
+                return Finding(STANDARDISED_SAME if padded and form == STANDARDISED else form, TABLE)
     return Finding(reason="a layer on the meta device cannot be run to see what it computes")
-
-
-def _padded(layer: Any) -> str:
-    """Return the form of a standardised convolution: libraries keep a flag or a module for "same" padding."""
-    same = getattr(layer, "same_pad", False) or getattr(layer, "pad", None) is not None
-    return STANDARDISED_SAME if same else STANDARDISED
 
 
 def _probed(layer: nn.Module, family: Any, forms: dict[str, Any]) -> Finding:
     """Try the layer's own forward first, then each form with an effective weight."""
-    tries: dict[str, tuple[Any, Callable[..., bool]]] = {OWN: (family, _probe_of(family))}
+    probe = _probe_linear if "linear" in family.__dataclass_fields__ else _probe_norm
+    probe = _probe_embedding if issubclass(family.kind, nn.Embedding) else probe
+    tries: dict[str, tuple[Any, Callable[..., bool]]] = {OWN: (family, probe)}
     tries |= {form: (record, _compare_effective) for form, record in forms.items()}
     if family.weight is not None:  # registered with an effective weight: no other form counts
         tries = {OWN: (family, _compare_effective)}
@@ -140,12 +124,6 @@ def _probed(layer: nn.Module, family: Any, forms: dict[str, Any]) -> Finding:
             said = (str(error).splitlines() or ["no message"])[0]
             reason = reason or f"it could not be run alone ({type(error).__name__}: {said})"
     return Finding(reason=reason)
-
-
-def _probe_of(family: Any) -> Callable[..., bool]:
-    if issubclass(family.kind, nn.Embedding):
-        return _probe_embedding
-    return _probe_linear if "linear" in family.__dataclass_fields__ else _probe_norm
 
 
 @contextmanager
@@ -422,15 +400,8 @@ class _NotSimple(Exception):
     """Raised for a value that cannot be compared."""
 
 
-def _settings(module: nn.Module) -> Any:
-    """Return the hashable settings of a layer's computation; None if a value cannot be compared."""
-    try:
-        return _settings_of(module)
-    except _NotSimple:
-        return None
-
-
-def _settings_of(module: nn.Module) -> tuple[Any, ...]:
+def _settings(module: nn.Module) -> tuple[Any, ...]:
+    """Return the hashable settings of a layer's computation."""
     skipped = SIZES | INTERNAL | ({"scale"} if "gain" in module._parameters else set())  # from the size of the kernel
     plain = {name: value for name, value in vars(module).items() if name not in skipped}
     groups = plain.pop("groups", 1)
@@ -442,7 +413,7 @@ def _settings_of(module: nn.Module) -> tuple[Any, ...]:
         tuple((name, _simple(value)) for name, value in sorted(plain.items())),
         tuple((name, None if p is None else p.dim()) for name, p in module._parameters.items()),
         tuple((name, None if b is None else _digest(b)) for name, b in buffers.items()),
-        tuple((name, None if m is None else _settings_of(m)) for name, m in module._modules.items()),
+        tuple((name, None if m is None else _settings(m)) for name, m in module._modules.items()),
     )
 
 

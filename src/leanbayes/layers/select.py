@@ -1,13 +1,14 @@
-"""Select layers by globs on dotted paths, predicates, or position ("the last three convolutions")."""
+"""Select layers by globs on dotted paths, predicates, or position; exchange the activations after them."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import nn
+from torch import nn, Tensor
 
 
 @dataclass(frozen=True)
@@ -53,10 +54,6 @@ def choose(
     """Return the paths of the layers that `where` picks; all of them for None. Globs match `aliases` of a path, too.
 
     Errors name the caller's `argument` and the `things` it chooses from.
-
-    Raises:
-        TypeError: if `where` cannot pick layers.
-        ValueError: if a name or glob matches nothing, such as a misspelt layer.
     """
     paths = [path for path, _ in layers]
     if where is None:
@@ -89,3 +86,58 @@ def _check(where: Any, argument: str, things: str) -> None:
             f"expected {argument} to be a glob on the paths of {things}s like 'body.*', a list of globs, a predicate "
             f"such as lambda path, layer: isinstance(layer, nn.Linear), or lb.layers.last(nn.Linear), got {where!r}"
         )
+
+
+class Abs(nn.Module):
+    """|x|; a rectifier after a zero-mean layer would lose half of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.abs()
+
+
+ACTIVATIONS: tuple[type[nn.Module], ...] = (
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.ELU, nn.GELU, nn.SiLU),
+    *(nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardswish, Abs),
+)
+"""Classes that count as activations."""
+
+
+def activate(model: nn.Module, where: Where, make: Callable[[], nn.Module]) -> nn.Module:
+    """Return a copy of a model with another activation after the chosen layers.
+
+    It replaces the first activation module registered after each layer. A function called in `forward` is not found.
+
+    Args:
+        model: a plain or converted network; it stays unchanged.
+        where: layers, as `convert` takes them.
+        make: makes the new activation, such as `lb.layers.Abs` or `torch.nn.Softplus`.
+
+    Raises:
+        ValueError: if no activation follows a layer, or it serves other layers, too.
+
+    Example:
+        >>> net = lb.layers.activate(net, lb.layers.first(nn.Linear), nn.Softplus)
+    """
+    model = copy.deepcopy(model)
+    places = list(model.named_modules(remove_duplicate=False))
+    layers = [(path, module) for path, module in places if path and not isinstance(module, ACTIVATIONS)]
+    chosen = choose(layers, where)
+    for path in chosen:
+        owner, _, name = _next_activation(path, places).rpartition(".")
+        setattr(model.get_submodule(owner), name, make())
+    return model
+
+
+def _next_activation(path: str, places: list[tuple[str, nn.Module]]) -> str:
+    """Return the path of the first activation after a layer."""
+    start = next(position for position, (name, _) in enumerate(places) if name == path)
+    for name, module in places[start + 1 :]:
+        if isinstance(module, ACTIVATIONS):
+            others = [other for other, same in places if same is module and other != name]
+            if others:
+                raise ValueError(
+                    f"the activation '{name}' after layer '{path}' also serves as {', '.join(others)}; give the layer "
+                    "one of its own"
+                )
+            return name
+    raise ValueError(f"no activation module follows layer '{path}'; one that is called inside forward cannot be seen")

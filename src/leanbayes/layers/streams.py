@@ -14,35 +14,25 @@ UNKNOWN_REPEAT = 0
 
 @dataclass
 class Stream:
-    """Channels that stay or go together.
+    """Channels that stay or go together."""
 
-    Attributes:
-        size: number of channels.
-        lanes: number of equal blocks that are narrowed alike; channel c has position c mod (size / lanes) in its lane.
-        block: number of neighbours that are dropped together: the channels of an attention head.
-        filtered: whether a depthwise convolution passes them.
-        held: why no channel may go; empty if they may.
-    """
+    size: int  # number of channels
+    lanes: int = 1  # equal blocks that are narrowed alike; channel c has position c mod (size / lanes) in its lane
+    block: int = 1  # neighbours that are dropped together: the channels of an attention head
+    filtered: bool = False  # whether a depthwise convolution passes them
+    held: str = ""  # why no channel may go; empty if they may
 
-    size: int
-    lanes: int = 1
-    block: int = 1
-    filtered: bool = False
-    held: str = ""
+    def hold(self, reason: str) -> None:
+        """Keep all channels, for the first reason that was found."""
+        self.held = self.held or reason
 
 
 class Segment(NamedTuple):
-    """A part of a channel axis.
+    """A part of a channel axis."""
 
-    Attributes:
-        stream: number of the stream.
-        repeat: how often every channel is repeated, one after the other.
-        pixels: number of axes after the channel axis; 0 in the output of a Linear.
-    """
-
-    stream: int
-    repeat: int = 1
-    pixels: int = 0
+    stream: int  # its number
+    repeat: int = 1  # how often every channel is repeated, one after the other
+    pixels: int = 0  # number of axes after the channel axis; 0 in the output of a Linear
 
 
 Layout = tuple[Segment, ...]
@@ -50,27 +40,16 @@ Layout = tuple[Segment, ...]
 
 @dataclass
 class Channels:
-    """Result of `follow`; layers are named by path.
+    """Result of `follow`; layers are named by path."""
 
-    Attributes:
-        inputs: input layout of each linear map, norm and per-channel layer; None if unknown.
-        outputs: output layout of the same layers.
-        makers: linear maps that begin streams, in the order of the forward pass.
-        first: the linear map that reads the input.
-        normed: linear maps whose output goes into a norm only.
-        first_readers: nodes that read a stream directly after the map that begins it.
-        scores: makers whose channels only weigh other channels: the queries and keys of attention heads.
-        untraced: reasons why modules could not be traced.
-    """
-
-    inputs: dict[str, Layout | None] = field(default_factory=dict)
-    outputs: dict[str, Layout | None] = field(default_factory=dict)
-    makers: list[str] = field(default_factory=list)
-    first: str | None = None
-    normed: set[str] = field(default_factory=set)
-    first_readers: set[str] = field(default_factory=set)
-    scores: set[str] = field(default_factory=set)
-    untraced: dict[str, str] = field(default_factory=dict)
+    inputs: dict[str, Layout | None] = field(default_factory=dict)  # of linear maps, norms and per-channel layers
+    outputs: dict[str, Layout | None] = field(default_factory=dict)  # of the same layers; None if unknown
+    makers: list[str] = field(default_factory=list)  # linear maps that begin streams, in the order of the pass
+    first: str | None = None  # the linear map that reads the input
+    normed: set[str] = field(default_factory=set)  # linear maps whose output goes into a norm only
+    first_readers: set[str] = field(default_factory=set)  # nodes that read a stream directly after its maker
+    scores: set[str] = field(default_factory=set)  # makers of queries and keys, which only weigh other channels
+    untraced: dict[str, str] = field(default_factory=dict)  # reasons why modules could not be traced
     _streams: list[Stream] = field(default_factory=list)
     _parents: list[int] = field(default_factory=list)
 
@@ -107,24 +86,21 @@ class Channels:
     def hold_all(self, reason: str) -> None:
         """Hold all streams."""
         for stream in self._streams:
-            stream.held = stream.held or reason
+            stream.hold(reason)
 
     def hold(self, layout: Layout | None, reason: str) -> None:
         """Hold the streams of a layout: no channel may go."""
         for part in layout or ():
-            stream = self.stream(part.stream)
-            stream.held = stream.held or reason
+            self.stream(part.stream).hold(reason)
 
     def in_lanes(self, layout: Layout | None, lanes: int) -> None:
         """Narrow a stream only by equal parts of n lanes, as a grouped convolution reads it."""
-        if layout is None:
-            return
-        if len(layout) != 1:
+        if layout is None or len(layout) != 1:
             self.hold(layout, "a grouped convolution reads several streams")
             return
         stream = self.stream(layout[0].stream)
         if stream.lanes not in (1, lanes):
-            stream.held = stream.held or f"it is read in {stream.lanes} and in {lanes} lanes"
+            stream.hold(f"it is read in {stream.lanes} and in {lanes} lanes")
         stream.lanes = lanes
 
     def _match(self, one: Layout, other: Layout) -> bool:
@@ -137,7 +113,7 @@ class Channels:
         """Drop the channels of a stream only in blocks of neighbours, the attention heads."""
         stream = self.stream(number)
         if stream.lanes > 1 or stream.block not in (1, block):
-            stream.held = stream.held or "its blocks do not fit the heads of attention"
+            stream.hold("its blocks do not fit the heads of attention")
         stream.block = block
 
     def unite(self, one: int, other: int) -> None:
@@ -147,9 +123,9 @@ class Channels:
             return
         kept, gone = self._streams[min(a, b)], self._streams[max(a, b)]
         self._parents[max(a, b)] = min(a, b)
-        kept.held = kept.held or gone.held
+        kept.hold(gone.held)
         if gone.lanes != kept.lanes and 1 not in (gone.lanes, kept.lanes):
-            kept.held = kept.held or f"it is read in {kept.lanes} and in {gone.lanes} lanes"
+            kept.hold(f"it is read in {kept.lanes} and in {gone.lanes} lanes")
         kept.lanes = max(kept.lanes, gone.lanes)
         if gone.block != 1:
             self.in_blocks(a, gone.block)
@@ -163,7 +139,7 @@ def positions(stream: Stream) -> Iterator[int]:
 
 
 # Axes: follow the channel axis through functions that permute, split or merge axes. Shapes come from a recorded pass
-# (`leanbayes.layers.recording`). A graph traced on proxies has no shapes, and these functions do not apply.
+# (`leanbayes.layers.tracing.record`). A graph traced on proxies has no shapes, and these functions do not apply.
 
 Shape = tuple[int, ...]
 VIEWS = ("view", "reshape", "flatten", "unflatten", "viewas")

@@ -2,7 +2,11 @@
 
 `torch.fx` replaces `nn.Module.__call__` for the whole process. Here a twin is traced: copies of the modules, whose
 classes intercept calls and reads of parameters. `trace` runs the forward on proxies, as `torch.fx` does. A module that
-cannot be traced becomes a leaf, and the modules inside it are traced one by one. `recording.record` runs on examples.
+cannot be traced becomes a leaf, and the modules inside it are traced one by one.
+
+`record` serves networks that proxies cannot trace (sizes in conditions, loops over tensors, Hugging Face's models). It
+runs on example tensors. A `TorchFunctionMode`, which is local to its thread, sees every call of a torch function. A
+tensor with an unseen history comes from code that torch cannot watch (`autograd.Function`): a `HIDDEN` node.
 """
 
 from __future__ import annotations
@@ -12,10 +16,11 @@ import builtins
 import copy
 import functools
 import inspect
+import operator
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +29,7 @@ from typing import Any
 import torch
 from torch import fx, nn, Tensor
 from torch.fx import _symbolic_trace
+from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -62,23 +68,30 @@ IsLeaf = Callable[[nn.Module], bool]
 
 @dataclass
 class Traced:
-    """Graphs of a network, and why parts of it have none.
+    """Graphs of a network, and why parts of it have none; paths are those of the network."""
 
-    Attributes:
-        graphs: one of the whole network, or one for each traced part; paths are those of the network.
-        failed: reasons of modules that could not be traced, by path.
-    """
-
-    graphs: list[fx.Graph] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
+    graphs: list[fx.Graph] = field(default_factory=list)  # one of the whole network, or one for each traced part
+    failed: dict[str, str] = field(default_factory=dict)  # reasons of modules that could not be traced, by path
 
 
 class Interceptor:
-    """Decides about calls of modules and reads of parameters in a twin."""
+    """Decides about calls of modules and reads of parameters in a twin; knows paths and names by identity."""
+
+    def watch(self, model: nn.Module, is_leaf: IsLeaf, own: Callable[[Tensor], Tensor] = lambda p: p) -> None:
+        """Make the twin; the originals, whose classes are unchanged, decide whether they are leaves."""
+        self.twin = twin_of(model, self, own)
+        self.paths = {id(module): path for path, module in self.twin.named_modules()}
+        tensors = [*self.twin.named_parameters(), *self.twin.named_buffers()]
+        self.names = {id(tensor): name for name, tensor in tensors}
+        originals = dict(model.named_modules())
+        self._leaves = {key for key, path in self.paths.items() if is_leaf(originals[path])}
+
+    def is_leaf(self, module: nn.Module) -> bool:
+        """Return whether a call of a module is one node of the graph."""
+        return id(module) in self._leaves
 
     def call(self, module: nn.Module, proceed: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Answer a call; `proceed` is the module's own `__call__`."""
-        return proceed(*args, **kwargs)
 
     def read(self, value: Any) -> Any:
         """Answer a read of an attribute that `nn.Module` keeps: a parameter, a buffer, a module."""
@@ -103,7 +116,7 @@ class _Intercepted:
         return self.interceptor.read(value)
 
 
-def twin_of(model: nn.Module, interceptor: Interceptor, *, own: Callable[[Tensor], Tensor] = lambda p: p) -> nn.Module:
+def twin_of(model: nn.Module, interceptor: Interceptor, own: Callable[[Tensor], Tensor]) -> nn.Module:
     """Return a twin whose modules ask an interceptor; it has its own buffers and the parameters `own(p)`."""
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -121,61 +134,6 @@ def twin_of(model: nn.Module, interceptor: Interceptor, *, own: Callable[[Tensor
             kinds[kind] = type(kind)(kind.__name__, (_Intercepted, kind), names)
         object.__setattr__(module, "__class__", kinds[kind])
     return twin
-
-
-def asked_of_originals(is_leaf: IsLeaf, model: nn.Module, twin: nn.Module) -> IsLeaf:
-    """Return `is_leaf` for modules of a twin; the originals answer, since their classes are unchanged."""
-    originals = dict(model.named_modules())
-    leaves = {id(module) for path, module in twin.named_modules() if is_leaf(originals[path])}
-    return lambda module: id(module) in leaves
-
-
-def trace(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
-    """Trace a network whole, or in parts if that fails.
-
-    Args:
-        model: any network.
-        is_leaf: whether a call of a module is one node of the graph.
-        is_simple: the same for further modules, if the network cannot be traced whole.
-    """
-    with _wrapped_functions():
-        return _traced(model, is_leaf, is_simple)
-
-
-def _traced(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
-    for extra in range(1, 4 if _takes_any_number(model) else 2):
-        tracer = _Tracer(model, is_leaf)
-        try:
-            return Traced([tracer.trace("", every=True, extra=extra)])
-        except Exception:  # user code meets proxies: anything may happen
-            continue
-    found = Traced()
-    tracer = _Tracer(model, lambda module: is_leaf(module) or is_simple(module), found.failed)
-    _trace_parts(tracer, found, "")
-    return found
-
-
-def _trace_parts(tracer: _Tracer, found: Traced, path: str) -> None:
-    """Trace a module; if that fails, trace the modules inside it, also inside new leaves."""
-    module = tracer.twin.get_submodule(path)
-    holder = isinstance(module, (nn.ModuleList, nn.ModuleDict))
-    if path and not holder and tracer.is_leaf(module):
-        return
-    before = set(found.failed)
-    if not holder:
-        for every in (False, True):  # optional arguments at their defaults, or given
-            try:
-                found.graphs.append(tracer.trace(path, every=every))
-                found.failed.pop(path, None)
-                break
-            except Exception as error:  # as above
-                found.failed[path] = blame(error)
-    inside = [path] if holder or path in found.failed else [name for name in found.failed if name not in before]
-    for name in inside:
-        for child, part in tracer.twin.get_submodule(name).named_children():
-            place = f"{name}.{child}" if name else child
-            if tracer.paths.get(id(part)) == place:  # a module with several names has one place
-                _trace_parts(tracer, found, place)
 
 
 _LOCK = threading.RLock()
@@ -213,8 +171,43 @@ def _wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _takes_any_number(model: nn.Module) -> bool:
-    return any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(model.forward).parameters.values())
+@_wrapped_functions()
+def trace(model: nn.Module, is_leaf: IsLeaf, is_simple: IsLeaf) -> Traced:
+    """Trace a network whole, or in parts if that fails; then `is_simple` modules are leaves, too."""
+    any_number = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(model.forward).parameters.values())
+    for extra in range(1, 4 if any_number else 2):
+        tracer = _Tracer(model, is_leaf)
+        try:
+            return Traced([tracer.trace("", every=True, extra=extra)])
+        except Exception:  # user code meets proxies: anything may happen
+            continue
+    found = Traced()
+    tracer = _Tracer(model, lambda module: is_leaf(module) or is_simple(module), found.failed)
+    _trace_parts(tracer, found, "")
+    return found
+
+
+def _trace_parts(tracer: _Tracer, found: Traced, path: str) -> None:
+    """Trace a module; if that fails, trace the modules inside it, also inside new leaves."""
+    module = tracer.twin.get_submodule(path)
+    holder = isinstance(module, (nn.ModuleList, nn.ModuleDict))
+    if path and not holder and tracer.is_leaf(module):
+        return
+    before = set(found.failed)
+    if not holder:
+        for every in (False, True):  # optional arguments at their defaults, or given
+            try:
+                found.graphs.append(tracer.trace(path, every=every))
+                found.failed.pop(path, None)
+                break
+            except Exception as error:  # as above
+                found.failed[path] = blame(error)
+    inside = [path] if holder or path in found.failed else [name for name in found.failed if name not in before]
+    for name in inside:
+        for child, part in tracer.twin.get_submodule(name).named_children():
+            place = f"{name}.{child}" if name else child
+            if tracer.paths.get(id(part)) == place:  # a module with several names has one place
+                _trace_parts(tracer, found, place)
 
 
 class _Proxy(fx.Proxy):
@@ -242,11 +235,7 @@ class _Tracer(fx.proxy.GraphAppendingTracer, Interceptor):
     def __init__(self, model: nn.Module, is_leaf: IsLeaf, failed: dict[str, str] | None = None) -> None:
         super().__init__(fx.Graph())
         self.failed = failed
-        self.twin = twin_of(model, self)
-        self.is_leaf = asked_of_originals(is_leaf, model, self.twin)
-        self.paths = {id(module): path for path, module in self.twin.named_modules()}
-        tensors = [*self.twin.named_parameters(), *self.twin.named_buffers()]
-        self.names = {id(tensor): name for name, tensor in tensors}
+        self.watch(model, is_leaf)
         self.known: dict[str, fx.Proxy] = {}
 
     def trace(self, path: str, *, every: bool, extra: int = 1) -> fx.Graph:
@@ -313,3 +302,124 @@ class _Tracer(fx.proxy.GraphAppendingTracer, Interceptor):
             self.graph.erase_node(node)
         kept = set(self.graph.nodes)
         self.known = {name: proxy for name, proxy in self.known.items() if proxy.node in kept}
+
+
+HIDDEN = "<hidden>"  # name of the placeholder for tensors of unseen functions
+
+QUERIES = frozenset(
+    "__get__ __len__ __hash__ __repr__ __format__ size dim ndimension numel nelement stride storage_offset "  # noqa: SIM905
+    "element_size is_contiguous is_floating_point is_complex get_device type".split()
+)
+"""Functions that do not read the values of a tensor."""
+
+
+def record(model: nn.Module, example: Any, is_leaf: IsLeaf, base_of: Callable[[nn.Module], nn.Module]) -> fx.Graph:
+    """Run a network on example inputs, in eval mode, and return the graph of its calls.
+
+    The network stays unchanged: a twin with its own buffers runs, and the random state is restored.
+    """
+    recorder = _Recorder(model, is_leaf, base_of)
+    args, kwargs = ((), dict(example)) if isinstance(example, Mapping) else (example, {})
+    args = args if isinstance(args, tuple) else (args,)
+    devices = {p.device.index for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices)), torch.enable_grad():
+        for number, tensor in enumerate(_tensors((args, kwargs))):
+            recorder.know(tensor, recorder.graph.placeholder(f"input_{number}"))
+        try:
+            with recorder:
+                output = recorder.twin.forward(*args, **kwargs)
+        except Exception as error:  # user code: anything may happen
+            raise ValueError(
+                f"{type(model).__name__} does not run on the example inputs: {blame(error)}; pass as example= what the "
+                "network is called with, a tensor, a tuple of them or a mapping by name"
+            ) from error
+    recorder.graph.output(recorder.symbols(output))
+    return recorder.graph
+
+
+class _Recorder(TorchFunctionMode, Interceptor):
+    """Watches one pass of a twin."""
+
+    def __init__(self, model: nn.Module, is_leaf: IsLeaf, base_of: Callable[[nn.Module], nn.Module]) -> None:
+        super().__init__()
+        self.graph, self.base_of = fx.Graph(), base_of
+        # Own parameters with a gradient, in the same memory: results of computations then have a history.
+        self.watch(model, is_leaf, lambda p: nn.Parameter(p.detach(), requires_grad=p.is_floating_point()))
+        self.twin.eval()
+        self.nodes: dict[int, fx.Node] = {}
+        self.alive: list[Any] = []  # ids are unique among objects that live
+        self.inside = 0
+
+    def know(self, tensor: Tensor, node: fx.Node) -> None:
+        node.meta["shape"] = tuple(tensor.shape)
+        self.nodes[id(tensor)] = node
+        self.alive.append(tensor)
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, query = kwargs or {}, getattr(func, "__name__", "") in QUERIES
+        symbols = None if self.inside or query else (self.symbols(args), self.symbols(kwargs))
+        result = func(*args, **kwargs)
+        if query and not self.inside and isinstance(result, Tensor):  # x.T, x.data
+            symbols = self.symbols(args), self.symbols(kwargs)
+        if symbols is not None:  # made before the call, which may change its arguments in place
+            self.made("call_function", func, *symbols, result)
+        return result
+
+    @override
+    def call(self, module: nn.Module, proceed: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        base = self.base_of(module)
+        if base is not module:
+            proceed = base
+        if self.inside or not self.is_leaf(module):
+            return proceed(*args, **kwargs)
+        self.inside += 1  # record nothing in here
+        try:
+            symbols = self.symbols(args), self.symbols(kwargs)
+            result = proceed(*args, **kwargs)
+            self.made("call_module", self.paths[id(module)], *symbols, result)
+        finally:
+            self.inside -= 1
+        return result
+
+    def made(self, kind: str, target: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Record a call; each of several results is an item."""
+        node = self.graph.create_node(kind, target, args, kwargs)
+        if isinstance(result, Tensor):
+            self.know(result, node)
+            return
+        items = result.values() if isinstance(result, Mapping) else result if isinstance(result, (tuple, list)) else ()
+        for number, item in enumerate(items):
+            if isinstance(item, Tensor):
+                self.know(item, self.graph.call_function(operator.getitem, (node, number)))
+
+    def symbols(self, value: Any) -> Any:
+        """Replace tensors by nodes."""
+        if isinstance(value, Tensor):
+            return self.node_of(value)
+        if isinstance(value, Mapping):
+            return {str(name): self.symbols(item) for name, item in value.items()}
+        if isinstance(value, (tuple, list)):
+            return tuple(self.symbols(item) for item in value)
+        return value if isinstance(value, (int, float, str, slice, type(...))) or value is None else repr(value)
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """Return the node of a tensor: an attribute for parameters and constants, HIDDEN for unseen functions."""
+        known = self.nodes.get(id(tensor))
+        if known is not None:
+            return known
+        name = self.names.get(id(tensor))
+        if name is None and tensor.grad_fn is not None:
+            self.know(tensor, self.graph.placeholder(HIDDEN))
+        else:
+            self.know(tensor, self.graph.create_node("get_attr", name or "constant", (), {}))
+        return self.nodes[id(tensor)]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (tensor for item in value.values() for tensor in _tensors(item))
+    elif isinstance(value, (tuple, list)):
+        yield from (tensor for item in value for tensor in _tensors(item))

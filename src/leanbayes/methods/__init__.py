@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterable
 
 from leanbayes.methods._base import Method
 
@@ -20,18 +21,31 @@ def all_methods() -> dict[str, type[Method]]:
     return dict(sorted(found.items()))
 
 
-def as_method(method: Method | str) -> Method:
-    """Return the method itself, or the method of a name such as "rank1" with its defaults.
+def method_name(given: str) -> str | None:
+    """Return the name of a method in any spelling: "rank1", "Rank1", "batch-ensemble", "ImplicitNodes"; else None."""
+    spelled = {_letters(spelling): name for name, kind in all_methods().items() for spelling in (name, kind.__name__)}
+    return spelled.get(_letters(given))
 
-    Raises:
-        ValueError: if no method has that name.
-    """
+
+def closest(given: str, known: Iterable[str]) -> str:
+    """Return "; did you mean ...?" with the known name that is nearest to a wrong one; empty if none is near."""
+    spelled = {_letters(name): name for name in known}
+    near = difflib.get_close_matches(_letters(given), spelled, n=1)
+    return f"; did you mean {spelled[near[0]]!r}?" if near else ""
+
+
+def as_method(method: Method | str) -> Method:
+    """Return the method itself, or the method of a name such as "rank1" with its defaults."""
     if not isinstance(method, str):
         return method
-    known = all_methods()
-    if method not in known:
-        near = difflib.get_close_matches(method.lower(), known, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+    known, name = all_methods(), method_name(method)
+    if name is None:
         names = ", ".join(known)
-        raise ValueError(f"expected a method such as lb.Rank1() or a name among {names}, got {method!r}{hint}")
-    return known[method]()
+        raise ValueError(
+            f"expected a method such as lb.Rank1() or a name among {names}, got {method!r}{closest(method, known)}"
+        )
+    return known[name]()
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from leanbayes.distributions.positive import SMALLEST_STD
 
 
-def check_positive(**values: float) -> None:
-    """Raise unless every value is a finite number above zero."""
-    for name, value in values.items():
-        if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-            raise ValueError(f"expected {name} to be a positive number, got {value!r}")
+def _check(expected: str, holds: Callable[[float], bool]) -> Callable[..., None]:
+    """Return a function that raises unless every named value is a number for which `holds` is true."""
+
+    def check(**values: float) -> None:
+        for name, value in values.items():
+            if not (isinstance(value, (int, float)) and holds(value)):
+                raise ValueError(f"expected {name} to {expected}, got {value!r}")
+
+    return check
+
+
+check_positive = _check("be a positive number", lambda value: 0 < value < math.inf)
+check_at_least_zero = _check("be a number of at least zero", lambda value: 0 <= value < math.inf)
+check_share = _check("lie between 0 and 1", lambda value: 0 <= value <= 1)
+check_rate = _check("be at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 def check_std(**values: float) -> None:
@@ -24,26 +35,12 @@ def check_std(**values: float) -> None:
             raise ValueError(f"expected {name} to be at least {SMALLEST_STD}, got {value!r}; for no noise use a point")
 
 
-def check_at_least_zero(**values: float) -> None:
-    """Raise unless every value is a finite number of at least zero."""
-    for name, value in values.items():
-        if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-            raise ValueError(f"expected {name} to be a number of at least zero, got {value!r}")
-
-
 def whole_number(name: str, value: Any) -> int:
     """Return a whole number of Python or NumPy as an int; raise for anything else."""
     try:
         return operator.index(value)
     except TypeError:
         raise ValueError(f"expected {name} to be a whole number, got {value!r}") from None
-
-
-def check_share(**values: float) -> None:
-    """Raise unless every value is between zero and one."""
-    for name, value in values.items():
-        if not (isinstance(value, (int, float)) and 0 <= value <= 1):
-            raise ValueError(f"expected {name} to lie between 0 and 1, got {value!r}")
 
 
 def check_components(components: int) -> None:
@@ -56,13 +53,6 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise unless `value` is one of the choices."""
     if value not in choices:
         raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}")
-
-
-def check_rate(**values: float) -> None:
-    """Raise unless every value is a dropout rate: at least 0, below 1."""
-    for name, value in values.items():
-        if not (isinstance(value, (int, float)) and 0 <= value < 1):
-            raise ValueError(f"expected {name} to be at least 0 and below 1, got {value!r}")
 
 
 def check_keep(**probabilities: float | None) -> None:

@@ -112,12 +112,13 @@ class DropoutLayer(StochasticLayer):
         if isinstance(self.state.mode, Mean):
             return plain.eval()
         plain.p = 0.0  # type: ignore[assignment]
-        plain.register_forward_hook(_mask_hook(_number(seed), self.base.p, self._same_over), prepend=True)
+        number = 1 if seed.is_meta else int(seed)
+        plain.register_forward_hook(_mask_hook(number, self.base.p, self._same_over), prepend=True)
         return plain.train(self.training)
 
     @override
-    def twin(self) -> nn.Module:
-        plain = _Masked(self.base.p, self._same_over, self.variables()["seed"])
+    def twin(self, variables: Mapping[str, Tensor]) -> nn.Module:
+        plain = _Masked(self.base.p, self._same_over, variables["seed"][None])
         copy_hooks(self, plain)
         return plain
 
@@ -128,10 +129,6 @@ def _mask_hook(seed: int, rate: float, same_over: str) -> fx.GraphModule:
     _, _, output = (graph.placeholder(name) for name in ("layer", "inputs", "output"))
     graph.output(masked(fx.Proxy(output), seed, rate, same_over).node)  # type: ignore[arg-type, attr-defined]
     return fx.GraphModule(nn.Module(), graph)
-
-
-def _number(seed: Tensor) -> int:
-    return 1 if seed.is_meta else int(seed)
 
 
 class _Masked(nn.Module):

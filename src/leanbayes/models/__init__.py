@@ -1,4 +1,8 @@
-"""Plain reference networks; ``lb.convert`` makes them Bayesian."""
+"""Plain reference networks; ``lb.convert`` makes them Bayesian.
+
+Every network takes ``num_outputs``, the number of classes or regression outputs, and ``input_shape``, the shape of one
+example: channels, height and width of an image, unless its docstring says otherwise.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +13,32 @@ from typing import Protocol
 
 from torch import nn
 
-from leanbayes.models.dropout import dropout_before_norms
-from leanbayes.models.ehr import EHRNet
-from leanbayes.models.mobilenet import MobileNetV2
-from leanbayes.models.resnet import PyramidNet, ResNet, resnet18, resnet50, ResNeXt, WideResNet
-from leanbayes.models.small import deep_mlp, LeNet, LeNet5, MLP, NormLeNet5, RegressionNet, SmallConvNet
-from leanbayes.models.unet import UNet
-from leanbayes.models.vgg import VGG, vgg11, vgg11_bn, vgg16, vgg_like, VGGLike
+from leanbayes.models._blocks import dropout_before_norms
+from leanbayes.models.classic import (
+    deep_mlp,
+    EHRNet,
+    LeNet,
+    LeNet5,
+    MLP,
+    NormLeNet5,
+    RegressionNet,
+    SmallConvNet,
+    UNet,
+    VGG,
+    vgg11,
+    vgg11_bn,
+    vgg16,
+    vgg_like,
+    VGGLike,
+)
+from leanbayes.models.resnet import MobileNetV2, PyramidNet, ResNet, resnet18, resnet50, ResNeXt, WideResNet
+from leanbayes.models.table import EmbedCodes, TableNet
 
 __all__ = [
     "MLP",
     "VGG",
     "EHRNet",
+    "EmbedCodes",
     "LeNet",
     "LeNet5",
     "MobileNetV2",
@@ -30,6 +48,7 @@ __all__ = [
     "ResNeXt",
     "ResNet",
     "SmallConvNet",
+    "TableNet",
     "UNet",
     "VGGLike",
     "WideResNet",
@@ -137,14 +156,12 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
             (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and ``lenet5-bn-dropout`` have the published dropouts.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
-
-    Raises:
-        ValueError: The name is unknown, or the network cannot take such inputs or has no norms for dropout.
     """
     if found := re.fullmatch(rf"(.+)\+dropout{_NUMBER}?", name):
         plain = build(found[1], num_outputs=num_outputs, input_shape=input_shape)
         return dropout_before_norms(plain, **({} if found[2] is None else {"rate": float(found[2])}))
-    make = dict(_MAKERS).get(name) or _of_any_width(name)
+    of_any_width = (maker(*m.groups()) for _, pattern, maker in _FORMS if (m := re.fullmatch(pattern, name)))
+    make = dict(_MAKERS).get(name) or next(of_any_width, None)
     if make is None:
         raise ValueError(
             f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a size of your own: "
@@ -152,10 +169,3 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
             "before every norm."
         )
     return make(num_outputs=num_outputs, input_shape=input_shape)
-
-
-def _of_any_width(name: str) -> _Maker | None:
-    for _, pattern, maker in _FORMS:
-        if found := re.fullmatch(pattern, name):
-            return maker(*found.groups())
-    return None

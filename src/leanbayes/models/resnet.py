@@ -1,7 +1,7 @@
-"""Residual networks ``x -> x + body(x)``: ResNet, ResNeXt, wide ResNet and PyramidNet.
+"""Residual networks ``x -> x + body(x)``: ResNet, ResNeXt, wide ResNet, PyramidNet and MobileNetV2.
 
 ResNet: He et al. (2016). ResNeXt: Xie et al. (2017). Wide ResNet: Zagoruyko & Komodakis (2016). PyramidNet: Han et al.
-(2017).
+(2017). MobileNetV2: Sandler et al. (2018).
 """
 
 from __future__ import annotations
@@ -13,14 +13,39 @@ from itertools import pairwise
 from torch import nn, Tensor
 from torch.nn.functional import pad
 
-from leanbayes.models._blocks import conv, conv_norm, norm_relu, PooledChain, stage
-from leanbayes.models._checks import check_depth, check_factor, check_image, check_positive, choose_scale, Scale, scaled
+from leanbayes.models._blocks import (
+    check_depth,
+    check_factor,
+    check_image,
+    check_positive,
+    choose_scale,
+    conv,
+    conv_norm,
+    norm_relu,
+    PooledChain,
+    Scale,
+    scaled,
+    stage,
+)
 
 # Of a block: channels of its input, width of its 3x3 convolutions, channels of its outputs, stride of the first of them
 
 _EXPANSION = 4  # of a ResNet bottleneck: output channels for each inner channel
 _RESNEXT_OUTPUTS = 256  # of the first stage
 _PYRAMID_STEM = 16
+
+_MOBILE_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+"""Expansion, width, number of blocks and stride of each stage; on ImageNet the stem and the second stage halve too."""
+
+_MOBILE_STEM, _MOBILE_LAST = 32, 1280
 
 
 class Residual(nn.Module):
@@ -42,13 +67,12 @@ class ResidualBlock(Residual):
     """Residual step of ResNet: basic (3x3, 3x3), or bottleneck (1x1, 3x3, 1x1 to four times the width)."""
 
     def __init__(self, channels: int, width: int, *, stride: int, bottleneck: bool) -> None:
+        outputs = _EXPANSION * width if bottleneck else width
         if bottleneck:
-            super().__init__(
-                _bottleneck(channels, width, _EXPANSION * width, stride), channels, _EXPANSION * width, stride
-            )
+            body = _bottleneck(channels, width, outputs, stride)
         else:
             body = nn.Sequential(*conv_norm(channels, width, 3, stride), nn.ReLU(), *conv_norm(width, width))
-            super().__init__(body, channels, width, stride)
+        super().__init__(body, channels, outputs, stride)
 
 
 class GroupedBottleneck(Residual):
@@ -59,13 +83,8 @@ class GroupedBottleneck(Residual):
 
 
 def _bottleneck(channels: int, inner: int, outputs: int, stride: int, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        *conv_norm(channels, inner, 1),
-        nn.ReLU(),
-        *conv_norm(inner, inner, 3, stride, groups=groups),
-        nn.ReLU(),
-        *conv_norm(inner, outputs, 1),
-    )
+    narrow, filtered = conv_norm(channels, inner, 1), conv_norm(inner, inner, 3, stride, groups=groups)
+    return nn.Sequential(*narrow, nn.ReLU(), *filtered, nn.ReLU(), *conv_norm(inner, outputs, 1))
 
 
 class ResNet(PooledChain):
@@ -74,8 +93,6 @@ class ResNet(PooledChain):
     Args:
         depths: Number of blocks in each stage; every later stage halves the image.
         bottleneck: Whether the blocks are bottlenecks.
-        num_outputs: Number of classes or regression outputs.
-        input_shape: Channels, height and width of an image.
         stem: ``"cifar"`` (3x3 convolution), ``"imagenet"`` (7x7 and pooling, each halving the
             image); ``None`` takes the first for images of at most 64 pixels, else the second.
     """
@@ -132,8 +149,6 @@ class ResNeXt(PooledChain):
         depth: Number of convolutions along the longest path, plus the linear layer; ``9n + 2``.
         cardinality: Number of groups of the 3x3 convolutions.
         base_width: Inner channels of a group in the first stage.
-        num_outputs: Number of classes or regression outputs.
-        input_shape: Channels, height and width of an image.
     """
 
     def __init__(
@@ -186,8 +201,6 @@ class WideResNet(PooledChain):
     Args:
         depth: Number of convolutions along the longest path, plus the linear layer; ``6n + 4``.
         widen: Factor on the width of the three stages; the products are rounded.
-        num_outputs: Number of classes or regression outputs.
-        input_shape: Channels, height and width of an image.
     """
 
     parts = ("stem", "stages", "activate", "pool", "head")
@@ -240,8 +253,6 @@ class PyramidNet(PooledChain):
     Args:
         depth: Number of convolutions along the longest path, plus the linear layer; ``6n + 2``.
         alpha: Number of channels that the last block has above the 16 of the first convolution.
-        num_outputs: Number of classes or regression outputs.
-        input_shape: Channels, height and width of an image.
     """
 
     parts = ("stem", "stages", "activate", "pool", "head")
@@ -263,3 +274,51 @@ class PyramidNet(PooledChain):
         self.stages = nn.Sequential(*stages)
         self.activate = norm_relu(widths[-1])
         self.add_head(widths[-1], num_outputs)
+
+
+class InvertedResidual(nn.Module):
+    """One step: widen by a 1x1 convolution, filter each channel by a 3x3 one, narrow by a 1x1 one without ReLU.
+
+    The step returns ``x + body(x)``, or ``body(x)`` where the shape changes. The inner width is `expansion` times the
+    input channels; 1 leaves out the widening convolution.
+    """
+
+    def __init__(self, channels: int, width: int, *, stride: int, expansion: int) -> None:
+        super().__init__()
+        inner = expansion * channels
+        self.body = nn.Sequential()
+        if expansion > 1:
+            self.body.extend([*conv_norm(channels, inner, 1), nn.ReLU6()])
+        self.body.extend([*conv_norm(inner, inner, 3, stride, groups=inner), nn.ReLU6(), *conv_norm(inner, width, 1)])
+        self.same = stride == 1 and channels == width
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = x + self.body(x) if self.same else self.body(x)
+        return output
+
+
+class MobileNetV2(PooledChain):
+    """Seventeen inverted residuals between a 3x3 and a 1x1 convolution, for small images.
+
+    Three of the stages halve the image: 32 x 32 pixels become 4 x 4.
+
+    Args:
+        width: Factor on every hidden width, the last convolution's too; the products are rounded.
+    """
+
+    parts = ("stem", "stages", "last", "pool", "head")
+
+    def __init__(self, num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), *, width: float = 1) -> None:
+        super().__init__()
+        check_factor("MobileNetV2", width=width)
+        image_channels, _, _ = check_image("MobileNetV2", num_outputs, input_shape)
+        channels, last = scaled(_MOBILE_STEM, width), scaled(_MOBILE_LAST, width)
+        self.stem = nn.Sequential(*conv_norm(image_channels, channels), nn.ReLU6())
+        self.stages = nn.Sequential()
+        for expansion, plain_width, depth, stride in _MOBILE_STAGES:
+            outputs = scaled(plain_width, width)
+            block = partial(InvertedResidual, width=outputs, expansion=expansion)
+            self.stages.append(stage(block, channels, outputs, depth=depth, stride=stride))
+            channels = outputs
+        self.last = nn.Sequential(*conv_norm(channels, last, 1), nn.ReLU6())
+        self.add_head(last, num_outputs)

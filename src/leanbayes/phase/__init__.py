@@ -2,8 +2,7 @@
 
 from leanbayes.phase.ablation import permute_scales, prune, Sparse, sparsify, zero_means
 from leanbayes.phase.criterion import curvature, kappa
-from leanbayes.phase.procedures import accuracies, infer
-from leanbayes.phase.transition import Transition
+from leanbayes.phase.transition import accuracies, infer, Transition
 
 __all__ = [
     "Sparse",

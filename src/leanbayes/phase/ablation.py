@@ -45,6 +45,7 @@ class Sparse(NamedTuple):
         return self.total / max(self.kept, 1)
 
 
+@torch.no_grad()
 def sparsify(model: nn.Module, scores: Mapping[str, Tensor], threshold: float, *, instead: Instead = "zero") -> Sparse:
     """Return a copy in which weights with a score below the threshold are replaced, and the others are sampled.
 
@@ -69,12 +70,10 @@ def sparsify(model: nn.Module, scores: Mapping[str, Tensor], threshold: float, *
     for path, score in scores.items():
         keep = score.to(layers[path].device) >= threshold
         kept += int(keep.sum())
-        twin = _additive(layers[path])
-        with torch.no_grad():
-            twin.posterior.log_sigma[~keep] = -torch.inf
-            if instead == "zero":
-                twin.base.weight[~keep] = 0.0
-        _replace(model, path, twin)
+        twin = _replaced(model, path, layers[path])
+        twin.posterior.log_sigma[~keep] = -torch.inf
+        if instead == "zero":
+            twin.base.weight[~keep] = 0.0
     return Sparse(model, kept, sum(score.numel() for score in scores.values()))
 
 
@@ -103,9 +102,7 @@ def zero_means(model: nn.Module) -> nn.Module:
     """
     model = copy.deepcopy(model)
     for path, layer in _some_layers(model).items():
-        twin = _additive(layer)
-        twin.base.weight.zero_()
-        _replace(model, path, twin)
+        _replaced(model, path, layer).base.weight.zero_()
     return model
 
 
@@ -118,11 +115,9 @@ def permute_scales(model: nn.Module, *, seed: int = 0) -> nn.Module:
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     for path, layer in _some_layers(model).items():
-        twin = _additive(layer)
-        sigma = twin.posterior.log_sigma
+        sigma = _replaced(model, path, layer).posterior.log_sigma
         order = torch.randperm(sigma.numel(), generator=generator, device=generator.device).to(sigma.device)
         sigma.copy_(sigma.flatten()[order].view_as(sigma))
-        _replace(model, path, twin)
     return model
 
 
@@ -138,20 +133,16 @@ def _some_layers(model: nn.Module) -> dict[str, VarianceLayer]:
     return found
 
 
-@torch.no_grad()
-def _additive(layer: VarianceLayer) -> VarianceLayer:
-    """Return the same distribution with free deviations, in its own tensors."""
+def _replaced(model: nn.Module, path: str, layer: VarianceLayer) -> VarianceLayer:
+    """Put a layer of the same distribution with free deviations, in its own tensors, into a model; return it."""
+    if not path:
+        raise ValueError("the model is itself a variance layer; put it into an nn.Sequential, and convert that")
     make = layer.family.plain  # for a layer with a computed weight: one that stores it
     base: Any = copy.deepcopy(layer.base if make is None else make(layer.base, {"weight": layer.weight_now}))
     base.weight.copy_(torch.zeros_like(base.weight) if layer.means is None else layer.means)
     twin = VarianceLayer(base, replace(layer.method, parameterization="additive"))
     twin.posterior.log_sigma.copy_(layer.scales.abs().log())
     twin.state, twin.path, twin.likelihood = layer.state, layer.path, layer.likelihood
-    return twin.train(layer.training)
-
-
-def _replace(model: nn.Module, path: str, layer: nn.Module) -> None:
-    if not path:
-        raise ValueError("the model is itself a variance layer; put it into an nn.Sequential, and convert that")
     owner, _, name = path.rpartition(".")
-    setattr(model.get_submodule(owner), name, layer)
+    setattr(model.get_submodule(owner), name, twin.train(layer.training))
+    return twin

@@ -15,7 +15,8 @@ the layer (`lb.layers.activate`), as the paper does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import nn, Tensor
@@ -29,6 +30,7 @@ from leanbayes.runtime.passes import draws
 from leanbayes.runtime.twins import in_eval_mode
 
 Rows = tuple[Inputs, Tensor]
+Loss = Callable[[], Tensor]  # summed negative log-likelihood of the network of means
 
 AT_ONCE = 2**24
 """Numbers of the Hessian that are computed at a time."""
@@ -80,13 +82,11 @@ def curvature(
     of_layer = _of_linear if isinstance(layer.base, nn.Linear) else _of_any
     with in_eval_mode(model):
         for x, y in _batches(data, batch_size, layer.device):
-            total += of_layer(model, layer, x, y, likelihood, output)
+            total += of_layer(layer, partial(_loss, model, x, y, likelihood, output))
     return total
 
 
-def _of_linear(
-    model: nn.Module, layer: GaussianLayer, x: Inputs, y: Tensor, likelihood: Likelihood, output: Output | None
-) -> Tensor:
+def _of_linear(layer: GaussianLayer, loss_of_means: Loss) -> Tensor:
     """Return squared inputs times the second derivatives by the pre-activations."""
     seen: dict[str, Tensor] = {}
 
@@ -98,19 +98,17 @@ def _of_linear(
 
     handle = layer.register_forward_hook(cut)
     try:
-        loss = _loss(model, x, y, likelihood, output)
+        loss = loss_of_means()
     finally:
         handle.remove()
     a, b = seen["a"].flatten(0, -2), seen["b"]
     if b.dim() != 2:
-        return _of_any(model, layer, x, y, likelihood, output)  # positions of a row interact in the loss
+        return _of_any(layer, loss_of_means)  # positions of a row interact in the loss
     second = _diagonal(loss, b, rows=len(b))
     return second.T @ a.to(second.dtype).square()
 
 
-def _of_any(
-    model: nn.Module, layer: GaussianLayer, x: Inputs, y: Tensor, likelihood: Likelihood, output: Output | None
-) -> Tensor:
+def _of_any(layer: GaussianLayer, loss_of_means: Loss) -> Tensor:
     """Return the second derivatives by every weight in turn."""
     if layer.family.weight is not None:
         raise ValueError(
@@ -121,7 +119,7 @@ def _of_any(
         raise ValueError(
             f"layer '{layer.path}' has no means to differentiate at; curvature of a convolution needs them"
         )
-    return _diagonal(_loss(model, x, y, likelihood, output), layer.base.weight, rows=1).detach()
+    return _diagonal(loss_of_means(), layer.base.weight, rows=1).detach()
 
 
 def _diagonal(loss: Tensor, by: Tensor, rows: int) -> Tensor:

@@ -1,26 +1,79 @@
-"""A callback of `fit` that records the phase transition (Neklyudov et al., 2019, Figures 1, 3 and 4)."""
+"""Three ways to predict with one stochastic network, and a callback of `fit` that records the phase transition.
+
+The ways (Neklyudov et al., 2019, section 3) have norms in eval mode:
+
+* deterministic: the network of posterior means (eq. 3);
+* stochastic: one draw;
+* ensemble: the average over draws (eq. 2).
+
+For a low-variance network they agree. After the phase transition, only the ensemble predicts better than chance
+(Figures 1, 3 and 4).
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.predictor import NoiseOf
+from leanbayes.core.conversion import own_likelihood
+from leanbayes.core.plain import mean
+from leanbayes.core.prediction import Prediction
+from leanbayes.core.predictor import NoiseOf, predict
+from leanbayes.distributions.likelihoods import Likelihood
+from leanbayes.metrics.classification import accuracy
 from leanbayes.phase.ablation import variance_layers
 from leanbayes.phase.criterion import kappa
-from leanbayes.phase.procedures import accuracies
 from leanbayes.runtime._files import local, write_whole
 from leanbayes.runtime.batches import Inputs
+
+Procedure = Literal["deterministic", "stochastic", "ensemble"]
+PROCEDURES: tuple[Procedure, ...] = ("deterministic", "stochastic", "ensemble")
 
 SMALLEST = 1e-25
 """Replaces a kappa of zero, as in the paper's histograms."""
 
 BINS = 60
+
+
+def infer(
+    model: nn.Module,
+    x: Inputs,
+    procedure: Procedure,
+    likelihood: Likelihood | None = None,
+    *,
+    samples: int = 16,
+    seed: int = 0,
+    noise: NoiseOf = "function",
+) -> Prediction:
+    """Predict by one of the three procedures; arguments as of `lb.predict`.
+
+    noise="activation" has fresh noise for every row and activation, as in the paper.
+
+    Example:
+        >>> lb.phase.infer(bnn, x, "deterministic").mean
+    """
+    if procedure not in PROCEDURES:
+        raise ValueError(f"expected procedure to be one of {', '.join(PROCEDURES)}, got {procedure!r}")
+    if procedure == "deterministic":
+        return predict(mean(model), x, likelihood or own_likelihood(model), samples=1, keep_samples=False)
+    count = 1 if procedure == "stochastic" else samples
+    return predict(model, x, likelihood, samples=count, seed=seed, noise=noise, keep_samples=False)
+
+
+def accuracies(
+    model: nn.Module, data: tuple[Inputs, Tensor], *, samples: int = 16, noise: NoiseOf = "function"
+) -> dict[str, float]:
+    """Return the accuracy of each of the three procedures, as in Table 1 of the paper."""
+    x, y = data
+    found: dict[str, float] = {}
+    for procedure in PROCEDURES:
+        p = infer(model, x, procedure, samples=samples, noise=noise).mean
+        found[procedure] = float(accuracy(p, torch.as_tensor(y, device=p.device)))
+    return found
 
 
 class Epoch(Protocol):
@@ -95,8 +148,11 @@ class Transition:
         top.set(ylabel="accuracy, %")
         top.legend(fontsize=7)
         labels = {"log_alpha": "mean log alpha", "sampled": f"weights with kappa > {self.threshold:.3g}"}
-        for axis, name in zip(lower, labels, strict=False):
-            _plot_lines(axis, epochs, [row[name] for row in self.rows], labels[name])
+        for axis, (name, label) in zip(lower, labels.items(), strict=False):
+            for layer in self.rows[0][name]:
+                axis.plot(epochs, [row[name][layer] for row in self.rows], label=layer or "(root)")
+            axis.set(ylabel=label)
+            axis.legend(fontsize=7)
         lower[-1].set(xlabel="epoch")
         kind = local(path).suffix.removeprefix(".") or "svg"
         write_whole(local(path), lambda temporary: figure.savefig(temporary, format=kind))
@@ -109,10 +165,3 @@ def histogram(values: Tensor) -> dict[str, list[float]]:
     edges = torch.linspace(low, max(high, low + 1), BINS + 1, dtype=torch.float64)
     counts = torch.histogram(logs, edges).hist
     return {"edges": edges.tolist(), "counts": counts.tolist()}
-
-
-def _plot_lines(axis: Any, epochs: list[int], values: list[Mapping[str, float]], label: str) -> None:
-    for path in values[0]:
-        axis.plot(epochs, [row[path] for row in values], label=path or "(root)")
-    axis.set(ylabel=label)
-    axis.legend(fontsize=7)

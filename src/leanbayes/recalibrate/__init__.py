@@ -4,8 +4,6 @@
 coverage. Each has `fit(prediction, y)` for rows that were not used in training, and is then called on new predictions.
 """
 
-from leanbayes.recalibrate.conformal import Conformal
-from leanbayes.recalibrate.stacking import Stacking
-from leanbayes.recalibrate.temperature import Temperature
+from leanbayes.recalibrate.calibrators import Conformal, Stacking, Temperature
 
 __all__ = ["Conformal", "Stacking", "Temperature"]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
-from leanbayes import shift
-from leanbayes.evaluation.statistics import Estimate, number
-from leanbayes.report.load import cut, Run
+from leanbayes.evaluation.statistics import Estimate
+from leanbayes.report.load import cut
 
 Key = tuple[str, ...]
-Rows = Sequence[dict[str, Any]]
-MEASURES = ("accuracy", "nll", "ece", "epistemic", "aleatoric")
 SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "confidence": "confidence"}
 
 
@@ -50,6 +47,11 @@ class Column:
     alone: str = ""
     marked: bool = True
     place: Literal["brief", "main", "rest"] = "main"
+
+    @property
+    def sign(self) -> int:
+        """1 if higher is better, else -1."""
+        return 1 if self.better == "higher" else -1
 
     @property
     def head(self) -> str:
@@ -138,6 +140,8 @@ REGRESSION = (
           "distribution.", place="brief"),
     _test("coverage", "Coverage of 95\u00a0% interval", "higher", "Share of targets inside the central 95 % interval: "
           "95 would be right.", percent=True, marked=False, place="brief"),
+    _test("interval_width", "Width of 95\u00a0% interval", "lower", "Mean width of the central 95 % interval, in the "
+          "target's units.", marked=False),
 )  # fmt: skip
 
 CORRUPTED = (
@@ -179,13 +183,7 @@ def test_columns(task: str) -> list[Column]:
 
 
 def ood_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column]:
-    """Return the columns of one out-of-distribution set.
-
-    Args:
-        name: the set.
-        scores: further uncertainties that were used to detect it.
-        brief: whether the terminal shows it.
-    """
+    """Return the columns of one out-of-distribution set; `scores` are further uncertainties that detect it."""
     group, short = "Out-of-distribution inputs", cut(name)
     what = f"test inputs against {name}"
     area = "Area under the ROC curve"
@@ -204,45 +202,3 @@ def ood_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column
             for score, by in ((score, SCORES.get(score, score)) for score in scores)
         ),
     ]
-
-
-def rows_of(run: Run) -> list[dict[str, Any]]:
-    """Return the rows {corruption, severity, accuracy, nll, ece, ...} of a run that lack no number."""
-    rows = [dict(row) for row in run.rows("metrics", "shift")]
-    return [row for row in rows if all(number(row.get(key)) is not None for key in ("severity", *MEASURES))]
-
-
-def mean_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Average rows over seeds. The rows of the plain network are the denominator of an mCE."""
-    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for run in runs:
-        for row in rows_of(run):
-            found.setdefault((str(row["corruption"]), row["severity"]), []).append(row)
-    return [
-        {"corruption": name, "severity": severity, **{m: statistics.fmean(r[m] for r in rows) for m in MEASURES}}
-        for (name, severity), rows in found.items()
-    ]
-
-
-def corrupted_facts(run: Run, plain: Rows) -> dict[str, float | None]:
-    """Return means over corruptions and severities; with rows of the plain network, also the (relative) mCE."""
-    rows = rows_of(run)
-    if not any(row["severity"] for row in rows):
-        return {}
-    facts: dict[str, float | None] = dict(shift.corrupted_means(rows))
-    if _cells(rows) == _cells(plain):
-        facts["mce"] = number(shift.mean_corruption_error(rows, plain))
-        if any(severity == 0 for _, severity in _cells(rows)):
-            facts["relative_mce"] = number(shift.relative_mean_corruption_error(rows, plain))
-    return facts
-
-
-def over_severity(run: Run, measure: str) -> dict[float, float | None]:
-    """Average one measure over the corruptions of each severity; severity 0 means clean images."""
-    rows = rows_of(run)
-    severities = sorted({float(row["severity"]) for row in rows})
-    return dict(zip(severities, shift.severity_curve(rows, measure), strict=True))
-
-
-def _cells(rows: Rows) -> set[tuple[str, float]]:
-    return {(str(row["corruption"]), row["severity"]) for row in rows}

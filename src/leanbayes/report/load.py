@@ -6,7 +6,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,8 @@ from leanbayes.evaluation.statistics import number
 from leanbayes.runtime._files import local
 
 REFERENCE = "plain"  # the network without a method, the unit of all costs and of the mCE
+TEMPERED = "tempered"  # the same network at a temperature from held-out rows
+BASELINES = ("mean", "linear", "boosting")  # rows without a network
 SECTIONS: dict[str, type] = {
     **dict.fromkeys(("method", "network", "data", "recipe", "metrics", "cost", "figures", "environment"), dict),
     "history": list,
@@ -35,11 +37,12 @@ ABOVE = {  # lower limits of these numbers
 }
 LONGEST = 80  # characters of a label on the page; the whole label shows on hover
 TAIL = 24  # of them from the end, where versions differ
-COLOURS = 11  # number of colours in the style sheet
+COLOURS = 13  # number of colours in the style sheet
 VERSIONS = 4  # looks of one colour: the method, and three for its versions
 UNKNOWN_SHAPE = 7  # the marker of methods that are not in FIXED
 FIXED = {  # colour and marker
     "plain": (0, 0),
+    "tempered": (0, 7),
     "rank1": (1, 1),
     "patch": (2, 4),
     "implicit": (3, 3),
@@ -50,6 +53,8 @@ FIXED = {  # colour and marker
     "dropconnect": (8, 3),
     "mc_dropout": (9, 1),
     "mean_field": (10, 2),
+    "laplace": (11, 4),
+    "swag": (12, 6),
 }
 
 
@@ -86,13 +91,10 @@ def looks_of(contenders: Iterable[tuple[str, str]]) -> list[Look]:
         if label != name:
             versions[name] = versions.get(name, 0) + 1
             version = 1 + (versions[name] - 1) % (VERSIONS - 1)
-        found.append(Look(series, *_fixed(name), version))
+        # the colour of an unknown method is a checksum of its name
+        fixed = FIXED.get(name) or (1 + zlib.crc32(name.encode()) % (COLOURS - 1), UNKNOWN_SHAPE)
+        found.append(Look(series, *fixed, version))
     return found
-
-
-def _fixed(name: str) -> tuple[int, int]:
-    """Return colour and marker of a method; the colour of an unknown one is a checksum of its name."""
-    return FIXED.get(name) or (1 + zlib.crc32(name.encode()) % (COLOURS - 1), UNKNOWN_SHAPE)
 
 
 class DamagedResult(ValueError):
@@ -184,6 +186,10 @@ class Contender:
         return self.name == REFERENCE
 
     @property
+    def is_plain(self) -> bool:
+        return self.name in (REFERENCE, TEMPERED)
+
+    @property
     def series(self) -> int:
         return self.look.series
 
@@ -233,11 +239,8 @@ class Results:
 def load_results(folder: str | Path) -> Results:
     """Read every `result.json` under a folder.
 
-    Args:
-        folder: the output folder of `leanbayes compare`, with <data>/<net>/<method>/seed<k>/result.json.
-
-    Returns:
-        The results, grouped by data and network; `damaged` names the damaged files.
+    The folder is the output of `leanbayes compare`, with <data>/<net>/<method>/seed<k>/result.json. The results are
+    grouped by data and network; `damaged` names the damaged files.
     """
     folder = local(folder)
     files = sorted(folder.rglob(FILE))
@@ -251,8 +254,19 @@ def load_results(folder: str | Path) -> Results:
             runs.append(_read(file, file.relative_to(folder).as_posix()))
         except DamagedResult as error:
             damaged.append(str(error))
+    runs += [changed for run in runs if (changed := _tempered(run)) is not None]
     keys = sorted({run.key for run in runs})
     return Results(tuple(_group(key, [r for r in runs if r.key == key]) for key in keys), tuple(damaged))
+
+
+def _tempered(run: Run) -> Run | None:
+    """Return the run of a plain network at the temperature of its held-out rows, as a row of its own."""
+    found = run.part("metrics", "tempered")
+    if run.name != REFERENCE or not run.done or not isinstance(found, Mapping):
+        return None
+    losses = {"test": run.part("figures", "losses", "tempered")}
+    changed = {"method": {"name": TEMPERED, "label": "plain + temperature"}, "metrics": found}
+    return Run(f"{run.path} at its temperature", {**run.record, **changed, "figures": {"losses": losses}})
 
 
 def _read(file: Path, name: str) -> Run:
@@ -314,7 +328,7 @@ def _by_seed(run: Run) -> tuple[float, str, str]:
 
 
 def cut(text: str) -> str:
-    """Return a text of at most LONGEST characters, without the middle of a longer one."""
+    """Return a text of at most LONGEST characters; a longer one loses its middle."""
     return text if len(text) <= LONGEST else f"{text[: LONGEST - TAIL - 1]}…{text[-TAIL:]}"
 
 
@@ -360,32 +374,21 @@ def natural(text: str) -> list[tuple[float, str]]:
 
 def complaint(record: Mapping[str, Any]) -> str | None:
     """Return a sentence on the first number that cannot be true; None if all are plausible."""
-    for field, value, depth in _fields(record):
+    waiting: list[tuple[str, Any, int]] = [("", record, 0)]
+    while waiting:  # no recursion: a file may be nested deeply
+        field, value, depth = waiting.pop()
         if depth > DEEPEST:
             return f"expected at most {DEEPEST} levels, got more in `{_short(field)}`"
-        if not _is_number(value):
-            continue
+        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        waiting += [(f"{field}.{key}" if field else str(key), inner, depth + 1) for key, inner in items]
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole and not (isinstance(value, float) and math.isfinite(value)):
+            continue  # counts as missing
         if abs(value) > LARGEST:
             return f"expected `{_short(field)}` to be at most {LARGEST:g}, got {_short(str(value))}"
         if value <= ABOVE.get(field, -math.inf):
             return f"expected `{field}` to be above {ABOVE[field]}, got {value}"
     return None
-
-
-def _fields(record: Mapping[str, Any]) -> Iterator[tuple[str, Any, int]]:
-    """Yield each value with its path and depth; without recursion, because a file may be nested deeply."""
-    waiting: list[tuple[str, Any, int]] = [("", record, 0)]
-    while waiting:
-        path, value, depth = waiting.pop()
-        yield path, value, depth
-        items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-        waiting += [(f"{path}.{key}" if path else str(key), inner, depth + 1) for key, inner in items]
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a finite number; others count as missing."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole or (isinstance(value, float) and math.isfinite(value))
 
 
 def _short(text: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, UTC
 from typing import Any
 
-from leanbayes.core.coverage import percent
+from leanbayes.core.summary import percent
 from leanbayes.evaluation.result import write_value
 from leanbayes.report.load import Contender, Group, Run
 
@@ -16,43 +16,25 @@ VERSIONS = ("python", "torch", "leanbayes")
 
 @dataclass(frozen=True)
 class Layers:
-    """The converted layers of one contender.
-
-    Attributes:
-        contender: the contender.
-        sentence: the number of converted layers.
-        skipped: path, kind and reason of each layer with parameters that was not converted.
-    """
+    """The converted layers of a contender in a sentence; path, kind and reason of each skipped one with parameters."""
 
     contender: Contender
     sentence: str
     skipped: tuple[str, ...]
 
 
-def converted_layers(group: Group) -> list[Layers]:
-    """Return the converted layers of each method; older results do not record them."""
-    found = (_layers(contender) for contender in group.contenders if not contender.is_reference)
-    return [layers for layers in found if layers]
-
-
 def _layers(contender: Contender) -> Layers | None:
-    """Read the first run that records its layers: all seeds convert the same network."""
+    """Read the first run that records its layers (older results do not): all seeds convert the same network."""
     for run in contender.runs:
-        converted, total = (run.part("cost", "layers", name) for name in ("converted", "total"))
+        names = ("converted", "total", "eligible", "things", "covered", "skipped")
+        converted, total, eligible, things, covered, skipped = (run.part("cost", "layers", name) for name in names)
         if isinstance(converted, int) and isinstance(total, int):
-            skipped = run.part("cost", "layers", "skipped")
-            lines = tuple(str(line) for line in skipped) if isinstance(skipped, list) else ()
-            return Layers(contender, _sentence(run, converted, total), lines)
+            sentence = f"{converted} of {total} layers converted"
+            if isinstance(eligible, int) and isinstance(things, str):  # older results count layers of all kinds
+                share = f"{percent(covered)} of the weights, " if isinstance(covered, (int, float)) else ""
+                sentence = f"{share}{converted} of {eligible} {things} converted"
+            return Layers(contender, sentence, tuple(map(str, skipped)) if isinstance(skipped, list) else ())
     return None
-
-
-def _sentence(run: Run, converted: int, total: int) -> str:
-    """Return the share of converted weights and layers; older results count layers of all kinds."""
-    eligible, things, covered = (run.part("cost", "layers", name) for name in ("eligible", "things", "covered"))
-    if not isinstance(eligible, int) or not isinstance(things, str):
-        return f"{converted} of {total} layers converted"
-    share = f"{percent(covered)} of the weights, " if isinstance(covered, (int, float)) else ""
-    return f"{share}{converted} of {eligible} {things} converted"
 
 
 @dataclass(frozen=True)
@@ -80,24 +62,29 @@ def provenance(group: Group) -> Provenance:
     """Return the provenance of a group."""
     runs = group.runs
     recipe, differing = _recipe(group)
+    networks = [run.record["network"] for run in runs]
+    machines = [run.record.get("environment") or {} for run in runs]
     facts = [
         ("Data", _join(_data(run) for run in runs)),
-        ("Network", _join(_network(run) for run in runs)),
+        ("Network", _join(f"{net['name']}, {_count(net.get('parameters'))} parameters" for net in networks)),
         ("Seeds", _seeds(group)),
         ("Commit", _join(run.part("commit") for run in runs)),
         ("Project commit", _join(run.part("project_commit") for run in runs)),
         ("Device", _join(_device(run) for run in runs)),
-        ("Versions", _join(_versions(run) for run in runs)),
+        (
+            "Versions",
+            _join(", ".join(f"{name} {v}" for name in VERSIONS if (v := each.get(name))) for each in machines),
+        ),
         ("Run", _period(runs)),
         ("Recipes", f"differ in {', '.join(name for name, _ in differing)}" if differing else ""),
     ]
     return Provenance(
         facts=[(name, text) for name, text in facts if text],
-        layers=converted_layers(group),
+        layers=[layers for c in group.contenders if not c.is_reference and (layers := _layers(c))],
         recipe=recipe,
         differing=differing,
         commands=_unique(run.part("command") for run in runs),
-        remarks=[*group.replaced, *_remarks(runs)],
+        remarks=[*group.replaced, *_differences(runs)],
     )
 
 
@@ -120,11 +107,6 @@ def _data(run: Run) -> str:
     return f"{data['name']}: {_count(data.get('train'))} training and {_count(data.get('test'))} {rows}{digest}"
 
 
-def _network(run: Run) -> str:
-    network = run.record["network"]
-    return f"{network['name']}, {_count(network.get('parameters'))} parameters"
-
-
 def _device(run: Run) -> str:
     device, threads = run.part("environment", "device"), run.part("environment", "threads")
     if not device:
@@ -132,11 +114,6 @@ def _device(run: Run) -> str:
     text = f"{device}, {threads} thread{'s' if threads != 1 else ''}" if threads else str(device)
     processes = run.part("environment", "processes") or 1
     return text if processes == 1 else f"{text}, {processes} processes"
-
-
-def _versions(run: Run) -> str:
-    known = ((name, run.part("environment", name)) for name in VERSIONS)
-    return ", ".join(f"{name} {version}" for name, version in known if version)
 
 
 def _seeds(group: Group) -> str:
@@ -147,16 +124,14 @@ def _seeds(group: Group) -> str:
 
 
 def _period(runs: Iterable[Run]) -> str:
-    times = sorted(_minute(time) for time in _unique(run.part("created") for run in runs))
-    return " to ".join(dict.fromkeys([times[0], times[-1]])) if times else ""
-
-
-def _minute(time: str) -> str:
-    """Write an ISO 8601 time to the minute; any other text stays unchanged."""
-    try:
-        return f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    except ValueError:
-        return time
+    """Return the first and the last time of runs, to the minute; a text that is no time stays unchanged."""
+    times = []
+    for time in _unique(run.part("created") for run in runs):
+        try:
+            times.append(f"{datetime.fromisoformat(time).astimezone(UTC):%Y-%m-%d %H:%M} UTC")
+        except ValueError:
+            times.append(time)
+    return " to ".join(dict.fromkeys([min(times), max(times)])) if times else ""
 
 
 def _recipe(group: Group) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
@@ -164,7 +139,10 @@ def _recipe(group: Group) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]
     names = _unique(name for run in group.runs for name in (run.part("recipe") or {}) if name != "seed")
     shared, differing = [], []
     for name in names:
-        values = {contender.label: _values(contender, name) for contender in group.contenders}
+        values = {
+            contender.label: " or ".join(_unique(write_value(run.part("recipe", name)) for run in contender.runs))
+            for contender in group.contenders
+        }
         if len(set(values.values())) == 1:
             shared.append((name, next(iter(values.values()))))
         else:
@@ -172,19 +150,11 @@ def _recipe(group: Group) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]
     return shared, differing
 
 
-def _values(contender: Contender, name: str) -> str:
-    return " or ".join(_unique(write_value(run.part("recipe", name)) for run in contender.runs))
-
-
-def _remarks(runs: Iterable[Run]) -> list[str]:
-    runs = list(runs)
-    found = []
-    for what, values, effect in (
+def _differences(runs: Sequence[Run]) -> list[str]:
+    table = (
         ("versions of the data", [run.part("data", "sha256") for run in runs], "their figures are not comparable"),
         ("devices", [_device(run) for run in runs], "their times are not comparable"),
         ("commits", [run.part("commit") for run in runs], "differences may come from the code"),
-    ):
-        count = len(_unique(values))
-        if count > 1:
-            found.append(f"The runs used {count} different {what}: {effect}.")
-    return found
+    )
+    counted = ((what, len(_unique(values)), effect) for what, values, effect in table)
+    return [f"The runs used {count} different {what}: {effect}." for what, count, effect in counted if count > 1]

@@ -1,27 +1,24 @@
-"""The comparison as data: a row for each contender, a column for each figure, the best marked."""
+"""The comparison as data: a row for each contender, a column for each figure, the best marked.
+
+`facts` computes the figures of one run, `estimates_of` their means over seeds, `comparison` the table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
+from leanbayes import shift
 from leanbayes.evaluation.statistics import difference_error, Estimate, estimate, number
 from leanbayes.metrics import ensemble_equivalent
-from leanbayes.report.columns import (
-    Column,
-    CORRUPTED,
-    corrupted_facts,
-    COST,
-    Key,
-    mean_rows,
-    ood_columns,
-    Rows,
-    test_columns,
-)
+from leanbayes.report.columns import Column, CORRUPTED, COST, Key, ood_columns, test_columns
 from leanbayes.report.load import Contender, Group, REFERENCE, Run
 
+Rows = Sequence[dict[str, Any]]
+MEASURES = ("accuracy", "nll", "ece", "epistemic", "aleatoric")  # of corrupted images
 ENSEMBLE = "deep_ensemble"  # whole copies of the network, the unit of `ensemble_equivalents`
 SIGNS = {"at least": "≥ ", "at most": "≤ ", "": ""}
 MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, for any number of draws
@@ -100,9 +97,7 @@ def estimates_of(group: Group) -> list[dict[Key, Estimate]]:
 def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
     """Return the figures of one run by keys such as ("test", "nll") or ("ood", "svhn", "entropy", "auroc").
 
-    Args:
-        run: the run.
-        plain: rows of the plain network under corruption, the reference of an mCE.
+    `plain` has the rows of the plain network under corruption, the reference of an mCE.
     """
     found: dict[Key, float | None] = {("shift", key): value for key, value in corrupted_facts(run, plain).items()}
     for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
@@ -152,11 +147,10 @@ def decimals_of(column: Column, estimates: Sequence[Estimate]) -> int:
         return usual
     best = _best(column, estimates)
     worse = [found for found in estimates if not _may_equal(found, best)]
-
-    def distinguishes(decimals: int) -> bool:
-        return _text(column, best, decimals) not in {_text(column, found, decimals) for found in worse}
-
-    return next((decimals for decimals in range(usual, usual + MORE + 1) if distinguishes(decimals)), usual)
+    for decimals in range(usual, usual + MORE + 1):
+        if _text(column, best, decimals) not in {_text(column, found, decimals) for found in worse}:
+            return decimals
+    return usual
 
 
 def marks_of(column: Column, estimates: Sequence[Estimate], decimals: int) -> list[Mark]:
@@ -169,18 +163,12 @@ def marks_of(column: Column, estimates: Sequence[Estimate], decimals: int) -> li
         return [""] * len(estimates)
     best = _best(column, estimates)
     top = _text(column, best, decimals)
-
-    def mark(found: Estimate, text: str) -> Mark:
-        if text == top:
-            return "best"
-        return "near" if _may_equal(found, best) else ""
-
-    return [mark(found, text) for found, text in zip(estimates, read, strict=True)]
+    near: list[Mark] = ["near" if _may_equal(found, best) else "" for found in estimates]
+    return ["best" if text == top else mark for text, mark in zip(read, near, strict=True)]
 
 
 def _best(column: Column, estimates: Sequence[Estimate]) -> Estimate:
-    sign = 1 if column.better == "higher" else -1
-    return max(estimates, key=lambda found: sign * found.mean)
+    return max(estimates, key=lambda found: column.sign * found.mean)
 
 
 def _may_equal(found: Estimate, best: Estimate) -> bool:
@@ -191,6 +179,48 @@ def _text(column: Column, found: Estimate, decimals: int) -> str:
     return column.write(found, decimals)[0]
 
 
+def rows_of(run: Run) -> list[dict[str, Any]]:
+    """Return the rows {corruption, severity, accuracy, nll, ece, ...} of a run that lack no number."""
+    rows = [dict(row) for row in run.rows("metrics", "shift")]
+    return [row for row in rows if all(number(row.get(key)) is not None for key in ("severity", *MEASURES))]
+
+
+def mean_rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Average rows over seeds. The rows of the plain network are the denominator of an mCE."""
+    found: dict[tuple[str, float], list[dict[str, Any]]] = {}
+    for run in runs:
+        for row in rows_of(run):
+            found.setdefault((str(row["corruption"]), row["severity"]), []).append(row)
+    return [
+        {"corruption": name, "severity": severity, **{m: statistics.fmean(r[m] for r in rows) for m in MEASURES}}
+        for (name, severity), rows in found.items()
+    ]
+
+
+def corrupted_facts(run: Run, plain: Rows) -> dict[str, float | None]:
+    """Return means over corruptions and severities; with rows of the plain network, also the (relative) mCE."""
+    rows = rows_of(run)
+    if not any(row["severity"] for row in rows):
+        return {}
+    facts: dict[str, float | None] = dict(shift.corrupted_means(rows))
+    if _places(rows) == _places(plain):
+        facts["mce"] = number(shift.mean_corruption_error(rows, plain))
+        if any(severity == 0 for _, severity in _places(rows)):
+            facts["relative_mce"] = number(shift.relative_mean_corruption_error(rows, plain))
+    return facts
+
+
+def over_severity(run: Run, measure: str) -> dict[float, float | None]:
+    """Average one measure over the corruptions of each severity; severity 0 means clean images."""
+    rows = rows_of(run)
+    severities = sorted({float(row["severity"]) for row in rows})
+    return dict(zip(severities, shift.severity_curve(rows, measure), strict=True))
+
+
+def _places(rows: Rows) -> set[tuple[str, float]]:
+    return {(str(row["corruption"]), row["severity"]) for row in rows}
+
+
 def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> list[Estimate | None]:
     """Return the size of the deep ensemble with the same calibrated NLL, for each contender.
 
@@ -199,19 +229,15 @@ def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> 
     """
     scores = [found.get(("test", "cnll")) for found in estimates]
     known = [(c, score) for c, score in zip(group.contenders, scores, strict=True) if score is not None]
-    curve = {size: score.mean for contender, score in known if (size := _networks(contender))}
+    curve: dict[int, float] = {}
+    for contender, score in known:
+        size = 1 if contender.is_reference else contender.runs[0].fields.get("components")
+        if isinstance(size, int) and size > 0 and contender.name in (REFERENCE, ENSEMBLE):
+            curve[size] = score.mean
     if 1 not in curve or len(curve) < 2:
         return [None for _ in estimates]
     found = [None if score is None else ensemble_equivalent(score.mean, curve) for score in scores]
     return [None if e is None else Estimate(e.networks, None, 1, SIGNS[e.bound]) for e in found]
-
-
-def _networks(contender: Contender) -> int | None:
-    """Return the number of independent networks of a contender; None for methods inside one network."""
-    if contender.is_reference:
-        return 1
-    size = contender.runs[0].fields.get("components")
-    return size if contender.name == ENSEMBLE and isinstance(size, int) and size > 0 else None
 
 
 def training_ratio(run: Run) -> float | None:
@@ -224,19 +250,16 @@ def training_ratio(run: Run) -> float | None:
     Epochs before the conversion train the plain network. A tiled step gives each row to all K components.
     """
     step = run.number("cost", "train_step_ratio")
-    epochs = run.number("recipe", "epochs")
+    section = "validation" if run.number("validation", "epochs") else "recipe"  # held-out rows chose the epochs
+    epochs = run.number(section, "epochs")
     if step is None or not epochs:
         return step
-    plain = _least(run.number("recipe", "convert_at_epoch"), epochs)
-    tiled = epochs if run.part("recipe", "tile") else _least(run.number("recipe", "tile_last_epochs"), epochs)
+    plain = min(run.number(section, "convert_at_epoch") or 0.0, epochs)
+    tiled = epochs if run.part("recipe", "tile") else run.number("recipe", "tile_last_epochs") or 0.0
     tiled = min(tiled, epochs - plain)
     components = run.number("method", "fields", "components") or 1
     draws = run.number("recipe", "samples") or 1
     return (plain + (epochs - plain - tiled + components * tiled) * draws * step) / epochs
-
-
-def _least(found: float | None, most: float) -> float:
-    return min(found or 0.0, most)
 
 
 def answer_passes(run: Run) -> float | None:

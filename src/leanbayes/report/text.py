@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TYPE_CHECKING
 
 from leanbayes.report.load import Failure, Group, Results
@@ -99,11 +99,7 @@ def markdown(results: Results) -> str:
 def terminal(results: Results, console: Console | None = None) -> None:
     """Print each group as a table of at most 100 columns, with the verdict and the failures below.
 
-    A narrower terminal gets fewer figures.
-
-    Args:
-        results: the result of `load_results`.
-        console: where to print; default standard output, at most 100 columns wide.
+    A narrower terminal gets fewer figures. The default console is standard output.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -115,7 +111,10 @@ def terminal(results: Results, console: Console | None = None) -> None:
     for group in results.groups:
         if group.contenders:
             _print_group(group, console)
-        console.print(f"[bold]{escape(verdict(group).sentence)}[/]", highlight=False)
+        found = verdict(group)
+        console.print(f"[bold]{escape(found.sentence)}[/]", highlight=False)
+        for need in found.needs:
+            console.print(f"{escape(need.name)}: {escape(need.sentence)}", highlight=False)
         for failure in group.failures:
             console.print(f"[red]{escape(_failed(failure))}[/]", highlight=False)
     for sentence in results.damaged:
@@ -129,7 +128,9 @@ def inline(text: str) -> str:
 
 def _section(group: Group) -> str:
     history = provenance(group)
-    parts = [f"## {inline(group.title)}", inline(verdict(group).sentence), RULE]
+    found = verdict(group)
+    parts = [f"## {inline(group.title)}", inline(found.sentence)]
+    parts += ["\n".join(f"* {need.name}: {inline(need.sentence)}" for need in found.needs), RULE]
     if group.contenders:
         parts += [_table(group, ("brief", "main"), with_errors=True).markdown(), LEGEND]
     parts += [inline(remark) for remark in history.remarks]
@@ -160,13 +161,8 @@ def _print_group(group: Group, console: Console) -> None:
 
     table = _table(group, ("brief",), with_errors=False)
     count = _fitting(table, console.width)
-    shown = Table(
-        heads=table.heads[:count],
-        rows=[row[:count] for row in table.rows],
-        marks=[row[:count] for row in table.marks],
-        title=table.title,
-    )
-    console.print(shown.rich())
+    rows, marks = ([row[:count] for row in cells] for cells in (table.rows, table.marks))
+    console.print(replace(table, heads=table.heads[:count], rows=rows, marks=marks).rich())
     if left := ", ".join(table.heads[count:]):
         console.print(f"Left out, for the terminal is narrow: {escape(left)}")
 

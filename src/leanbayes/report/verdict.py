@@ -1,28 +1,49 @@
-"""The verdict: which method is worth its cost, by a stated rule."""
+"""The verdict: the row to take, by a stated rule, and one line for each need.
+
+`advice` has the statistical rule. Here are the needs, their figures, and the sentences.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import math
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from leanbayes.evaluation.statistics import difference_error, Estimate
-from leanbayes.report.columns import Column, Key, test_columns
-from leanbayes.report.load import Contender, Group
-from leanbayes.report.table import decimals_of, estimates_of
+import numpy as np
 
-CLEAR = 2.0  # standard errors of the difference
+from leanbayes.evaluation.statistics import Estimate
+from leanbayes.report.advice import cheapest, Choice, choose, Losses, not_clearly_worse
+from leanbayes.report.columns import Column, Key, test_columns
+from leanbayes.report.load import BASELINES, Contender, Group, Run, TEMPERED
+from leanbayes.report.table import decimals_of, estimates_of, facts, mean_rows
+
 HEADLINE: dict[str, Key] = {"classification": ("test", "nll"), "regression": ("test", "lpd")}
 LIMITS = {  # the largest acceptable costs
     "training_ratio": 2.0,  # trainings of the plain network
     "answer_passes": 20.0,  # passes of the plain network: 16 draws, the default, and a quarter more
     "parameter_ratio": 2.0,  # plain networks
 }
+FLOORS = {  # cost and value below which a limit does not decide
+    "training_ratio": ("train_seconds", 60.0),
+    "answer_passes": ("answer_ms", 1.0),
+    "parameter_ratio": ("parameters", 1e6),
+}
+SMALLEST_SHARE, SMALLEST_NATS, SMALLEST_AREA = 0.01, 0.01, 0.005  # smallest gains of NLL, LPD and AUROC that count
+SCORE = {"classification": "entropy", "regression": "mutual_information"}  # finds out-of-distribution inputs
 RULE = (
-    f"Rule: a method stays within the limits if its training costs at most {LIMITS['training_ratio']:g} trainings of "
-    f"the plain network, one answer at most {LIMITS['answer_passes']:g} of its passes (draws or members times the "
-    f"cost of a pass), and if it has at most {LIMITS['parameter_ratio']:g} times its parameters. Of the methods within "
-    "the limits, the one with the best mean log-likelihood on the test set (NLL, or LPD for real targets) is "
-    f"recommended if it beats the plain network by more than {CLEAR:g} standard errors of the difference. The best row "
-    "is always named."
+    f"Rule: a row stays within the limits if its training costs at most {LIMITS['training_ratio']:g} trainings of the "
+    f"plain network, one answer at most {LIMITS['answer_passes']:g} of its passes (draws or members times the cost of "
+    f"a pass), and if it has at most {LIMITS['parameter_ratio']:g} times its parameters. A cost does not decide if the "
+    "training takes less than a minute, an answer less than 1 ms a row, or the network has fewer than a million "
+    "parameters. Each row is compared with the plain network at a temperature from held-out training rows (without "
+    "such rows, with the plain network), by differences paired by seed. A difference is clear if it is larger than its "
+    "standard error, pooled over the rows, times the quantile of Student's distribution at 5 % divided by the number "
+    "of rows, and at least 1 % of the NLL (0.01 nats of the LPD, 0.005 of the AUROC). The best row within the limits "
+    "with a clear gain in NLL or LPD is recommended. With one seed the standard error is that of the test rows, and "
+    "nothing is recommended."
 )
 
 
@@ -35,12 +56,14 @@ class Candidate:
         quality: the deciding figure.
         written: the same as text.
         costs: the measured costs, by the names of LIMITS.
+        free: names of the costs that are too small to decide.
     """
 
     contender: Contender
     quality: Estimate
     written: str
     costs: dict[str, Estimate]
+    free: frozenset[str] = frozenset()
 
     @property
     def label(self) -> str:
@@ -48,10 +71,14 @@ class Candidate:
 
     @property
     def excess(self) -> float | None:
-        """The largest cost relative to its limit; None unless all were measured."""
+        """The largest cost that decides, relative to its limit; None unless all were measured."""
+        if self.contender.name in BASELINES:
+            return 0.0
         if len(self.costs) < len(LIMITS):
             return None
-        return max(cost.mean / LIMITS[name] for name, cost in self.costs.items())
+        return max(
+            (cost.mean / LIMITS[name] for name, cost in self.costs.items() if name not in self.free), default=0.0
+        )
 
     @property
     def affordable(self) -> bool:
@@ -71,11 +98,21 @@ _WORDS = {
 
 
 @dataclass(frozen=True)
+class Need:
+    """One need, the advice for it in a sentence, and the label of the row to take, if one is clear."""
+
+    name: str
+    sentence: str
+    choice: str | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """The sentences, and the label of the recommended contender, if any."""
+    """The sentences, the label of the recommended contender, if any, and a line for each need."""
 
     sentence: str
     choice: str | None = None
+    needs: tuple[Need, ...] = ()
 
 
 def headline(task: str) -> Column:
@@ -85,23 +122,30 @@ def headline(task: str) -> Column:
 
 
 def verdict(group: Group) -> Verdict:
-    """Return which method of a group is worth its cost, by RULE, and which row is the best."""
-    column = headline(group.task)
-    ranked = candidates(group)
-    plain = next((c for c in ranked if c.contender.is_reference), None)
-    rivals = [c for c in ranked if c.affordable and not c.contender.is_reference]
-    choice = None
+    """Return which row of a group to take, by RULE, and the best row for each need."""
+    column, ranked = headline(group.task), candidates(group)
+    where = f"On the data set {group.data}, with the network {group.network},"
+    reference = _reference(ranked)
     if not ranked:
-        reason = f"no run came to its end with a test {column.title}"
-    elif plain is None:
-        reason = "the plain network did not run, so no gain can be weighed against a cost"
-    elif not rivals:
-        reason = _without_rivals(group, plain, ranked)
-    else:
-        choice, reason = _weigh(column, plain, rivals[0])
-        reason += _near(rivals, choice)
-    first = f"On {group.data} with {group.network}, {reason}{_unmeasured(ranked)}."
-    return Verdict(f"{first}{_best(column, ranked, choice)}", choice.label if choice else None)
+        return Verdict(f"{where} no run came to its end with a test {column.title}.")
+    if reference is None:
+        best = f"The best {column.title} has {ranked[0].label} ({ranked[0].written})."
+        return Verdict(f"{where} the plain network did not run, so no gain can be measured against it. {best}")
+    if all(candidate.contender.is_plain for candidate in ranked):
+        only = f"{where} only the plain network came to its end ({column.title} {reference.written})."
+        return Verdict(f"{only} There is no method to compare it with.")
+    losses = losses_of(group, column.key, -column.sign)
+    chosen = choose(
+        losses,
+        reference.label,
+        _smallest(group.task, reference),
+        row_errors=_row_errors(group, reference.contender),
+        eligible=[candidate.label for candidate in ranked if candidate.affordable],
+    )
+    named = {candidate.label: candidate for candidate in ranked}
+    sentence = f"{where} {_advice(column, named, reference, chosen)}{_beyond(column, ranked, chosen)}"
+    needs = _needs(group, column, reference, ranked, losses)
+    return Verdict(sentence + _unmeasured(ranked), chosen.recommended, tuple(needs))
 
 
 def candidates(group: Group) -> list[Candidate]:
@@ -114,88 +158,191 @@ def candidates(group: Group) -> list[Candidate]:
     ranked = []
     for contender, found in known:
         mean, sem = column.write(found[column.key], decimals)
-        costs = dict.fromkeys(LIMITS, Estimate(1.0, None, 1)) if contender.is_reference else _costs(found)
-        ranked.append(Candidate(contender, found[column.key], f"{mean} ± {sem}" if sem else mean, costs))
-    return sorted(ranked, key=lambda c: _sign(column) * c.quality.mean, reverse=True)
+        costs = {name: found[("cost", name)] for name in LIMITS if ("cost", name) in found}
+        if extra := found.get(("cost", "extra_percent")):
+            costs["parameter_ratio"] = Estimate(1 + extra.mean / 100, extra.sem and extra.sem / 100, extra.count)
+        if contender.is_plain:
+            costs = dict.fromkeys(LIMITS, Estimate(1.0, None, 1))
+        small = {
+            name
+            for name, (cost, floor) in FLOORS.items()
+            if (value := found.get(("cost", cost))) is not None and value.mean < floor
+        }
+        written = f"{mean} ± {sem}" if sem else mean
+        ranked.append(Candidate(contender, found[column.key], written, costs, frozenset(small)))
+    return sorted(ranked, key=lambda c: column.sign * c.quality.mean, reverse=True)
 
 
-def _costs(found: dict[Key, Estimate]) -> dict[str, Estimate]:
-    costs = {name: found[("cost", name)] for name in LIMITS if ("cost", name) in found}
-    if extra := found.get(("cost", "extra_percent")):
-        costs["parameter_ratio"] = Estimate(1 + extra.mean / 100, extra.sem and extra.sem / 100, extra.count)
-    return costs
+def losses_of(group: Group, key: Key, sign: int = 1) -> dict[str, dict[int, float]]:
+    """Return a figure by label and seed, times `sign`; lower is better."""
+    plain = mean_rows(group.plain.runs) if group.plain else []
+    found: dict[str, dict[int, float]] = {}
+    for contender in group.contenders:
+        values = {_seed(run): facts(run, plain).get(key) for run in contender.runs}
+        found[contender.label] = {seed: sign * value for seed, value in values.items() if value is not None}
+    return {label: by_seed for label, by_seed in found.items() if by_seed}
 
 
-def _sign(column: Column) -> int:
-    return 1 if column.better == "higher" else -1
+def _seed(run: Run) -> int:
+    return int(run.number("seed") or 0)
 
 
-def _clearly_better(column: Column, one: Candidate, other: Candidate) -> bool:
-    gap = _sign(column) * (one.quality.mean - other.quality.mean)
-    return gap > CLEAR * difference_error(one.quality, other.quality)
+def _reference(ranked: Sequence[Candidate]) -> Candidate | None:
+    """Return the plain network at its temperature; without held-out rows, the plain network."""
+    tempered = (candidate for candidate in ranked if candidate.contender.name == TEMPERED)
+    plain = (candidate for candidate in ranked if candidate.contender.is_reference)
+    return next(tempered, None) or next(plain, None)
 
 
-def _without_rivals(group: Group, plain: Candidate, ranked: list[Candidate]) -> str:
-    """Return why no method is within the limits: there is none, or its cost is unknown or too high."""
-    title = headline(group.task).title
-    if len(group.contenders) == 1 and not group.failures:
-        return f"only the plain network was run ({title} {plain.written}): there is no method to weigh against it"
-    if len(ranked) == 1:
-        return f"only the plain network came to its end with a test {title} ({plain.written})"
-    known = [(c.excess, c) for c in ranked if c.excess is not None and not c.contender.is_reference]
-    if not known:
-        return f"no method can be weighed against the plain network ({title} {plain.written})"
-    _, nearest = min(known, key=lambda pair: pair[0])
-    return (
-        f"no method stays within the limits, so stay with the plain network ({title} {plain.written}); the nearest to "
-        f"them is {nearest.label} ({nearest.written}), at {nearest.price}"
-    )
+def _smallest(task: str, reference: Candidate) -> float:
+    return SMALLEST_NATS if task == "regression" else SMALLEST_SHARE * abs(reference.quality.mean)
 
 
-def _weigh(column: Column, plain: Candidate, best: Candidate) -> tuple[Candidate | None, str]:
-    """Return the recommended contender, if any, and the reason."""
-    title = column.title
-    if best.quality.sem is None or plain.quality.sem is None:
-        order = "better than" if _sign(column) * (best.quality.mean - plain.quality.mean) > 0 else "worse than"
-        return None, (
-            f"one seed is too few to decide: of the methods within the limits {best.label} is the best ({title} "
-            f"{best.written}), {order} the plain network ({plain.written}), but chance may have done it; run more seeds"
-        )
-    if not _clearly_better(column, best, plain):
-        return None, (
-            f"stay with the plain network ({title} {plain.written}): no method within the limits beats it by more than "
-            f"{CLEAR:g} standard errors; the best of them is {best.label} ({best.written})"
-        )
-    return best, (
-        f"{best.label} is worth its cost: {title} {best.written} against {plain.written} of the plain network, for "
-        f"{best.price}"
-    )
+def _row_errors(group: Group, reference: Contender) -> dict[str, float]:
+    """Return the standard errors over test rows of the differences to the reference, of the first seed of each row."""
+    there = {_seed(run): _losses_by_row(run) for run in reference.runs}
+    errors: dict[str, float] = {}
+    for contender in group.contenders:
+        for run in contender.runs[:1]:
+            mine, other = _losses_by_row(run), there.get(_seed(run))
+            if mine is not None and other is not None and len(mine) == len(other) > 1:
+                errors[contender.label] = float(np.std(other - mine, ddof=1) / math.sqrt(len(mine)))
+    return errors
 
 
-def _near(rivals: list[Candidate], choice: Candidate | None) -> str:
-    near = [c.label for c in rivals if choice and _may_equal(c, choice)]
-    return f"; {_list(near)} {'is' if len(near) == 1 else 'are'} within one standard error of it" if near else ""
+def _losses_by_row(run: Run) -> np.ndarray[tuple[int], np.dtype[np.float64]] | None:
+    text = run.part("figures", "losses", "test")
+    try:
+        return np.frombuffer(base64.b64decode(text, validate=True), "<f2").astype(np.float64)
+    except (TypeError, ValueError, binascii.Error):
+        return None
+
+
+def _advice(column: Column, named: dict[str, Candidate], reference: Candidate, chosen: Choice) -> str:
+    """Return the advice: with one seed the best row of this training, else the recommended one."""
+    title, rows = column.title, [c for c in named.values() if c.affordable]
+    best = max(rows, key=lambda c: column.sign * c.quality.mean, default=reference)
+    if chosen.recommended is not None:
+        choice = named[chosen.recommended]
+        first = f"take {choice.label}: {title} {choice.written} against {reference.written} of {reference.label}"
+        if choice.contender.name in BASELINES:
+            return f"{first}.{_best_network(column, named)}"
+        return f"{first}, for {choice.price}."
+    if chosen.single:
+        if best is reference:
+            first = f"for this one training, {reference.label} has the best {title} ({best.written})"
+        else:
+            gain = chosen.gains.get(best.label)
+            sure = "by more than chance over the test rows" if gain is not None and gain.clear else "within chance"
+            first = (
+                f"for this one training, {best.label} has the best {title} within the limits ({best.written} against "
+                f"{reference.written} of {reference.label}), {sure}"
+            )
+        return f"{first}. One seed recommends nothing: run more, with --seeds 0,1,2."
+    other = "" if best is reference else f"; the best row within the limits is {best.label} ({best.written})"
+    return f"there is no clear difference: stay with {reference.label} ({title} {reference.written}){other}."
+
+
+def _best_network(column: Column, named: dict[str, Candidate]) -> str:
+    networks = [c for c in named.values() if not c.contender.is_plain and c.contender.name not in BASELINES]
+    if not networks:
+        return ""
+    best = max(networks, key=lambda c: column.sign * c.quality.mean)
+    return f" The best network with a split uncertainty is {best.label} ({best.written}), at {best.price}."
+
+
+def _beyond(column: Column, ranked: list[Candidate], chosen: Choice) -> str:
+    """Name the best row of all, with its price, if it is beyond the limits."""
+    best = ranked[0]
+    if best.affordable or best.label == chosen.recommended:
+        return ""
+    reason = "at a cost that was not measured" if best.excess is None else f"at {best.price}, beyond the limits"
+    return f" {best.label} has the best {column.title} of all ({best.written}), {reason}."
 
 
 def _unmeasured(ranked: list[Candidate]) -> str:
     unknown = [c.label for c in ranked if c.excess is None]
-    return f"; the cost of {_list(unknown)} was not measured" if unknown else ""
+    return f" The cost of {_list(unknown)} was not measured." if unknown else ""
 
 
-def _best(column: Column, ranked: list[Candidate], choice: Candidate | None) -> str:
-    """Return the best row with its cost, unless it is recommended or the only one."""
-    if not ranked or ranked[0] is choice or (len(ranked) == 1 and ranked[0].contender.is_reference):
-        return ""
-    best = ranked[0]
-    if best.contender.is_reference:
-        return f" The plain network itself has the best {column.title} ({best.written})."
-    beyond = ", beyond the limits" if best.excess is not None and not best.affordable else ""
-    return f" {best.label} has the best {column.title} of all ({best.written}), at {best.price}{beyond}."
+def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Candidate], losses: Losses) -> list[Need]:
+    """Return a line for each need that has data, and the flag that would add the data of another."""
+    errors = _row_errors(group, reference.contender)
+    smallest = _smallest(group.task, reference)
+    lines = [_line("Best probabilities", f"{column.title}", losses, reference.label, smallest, errors, -column.sign)]
+    shifted = losses_of(group, ("shift", "nll"))
+    if shifted:
+        base = shifted.get(reference.label, {})
+        share = SMALLEST_SHARE * abs(statistics.fmean(base.values())) if base else 0.0
+        lines.append(_line("Robust to corrupted images", "mean NLL", shifted, reference.label, share))
+    areas = _areas(group)
+    if areas:
+        score = "total" if group.task == "classification" else "epistemic"
+        title = f"AUROC by {score} uncertainty"
+        lines.append(_line("Finds out-of-distribution inputs", title, areas, reference.label, SMALLEST_AREA, sign=-1))
+    else:
+        lines.append(Need("Finds out-of-distribution inputs", "Not measured: add --ood with the name of a data set."))
+    good = not_clearly_worse(losses, ranked[0].label, smallest, errors)
+    for name, key, unit in (("Smallest file", "size", "parameters"), ("Cheapest answer", "answer_passes", "passes")):
+        lines.append(_cheapest_line(group, name, key, unit, good, ranked[0]))
+    return lines
 
 
-def _may_equal(one: Candidate, other: Candidate) -> bool:
-    gap = abs(one.quality.mean - other.quality.mean)
-    return one is not other and 0 < difference_error(one.quality, other.quality) >= gap
+def _line(
+    name: str,
+    title: str,
+    losses: Losses,
+    reference: str,
+    smallest: float,
+    errors: dict[str, float] | None = None,
+    sign: int = 1,
+) -> Need:
+    chosen = choose(losses, reference, smallest, row_errors=errors)
+    assert chosen.best is not None
+
+    def written(label: str) -> str:
+        return f"{label} ({title} {sign * statistics.fmean(losses[label].values()):.4g})"
+
+    if chosen.recommended is not None:
+        against = f" against {written(reference)}" if reference in losses else ""
+        return Need(name, f"{written(chosen.recommended)}{against}.", chosen.recommended)
+    if chosen.single:
+        return Need(name, f"For this one training {written(chosen.best)}.")
+    if chosen.best == reference:
+        return Need(name, f"No clear difference; the best is {written(reference)}.")
+    return Need(name, f"No clear difference: {written(chosen.best)}, {written(reference)}.")
+
+
+def _areas(group: Group) -> dict[str, dict[int, float]]:
+    """Return minus the mean AUROC over the out-of-distribution sets, by label and seed, by one fixed score."""
+    score = SCORE.get(group.task, "entropy")
+    found: dict[str, dict[int, float]] = {}
+    for contender in group.contenders:
+        for run in contender.runs:
+            sets = run.part("metrics", "ood")
+            names = sets if isinstance(sets, dict) else {}
+            values = [run.number("metrics", "ood", name, "scores", score, "auroc") for name in names]
+            known = [value for value in values if value is not None]
+            if known:
+                found.setdefault(contender.label, {})[_seed(run)] = -statistics.fmean(known)
+    return found
+
+
+def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[str], best: Candidate) -> Need:
+    prices: dict[str, float] = {}
+    for contender, found in zip(group.contenders, estimates_of(group), strict=True):
+        if key == "size":
+            parts = [found.get(("cost", part)) for part in ("parameters", "extra_parameters")]
+            known = [part.mean for part in parts if part is not None]
+            if known and parts[0] is not None:
+                prices[contender.label] = sum(known)
+        elif ("cost", key) in found:
+            prices[contender.label] = found[("cost", key)].mean
+    label = cheapest(prices, good)
+    if label is None:
+        return Need(name, "Not measured.")
+    same = "the best row itself" if label == best.label else f"not clearly worse than {best.label}"
+    return Need(name, f"{label} ({prices[label]:,.4g} {unit}), {same}.", label)
 
 
 def _list(labels: list[str]) -> str:

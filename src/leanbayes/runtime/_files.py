@@ -42,9 +42,6 @@ def check_fields(values: Any, kinds: Mapping[str, Any], *, required: tuple[str, 
         kinds: type hints by name; tuples are lists in JSON.
         required: names of required fields.
         within: prefix of the names in the message, such as "chain.0".
-
-    Raises:
-        ValueError: with the first wrong field, its expected type and its value.
     """
     if not isinstance(values, dict):
         raise ValueError(f"expected {within or 'the header'} to be an object, got {_short(values)}")
@@ -104,11 +101,7 @@ SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 
 def local(path: PathLike) -> Path:
-    """Return a path on this machine; every path of a user passes this check.
-
-    Raises:
-        ValueError: if it has a scheme, such as s3://, gs://, hf:// or file://; `Path` would make a folder of it.
-    """
+    """Return a path on this machine; every path of a user passes this check."""
     if SCHEME.match(os.fspath(path)):
         raise ValueError(
             f"expected a path on this machine, got '{os.fspath(path)}'; paths with a scheme do not work yet: copy "
@@ -117,8 +110,7 @@ def local(path: PathLike) -> Path:
     return Path(path)
 
 
-CHECKSUMS = "leanbayes.checksums"
-"""Metadata of a file with tensors: {name: checksum in 16 hexadecimal digits}, as JSON."""
+CHECKSUMS = "leanbayes.checksums"  # metadata of a file with tensors: {name: checksum in 16 hexadecimal digits}, as JSON
 
 _BLOCK = 1024  # words
 _CHUNK = 8 * _BLOCK * 128  # bytes at a time, which fit the processor's cache
@@ -131,11 +123,7 @@ def write_text(text: str, path: Path) -> None:
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write tensors without shared memory (see `untied`), strings by name, and a checksum of every tensor.
-
-    Raises:
-        OSError: if the disk is full or the folder cannot be written; `path` then stays unchanged.
-    """
+    """Write tensors without shared memory (see `untied`), strings by name, and a checksum of every tensor."""
     checksums = json.dumps({name: checksum(tensor) for name, tensor in tensors.items()})
 
     def write(temporary: Path) -> None:
@@ -148,11 +136,7 @@ def write_tensors(tensors: dict[str, Tensor], path: Path, metadata: dict[str, st
 
 
 def read_tensors(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the strings and (unless `tensors` is False) the tensors of a safetensors file.
-
-    Raises:
-        ValueError: if the file is damaged or of another kind; the message names a tensor with a wrong checksum.
-    """
+    """Return the strings and (unless `tensors` is False) the tensors of a safetensors file."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
@@ -166,11 +150,7 @@ def read_tensors(path: Path, *, tensors: bool = True) -> tuple[dict[str, str], d
 
 
 def parse_json(text: str, where: str) -> Any:
-    """Return the value of a JSON text from a file.
-
-    Raises:
-        ValueError: with a message that begins with `where`, also for JSON that is nested too deeply.
-    """
+    """Return the value of a JSON text from a file."""
     try:
         return json.loads(text)
     except RecursionError:

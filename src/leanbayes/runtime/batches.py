@@ -12,20 +12,12 @@ import torch
 from torch import nn, Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]
-"""Called as model(x), model(*x) or model(**x)."""
-
-Output = Callable[[Any], Tensor]
-"""Picks the tensor out of the output of a model."""
+Inputs = Tensor | tuple[Any, ...] | Mapping[str, Any]  # called as model(x), model(*x) or model(**x)
+Output = Callable[[Any], Tensor]  # picks the tensor out of the output of a model
 
 
 def call(model: nn.Module, x: Inputs, output: Output | None = None) -> Tensor:
-    """Call a model on its inputs and return the tensor in its output.
-
-    Raises:
-        TypeError: if the output has no tensor.
-        ValueError: if a layer gets inputs of the wrong width.
-    """
+    """Call a model on its inputs and return the tensor in its output."""
     if isinstance(x, Mapping):
         result = run(model, **x)
     elif isinstance(x, tuple) and not isinstance(x, PackedSequence):
@@ -103,15 +95,24 @@ def _picked(result: Any) -> Any:
     return result[0] if isinstance(result, (tuple, list)) and result else result
 
 
-def map_rows(inputs: Any, rows: int, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change every tensor in nested inputs that has the batch on its first axis."""
-    if isinstance(inputs, Tensor):
-        return change(inputs) if inputs.dim() and inputs.shape[0] == rows else inputs
+def map_leaves(inputs: Any, change: Callable[[Any], Any]) -> Any:
+    """Change every leaf of nested inputs: all but mappings, tuples and lists; a packed sequence is a leaf."""
+    if isinstance(inputs, Tensor):  # before Mapping, whose check dynamo of torch 2.4 does not follow
+        return change(inputs)
     if isinstance(inputs, Mapping):
-        return {name: map_rows(item, rows, change) for name, item in inputs.items()}
+        return {name: map_leaves(item, change) for name, item in inputs.items()}
     if isinstance(inputs, (tuple, list)) and not isinstance(inputs, PackedSequence):
-        return type(inputs)(map_rows(item, rows, change) for item in inputs)
-    return inputs
+        return type(inputs)(map_leaves(item, change) for item in inputs)
+    return change(inputs)
+
+
+def map_rows(inputs: Any, rows: int, change: Callable[[Tensor], Tensor], axis: int = 0) -> Any:
+    """Change every tensor in nested inputs that has the rows of the batch on an axis."""
+
+    def of_rows(leaf: Any) -> Any:
+        return change(leaf) if isinstance(leaf, Tensor) and leaf.dim() > axis and leaf.shape[axis] == rows else leaf
+
+    return map_leaves(inputs, of_rows)
 
 
 def repeat_rows(inputs: Any, rows: int, repeats: int) -> Any:
@@ -122,6 +123,25 @@ def repeat_rows(inputs: Any, rows: int, repeats: int) -> Any:
 def slice_rows(inputs: Any, rows: int, start: int, stop: int) -> Any:
     """Take some rows of the batch."""
     return map_rows(inputs, rows, lambda tensor: tensor[start:stop])
+
+
+def pairs_of(data: Any, size: int) -> Iterator[tuple[Any, Tensor]]:
+    """Yield batches `(inputs, targets)`: those of an iterable, or `size` rows at a time of one pair of tensors.
+
+    Raises:
+        TypeError: if the data are neither.
+    """
+    if not isinstance(data, tuple):
+        for batch in data:
+            if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor)):
+                raise TypeError(f"expected batches (inputs, targets), got {type(batch).__name__}; give a DataLoader")
+            yield tuple(batch[0]) if isinstance(batch[0], list) else batch[0], batch[1]
+        return
+    if not (len(data) == 2 and isinstance(data[1], Tensor)):
+        raise TypeError(f"expected one pair (inputs, targets) of tensors, got a tuple of {len(data)}")
+    x, y = data
+    for start in range(0, len(y), size):
+        yield slice_rows(x, len(y), start, start + size), y[start : start + size]
 
 
 def leading_rows(inputs: Any) -> int | None:
@@ -177,45 +197,38 @@ def _first(inputs: Any) -> Tensor | PackedSequence | None:
 
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Move every tensor in nested inputs."""
-    return _map(inputs, lambda tensor: tensor.to(device))
+    kinds: Any = (Tensor, PackedSequence)
+    return map_leaves(inputs, lambda leaf: leaf.to(device) if isinstance(leaf, kinds) else leaf)
 
 
 def without_arrays(inputs: Any, dtype: torch.dtype) -> Any:
     """Convert every NumPy array in nested inputs to a tensor; real numbers get the given dtype."""
-    if isinstance(inputs, np.ndarray):
-        if inputs.dtype.kind not in "biufc":
-            raise TypeError(f"expected an array of numbers, got one of {inputs.dtype}; convert it before")
-        own = np.array(inputs, dtype=inputs.dtype.newbyteorder("="), order="C")  # a copy: it may be read-only
+
+    def converted(leaf: Any) -> Any:
+        if not isinstance(leaf, np.ndarray):
+            return leaf
+        if leaf.dtype.kind not in "biufc":
+            raise TypeError(f"expected an array of numbers, got one of {leaf.dtype}; convert it before")
+        own = np.array(leaf, dtype=leaf.dtype.newbyteorder("="), order="C")  # a copy: it may be read-only
         return torch.from_numpy(own).to(dtype) if own.dtype.kind == "f" else torch.from_numpy(own)
-    if isinstance(inputs, Mapping):
-        return {name: without_arrays(item, dtype) for name, item in inputs.items()}
-    if type(inputs) in (tuple, list):
-        return type(inputs)(without_arrays(item, dtype) for item in inputs)
-    return inputs
+
+    return map_leaves(inputs, converted)
 
 
 def cloned(inputs: Any) -> Any:
     """Copy every tensor in nested inputs."""
-    return _map(inputs, Tensor.clone)
+
+    def copied(leaf: Any) -> Any:
+        if isinstance(leaf, PackedSequence):
+            return leaf._replace(data=leaf.data.clone())
+        return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+    return map_leaves(inputs, copied)
 
 
 def versions(inputs: Any) -> list[int]:
     """Return the number of changes in place of every tensor in nested inputs; 0 for inference mode."""
     return [0 if tensor.is_inference() else tensor._version for tensor in tensors_in(inputs)]
-
-
-def _map(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Change every tensor in nested inputs."""
-    if isinstance(inputs, Tensor):
-        return change(inputs)
-    if isinstance(inputs, PackedSequence):
-        order = (None if indices is None else change(indices) for indices in inputs[2:])
-        return PackedSequence(change(inputs.data), inputs.batch_sizes, *order)  # sizes of batches stay on the CPU
-    if isinstance(inputs, Mapping):
-        return {name: _map(item, change) for name, item in inputs.items()}
-    if isinstance(inputs, (tuple, list)):
-        return type(inputs)(_map(item, change) for item in inputs)
-    return inputs
 
 
 def tensors_in(inputs: Any) -> Iterator[Tensor]:

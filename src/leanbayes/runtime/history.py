@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast, Generic, TypeVar
 
 import torch
@@ -23,27 +24,18 @@ from torch import Tensor
 
 State = TypeVar("State")
 
-MOST_KEYS = 2**16
-"""Keys of passes that are remembered, to recognise a repeated one."""
+MOST_KEYS = 2**16  # keys of passes that are remembered, to recognise a repeated one
 
 
 @dataclass(eq=False)
 class Pass(Generic[State]):
-    """One pass: its state, and the numbers of the autograd nodes that were created during it.
-
-    Attributes:
-        task: the backward during which the pass began, -1 for none. That backward runs no node of this pass.
-    """
+    """One pass: its state, and the numbers of the autograd nodes that were created during it."""
 
     state: State
     thread: int
     first: int
     last: int | None = None
-    task: int = -1
-
-    def contains(self, number: int) -> bool:
-        """Return whether a node of this number was created during the pass."""
-        return self.first <= number and (self.last is None or number <= self.last)
+    task: int = -1  # the backward during which the pass began, -1 for none; it runs no node of this pass
 
 
 @dataclass
@@ -57,15 +49,10 @@ class _Recomputed(Generic[State]):
 
 @dataclass(eq=False)
 class History(Generic[State]):
-    """The passes of one model whose graphs may be alive.
+    """The passes of one model whose graphs may be alive; the last one of a forward is kept in any case."""
 
-    Attributes:
-        passes: earlier passes, each kept alive by its graph; the last one of a forward is kept in any case.
-        keys: random keys of earlier passes.
-    """
-
-    passes: list[weakref.ref[Pass[State]]] = field(default_factory=list)
-    keys: dict[int, None] = field(default_factory=dict)
+    passes: list[weakref.ref[Pass[State]]] = field(default_factory=list)  # each is kept alive by its graph
+    keys: dict[int, None] = field(default_factory=dict)  # random keys of earlier passes
     latest: Pass[State] | None = None
     recomputed: dict[int, _Recomputed[State]] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
@@ -86,23 +73,20 @@ class History(Generic[State]):
         latest.last = self.seen[latest.thread] = next_number()
         for output in outputs:
             if output.grad_fn is not None and not torch._C._functorch.is_functorch_wrapped_tensor(output):
-                cast(Any, output).register_hook(_Anchor(latest))
+                cast(Any, output).register_hook(partial(_keep_alive, latest))
         if latest.task != -1:
             self.latest = None  # its own graph alone keeps it
 
     def find(self) -> State | None:
-        """Return the state of the pass that is being recomputed; None if no pass is.
-
-        Raises:
-            RuntimeError: if the recomputation may belong to more than one pass.
-        """
+        """Return the state of the pass that is being recomputed; None if no pass is."""
         node = torch._C._current_autograd_node()
         if node is None:
             return None
         number, thread = node._sequence_nr(), threading.get_ident()
         alive = [one for one in (ref() for ref in self.passes) if one is not None]
         task = torch._C._current_graph_task_id()
-        found = {one for one in alive if one.contains(number) and (one.task == -1 or one.task != task)}
+        during = (one for one in alive if one.first <= number and (one.last is None or number <= one.last))
+        found = {one for one in during if one.task == -1 or one.task != task}
         nested = self._nested(number, thread)
         if nested is not None and not any(one.thread == thread for one in found):
             found.add(nested)
@@ -136,9 +120,6 @@ class History(Generic[State]):
         """Draw a key from torch's generator.
 
         A pass that begins during backward repeats an earlier one: checkpointing restored the generator.
-
-        Raises:
-            RuntimeError: if the key is a new one, because the generator was not restored.
         """
         key = int(torch.randint(2**63 - 1, (), device="cpu"))
         if in_backward() and key not in self.keys:
@@ -160,14 +141,8 @@ class History(Generic[State]):
         return History, ()
 
 
-class _Anchor(Generic[State]):
-    """A hook of an output's graph that keeps a pass alive and changes no gradient."""
-
-    def __init__(self, kept: Pass[State]) -> None:
-        self.kept = kept
-
-    def __call__(self, gradient: Tensor) -> None:
-        """Leave the gradient unchanged."""
+def _keep_alive(kept: Pass[Any], gradient: Tensor) -> None:
+    """Hook of an output's graph: it holds a pass and changes no gradient."""
 
 
 def next_number() -> int:

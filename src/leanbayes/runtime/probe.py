@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -20,22 +20,15 @@ from torch import nn, Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from leanbayes.layers.hooks import HOOKS
-from leanbayes.runtime.batches import Inputs, row_axis, rows_of, tensors_in
+from leanbayes.runtime.batches import Inputs, map_leaves, map_rows, row_axis, rows_of, tensors_in
 from leanbayes.runtime.distributed import is_shard
 from leanbayes.runtime.passes import draws, members_in, PassState, states_of
 from leanbayes.runtime.rows import Layout, ONE_DRAW, ROWS
 
-FEW = 3
-"""Rows of a probe; all rows of the batch for a network that needs more."""
-
-EXPLAINED = 0.1
-"""Largest error of a layout, relative to the change of the input that it has to explain."""
-
-SAME = 1e-6
-"""Largest relative change of an input that counts as unchanged."""
-
-Calls = dict[str, list[Tensor]]
-"""Inputs of every call of every layer, by path."""
+FEW = 3  # rows of a probe; all rows of the batch for a network that needs more
+EXPLAINED = 0.1  # largest error of a layout, relative to the change of the input that it has to explain
+SAME = 1e-6  # largest relative change of an input that counts as unchanged
+Calls = dict[str, list[Tensor]]  # inputs of every call of every layer, by path
 
 
 class LearnRows:
@@ -69,7 +62,8 @@ def learn_rows(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
     If the network cannot be probed, its layers accept only inputs with the rows of the batch on their first axis.
     """
     rows = rows_of(model, (args, kwargs))
-    if rows is None or rows < 2 or any(map(_transformed, tensors_in((args, dict(kwargs))))):
+    is_transformed = torch._C._functorch.is_functorch_wrapped_tensor
+    if rows is None or rows < 2 or any(map(is_transformed, tensors_in((args, dict(kwargs))))):
         return
     if any(map(is_shard, model.parameters())):  # of `fully_shard`: a copy cannot share them
         return
@@ -84,42 +78,28 @@ def learn_rows(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any
         return
     mixed = [path for path, layout in found.items() if layout is None]
     if mixed:
-        _warn_of_mixed(mixed)
+        others = f" and {len(mixed) - 1} other layers" if len(mixed) > 1 else ""
+        warnings.warn(
+            f"the rows of the batch are mixed or left out before layer '{mixed[0]}'{others}: they are no independent "
+            "examples, so one draw serves the whole batch. If they are, pass lb.convert(..., batch_axis={'*': 0})",
+            stacklevel=3,
+        )
     for path, layer in layers.items():
         layer.layout, layer.used = ONE_DRAW if mixed else found.get(path), path in used
 
 
-def _warn_of_mixed(paths: Sequence[str]) -> None:
-    others = f" and {len(paths) - 1} other layers" if len(paths) > 1 else ""
-    warnings.warn(
-        f"the rows of the batch are mixed or left out before layer '{paths[0]}'{others}: they are no independent "
-        "examples, so one draw serves the whole batch. If they are, pass lb.convert(..., batch_axis={'*': 0})",
-        stacklevel=4,
-    )
-
-
 def place_known_rows(model: nn.Module) -> None:
     """Set the first axis as that of the rows if all classes of a model are known to keep it."""
-    if all(map(_keeps_rows_first, model.modules())):
+    homes = {type(module).__module__ for module in model.modules()}
+    if all(home.startswith("torch.nn.") or home.split(".")[0] == "leanbayes" for home in homes):
         for layer in _waiting(model).values():
             layer.layout = ROWS
 
 
 def _waiting(model: nn.Module) -> dict[str, Any]:
-    return {path: layer for path, layer in model.named_modules() if _waits(layer)}
-
-
-def _waits(module: nn.Module) -> bool:
-    return getattr(type(module), "layout", ROWS) is None and getattr(module, "layout", ROWS) is None
-
-
-def _keeps_rows_first(module: nn.Module) -> bool:
-    home = type(module).__module__
-    return home.startswith("torch.nn.") or home.split(".")[0] == "leanbayes"
-
-
-def _transformed(x: Tensor) -> bool:
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(x))
+    """Return the layers with an unknown layout, by path."""
+    layers = ((path, module) for path, module in model.named_modules() if getattr(type(module), "layout", ROWS) is None)
+    return {path: layer for path, layer in layers if getattr(layer, "layout", ROWS) is None}
 
 
 def probe(
@@ -127,15 +107,7 @@ def probe(
 ) -> tuple[dict[str, Layout | None], set[str]]:
     """Return the layouts of the called layers, None for mixed rows, and the paths of all used layers.
 
-    Args:
-        model: the network; it stays unchanged.
-        args: the arguments of a call, with at least two rows.
-        kwargs: its named arguments.
-        paths: the layers to look at.
-
-    Raises:
-        ValueError: if the inputs have no rows that can be put in another order.
-        Exception: as the network raises it.
+    The arguments are those of a call with at least two rows. Errors are those of the network.
     """
     rows, axis = rows_of(model, (args, kwargs)), row_axis(model)
     if rows is None or rows < 2 or any(isinstance(x, PackedSequence) for x in (*args, *kwargs.values())):
@@ -173,45 +145,44 @@ class _Runs:
     def __init__(
         self, twin: nn.Module, inputs: Any, rows: int, axis: int, paths: Sequence[str], *, square: bool
     ) -> None:
-        self.twin, self.rows, self.axis, self.paths = twin, rows, axis, paths
-        self.square = square
-        self.inputs = self._mapped(inputs, _Distinct(axis))
+        self.twin, self.rows, self.axis, self.paths, self.square = twin, rows, axis, paths, square
+        self.inputs = self._changed(inputs, _distinct(axis))
 
     def run(self, order: Sequence[int]) -> Calls:
-        """Return the inputs of all layers in a pass over these rows."""
+        """Return the inputs of all layers in a pass over these rows, with a fixed random state."""
         chosen = list(order)
-        inputs = self._mapped(self.inputs, lambda x: x.index_select(self.axis, torch.tensor(chosen, device=x.device)))
+        inputs = self._changed(self.inputs, lambda x: x.index_select(self.axis, torch.tensor(chosen, device=x.device)))
         calls: Calls = {}
         layers = {path: self.twin.get_submodule(path) for path in self.paths}
         handles = [layer.register_forward_pre_hook(_recorder(calls, path)) for path, layer in layers.items()]
         args, kwargs = copy.deepcopy(inputs)
+        devices = sorted({x.device.index or 0 for x in tensors_in((args, kwargs)) if x.is_cuda})
         try:
-            with torch.no_grad(), _random_state_kept(args, kwargs):
+            with torch.no_grad(), torch.random.fork_rng(devices):
+                torch.manual_seed(0)
                 self.twin(*args, **kwargs)
         finally:
             for handle in handles:
                 handle.remove()
         return calls
 
-    def _mapped(self, inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    def _changed(self, inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
         """Change all tensors with the rows of the batch on their axis, anywhere in nested inputs."""
-        if isinstance(inputs, Tensor):
-            inputs = inputs.detach()
-            has_rows = inputs.dim() > self.axis and inputs.shape[self.axis] == self.rows
-            square = tuple(inputs.shape) == (self.rows, self.rows) and not self.square
-            return change(inputs) if has_rows and not square else inputs
-        if isinstance(inputs, Mapping):
-            return {name: self._mapped(item, change) for name, item in inputs.items()}
-        if type(inputs) in (tuple, list):
-            return type(inputs)(self._mapped(item, change) for item in inputs)
-        return inputs
+
+        def own(x: Tensor) -> Tensor:
+            return x if tuple(x.shape) == (self.rows, self.rows) and not self.square else change(x)
+
+        detached = map_leaves(inputs, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)
+        return map_rows(detached, self.rows, own, self.axis)
 
 
 def _compare(runs: _Runs, count: int) -> dict[str, Layout | None]:
     """Compare passes over rows in order, in another order, and over fewer rows; None for mixed rows."""
     order = [*range(1, count), 0]
     straight, turned = runs.run(range(count)), runs.run(order)
-    fewer = _attempt(lambda: runs.run(range(count - 1)))
+    fewer: Calls = {}
+    with suppress(Exception):  # user code on a smaller batch: anything may happen
+        fewer = runs.run(range(count - 1))
     found: dict[str, Layout | None] = {}
     for path, calls in straight.items():
         others, shorter = turned.get(path, []), list[Tensor | None](fewer.get(path, []))
@@ -286,12 +257,9 @@ def _candidates(a: Tensor, count: int) -> Iterator[Layout]:
 def _permuted(a: Tensor, layout: Layout, count: int, order: Sequence[int]) -> Tensor:
     """Return an activation with its rows in another order."""
     assert layout.axis is not None
-    index = torch.tensor(order, device=a.device)
-    if layout.axis:
-        return a.index_select(layout.axis, index)
-    if layout.tiled:
-        return a.view(-1, count, *a.shape[1:])[:, index].flatten(0, 1)
-    return a.view(count, -1, *a.shape[1:])[index].flatten(0, 1)
+    entries = torch.arange(a.shape[layout.axis], device=a.device)
+    turned = entries.view(-1, count)[:, order] if layout.tiled else entries.view(count, -1)[order]
+    return a.index_select(layout.axis, turned.flatten())
 
 
 def _grown(a: Tensor, fewer: Tensor) -> Layout:
@@ -311,14 +279,6 @@ def _agreed(layouts: Sequence[Layout | None]) -> Layout | None:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max()) if a.numel() else 0.0
-
-
-def _attempt(run: Callable[[], Calls]) -> Calls:
-    """Return the calls of a run; none if the network needs more rows."""
-    try:
-        return run()
-    except Exception:  # user code on a smaller batch: anything may happen
-        return {}
 
 
 def _recorder(calls: Calls, path: str) -> Callable[..., None]:
@@ -347,27 +307,17 @@ def _twin(model: nn.Module) -> nn.Module:
     return twin.eval()
 
 
-class _Distinct:
-    """Makes rows differ: numbers get a small noise, and words that are equal in all rows are shifted."""
+def _distinct(axis: int) -> Callable[[Tensor], Tensor]:
+    """Return a function that makes rows differ: numbers get noise, words that are equal in all rows are shifted."""
+    generator = torch.Generator().manual_seed(0)
 
-    def __init__(self, axis: int) -> None:
-        self.axis, self.generator = axis, torch.Generator().manual_seed(0)
-
-    def __call__(self, x: Tensor) -> Tensor:
+    def change(x: Tensor) -> Tensor:
         if x.is_floating_point():
             size = x.float().abs().mean().item() or 1.0
-            noise = torch.randn(x.shape, generator=self.generator).to(x.device, x.dtype)
-            return x + 0.1 * size * noise
-        first = x.select(self.axis, 0).unsqueeze(self.axis)
+            return x + 0.1 * size * torch.randn(x.shape, generator=generator).to(x.device, x.dtype)
+        first = x.select(axis, 0).unsqueeze(axis)
         if x.dtype == torch.bool or x.dim() < 2 or not bool((x == first).all()):
             return x
-        return torch.stack([part.roll(k, -1) for k, part in enumerate(x.unbind(self.axis))], self.axis)
+        return torch.stack([part.roll(k, -1) for k, part in enumerate(x.unbind(axis))], axis)
 
-
-@contextmanager
-def _random_state_kept(*inputs: Any) -> Iterator[None]:
-    """Run with a fixed random state, and restore the user's."""
-    devices = sorted({x.device.index or 0 for x in tensors_in(inputs) if x.is_cuda})
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(0)
-        yield
+    return change

@@ -33,16 +33,8 @@ def broadcast_channels(
 ) -> Tensor:
     """Return variables (R, n) in a shape that multiplies the channels of x, in the dtype of x.
 
-    Args:
-        variable: one number for each row and channel.
-        x: the activation.
-        channel_axis: the axis of its channels.
-        layout: the axis of its rows; None if unknown.
-        path: names the layer in errors.
-        turn: chooses the row whose variables serve the whole batch under `ONE_DRAW`; None takes the first.
-
-    Raises:
-        ValueError: with the layer and the remedies, if the row of an entry of x is unknown.
+    An unknown `layout` is None; `path` names the layer in errors. Under `ONE_DRAW`, `turn` chooses the row whose
+    variables serve the whole batch; None takes the first.
     """
     channels = channel_axis % x.dim()
     variable, axis = align_rows(variable, x, channels, layout, path, turn)

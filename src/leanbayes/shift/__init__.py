@@ -2,13 +2,13 @@
 
 from leanbayes.shift.attacks import Attack, attack, Attacked, fast_sign, fgsm, Iteration, pgd, pixel_units, Units
 from leanbayes.shift.corruptions import all_names, corrupt, enlarge, names
-from leanbayes.shift.scores import (
+from leanbayes.shift.sweep import (
     corrupted_means,
     mean_corruption_error,
     relative_mean_corruption_error,
     severity_curve,
+    Shift,
 )
-from leanbayes.shift.sweep import Shift
 
 __all__ = [
     "Attack",

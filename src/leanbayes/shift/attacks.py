@@ -25,12 +25,14 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 from leanbayes.core.conversion import own_likelihood, unwrap
+from leanbayes.core.frozen import FrozenDraws, RowDraws
 from leanbayes.core.prediction import Prediction
-from leanbayes.core.predictor import distinct_draws, FrozenDraws, NoiseOf, predict, Predictor, RowDraws
+from leanbayes.core.predictor import distinct_draws, NoiseOf, predict, Predictor
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._checks import check_choice, check_positive
+from leanbayes.metrics._validate import check_whole
 from leanbayes.runtime.batches import Output
-from leanbayes.shift.corruptions._random import Streams
+from leanbayes.shift._pixels import Streams
 
 # N rows, C classes
 
@@ -70,10 +72,7 @@ INPUT_UNITS = Units()
 def pixel_units(mean: Tensor | Sequence[float], std: Tensor | Sequence[float], *, levels: float = 255) -> Units:
     """Return the units of pixels from 0 to `levels`, for networks with inputs (pixels / levels - mean) / std.
 
-    Args:
-        mean: of each channel, for pixels between 0 and 1; `dataset.mean`.
-        std: of each channel; `dataset.std`.
-        levels: 255, or 1 for pixels between 0 and 1.
+    The moments are those of each channel for pixels between 0 and 1: `dataset.mean`, `dataset.std`.
 
     Example:
         >>> lb.shift.fast_sign(20, 0.5, units=lb.shift.pixel_units(cifar.mean, cifar.std), bounds=(0, 255))
@@ -118,15 +117,18 @@ class Attack:
 
     def __post_init__(self) -> None:
         for name in ("steps", "samples", "batch_size"):
-            value = getattr(self, name)
-            if not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"expected {name} to be a whole number of at least 1, got {value!r}")
+            check_whole(getattr(self, name), name)
         check_positive(step_size=self.step_size)
         check_choice("norm", self.norm, ("linf", "l2"))
         check_choice("start", self.start, ("image", "random"))
         check_choice("through", self.through, ("expectation", "draw"))
         check_choice("noise", self.noise, ("function", "activation"))
-        self._check_region()
+        if self.epsilon is not None:
+            check_positive(epsilon=self.epsilon)
+        elif self.start == "random":
+            raise ValueError("a random start needs a ball: expected epsilon to be a positive number, got None")
+        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
+            raise ValueError(f"expected bounds (lowest, highest) with the first below the second, got {self.bounds}")
 
     def indices(self, step: int, samples: int) -> range:
         """Return the draws in the gradient of step 0, 1, ..., out of `samples` different ones."""
@@ -174,14 +176,6 @@ class Attack:
             return x
         low, high = (self.units.place(bound, x) for bound in self.bounds)
         return x.clamp(low, high)
-
-    def _check_region(self) -> None:
-        if self.epsilon is not None:
-            check_positive(epsilon=self.epsilon)
-        elif self.start == "random":
-            raise ValueError("a random start needs a ball: expected epsilon to be a positive number, got None")
-        if self.bounds is not None and not self.bounds[0] < self.bounds[1]:
-            raise ValueError(f"expected bounds (lowest, highest) with the first below the second, got {self.bounds}")
 
 
 def fgsm(epsilon: float, **options: Any) -> Attack:
@@ -320,74 +314,63 @@ def attack(
     attack.check_valid(clean)
     y = _classes(y, at_first, "y")
     goal = _goal(target, y, at_first, attack.seed)
-    scores = _Scores(attack, clean, y, goal, at_first)
-    ascent = _Ascent(Predictor(model, likelihood, seed=attack.seed, noise=attack.noise, output=output), attack)
-    moved, prediction, history = attack.begin(clean), at_first, [scores(0, clean, at_first)]
+
+    def won(p: Prediction) -> Tensor:
+        return p.mean.argmax(1) != y if goal is None else p.mean.argmax(1) == goal
+
+    def scored(step: int, inputs: Tensor, p: Prediction) -> Iteration:
+        return Iteration(
+            step=step,
+            success=won(p)[~won(at_first)].float().mean().item(),
+            accuracy=(p.mean.argmax(1) == y).float().mean().item(),
+            entropy=p.total.mean().item(),
+            epistemic=p.epistemic.mean().item(),
+            distance=attack.distance(inputs, clean).mean().item(),
+        )
+
+    predictor = Predictor(model, likelihood, seed=attack.seed, noise=attack.noise, output=output)
+    sign, classes = (-1, y) if goal is None else (1, goal)
+    moved, prediction, history = attack.begin(clean), at_first, [scored(0, clean, at_first)]
     for step in range(attack.steps):
-        draws = attack.indices(step, samples)
-        gradient = -ascent.gradient(moved, y, draws) if goal is None else ascent.gradient(moved, goal, draws)
-        moved = attack.move(moved, clean, gradient)
+        gradient = _gradient(predictor, moved, classes, attack.indices(step, samples), attack.batch_size)
+        moved = attack.move(moved, clean, sign * gradient)
         prediction = predicted(moved)
-        history.append(scores(step + 1, moved, prediction))
+        history.append(scored(step + 1, moved, prediction))
     return Attacked(moved.to(x.device), None if goal is None else goal.to(x.device), prediction, tuple(history))
 
 
-class _Ascent:
-    """Directions in which log mean_s p_s(class) rises most, over named draws."""
+def _gradient(predictor: Predictor, x: Tensor, classes: Tensor, indices: range, batch_size: int) -> Tensor:
+    """Return the gradient of log mean_s p_s(class) over named draws, up to a positive factor per row.
 
-    def __init__(self, predictor: Predictor, attack: Attack) -> None:
-        self.predictor, self.attack = predictor, attack
-
-    def gradient(self, x: Tensor, classes: Tensor, indices: range) -> Tensor:
-        """Return the gradient up to a positive factor per row; each draw is folded once, rows come in batches."""
-        total = torch.zeros_like(x)
-        log_sum = torch.full((len(x),), -math.inf, dtype=_at_least_float32(x), device=x.device)
-        for index in indices:
-            with torch.no_grad():
-                draws = self.predictor.select(index).draws
-            for start in range(0, len(x), self.attack.batch_size):
-                rows = slice(start, start + self.attack.batch_size)
-                margin, gradient = self._of_draw(draws, x[rows], classes[rows], start)
-                log_factor = F.logsigmoid(margin) + F.logsigmoid(-margin)  # log p (1 - p)
-                log_sum[rows] = torch.logaddexp(log_sum[rows], log_factor)
-                share = per_row((log_factor - log_sum[rows]).exp(), gradient).to(gradient)
-                total[rows] = total[rows].lerp(gradient, share)
-        return total
-
-    def _of_draw(self, draws: FrozenDraws | RowDraws, x: Tensor, classes: Tensor, start: int) -> tuple[Tensor, Tensor]:
-        """Return the margin m_s of the class in each row (n,), and its gradient."""
-        with torch.enable_grad():
-            leaf = x.detach().requires_grad_()
-            outputs = draws.run(leaf, (start, start + len(x)), self.predictor.output)
-            draws.forget_outputs()  # cached outputs belong to a graph that is used once
-            logits, at = outputs.to(_at_least_float32(outputs)), classes[:, None]
-            margin = logits.gather(1, at)[:, 0] - logits.scatter(1, at, -math.inf).logsumexp(1)
-            (gradient,) = torch.autograd.grad(margin.sum(), leaf)
-        return margin.detach(), gradient
+    Each draw is folded once, rows come in batches.
+    """
+    total = torch.zeros_like(x)
+    log_sum = torch.full((len(x),), -math.inf, dtype=_at_least_float32(x), device=x.device)
+    for index in indices:
+        with torch.no_grad():
+            draws = predictor.select(index).draws
+        for start in range(0, len(x), batch_size):
+            rows = slice(start, min(start + batch_size, len(x)))
+            margin, gradient = _margin(predictor, draws, x[rows], classes[rows], (rows.start, rows.stop))
+            log_factor = F.logsigmoid(margin) + F.logsigmoid(-margin)  # log p (1 - p)
+            log_sum[rows] = torch.logaddexp(log_sum[rows], log_factor)
+            share = per_row((log_factor - log_sum[rows]).exp(), gradient).to(gradient)
+            total[rows] = total[rows].lerp(gradient, share)
+    return total
 
 
-@dataclass(frozen=True, eq=False)
-class _Scores:
-    attack: Attack
-    clean: Tensor
-    y: Tensor
-    goal: Tensor | None
-    at_first: Prediction
-
-    def __call__(self, step: int, x: Tensor, p: Prediction) -> Iteration:
-        undecided = ~self._won(self.at_first)
-        return Iteration(
-            step=step,
-            success=self._won(p)[undecided].float().mean().item(),
-            accuracy=(p.mean.argmax(1) == self.y).float().mean().item(),
-            entropy=p.total.mean().item(),
-            epistemic=p.epistemic.mean().item(),
-            distance=self.attack.distance(x, self.clean).mean().item(),
-        )
-
-    def _won(self, p: Prediction) -> Tensor:
-        found = p.mean.argmax(1)
-        return found != self.y if self.goal is None else found == self.goal
+def _margin(
+    predictor: Predictor, draws: FrozenDraws | RowDraws, x: Tensor, classes: Tensor, rows: tuple[int, int]
+) -> tuple[Tensor, Tensor]:
+    """Return the margin m_s of the class in each row (n,), and its gradient."""
+    with torch.enable_grad():
+        leaf = x.detach().requires_grad_()
+        outputs = draws.run(leaf, rows, predictor.output)
+        draws.forget_outputs()  # cached outputs belong to a graph that is used once
+        logits, at = outputs.to(_at_least_float32(outputs)), classes[:, None]
+        margin = logits.gather(1, at)[:, 0] - logits.scatter(1, at, -math.inf).logsumexp(1)
+        (gradient,) = torch.autograd.grad(margin.sum(), leaf)
+    return margin.detach(), gradient
 
 
 def _goal(target: Tensor | Target | None, y: Tensor, clean: Prediction, seed: int) -> Tensor | None:

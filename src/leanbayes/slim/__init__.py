@@ -1,9 +1,7 @@
 """Narrower networks cut out of a wide one whose channels are ordered (`lb.NestedDropout`)."""
 
-from leanbayes.slim.discrepancy import mmd
-from leanbayes.slim.distillation import Cooling, distill, student
-from leanbayes.slim.narrowing import extract, narrow
-from leanbayes.slim.sweep import correlate, Correlation, usage, widths
+from leanbayes.slim.distillation import Cooling, distill, mmd, student
+from leanbayes.slim.narrowing import correlate, Correlation, extract, narrow, usage, widths
 
 __all__ = [
     "Cooling",

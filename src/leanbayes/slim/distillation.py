@@ -1,7 +1,11 @@
 """Distill a wide stochastic network into a narrow, almost deterministic student (Cui et al., section 3.5, SN3).
 
 For an input x the teacher's draws are points on the simplex of class probabilities. The student returns a distribution
-on it, Dirichlet(alpha(x)), and minimises the maximum mean discrepancy between both (eq. 20). Both are narrowed
+on it, Dirichlet(alpha(x)), and minimises the maximum mean discrepancy between both (eq. 20),
+
+    MMD^2 = E k(p, p') + E k(a, a') - 2 E k(p, a),     p, p' ~ draws,   a, a' ~ Dirichlet(alpha),
+
+which is zero if both distributions are the same, and needs no density of the draws. Both networks are narrowed
 together: |v| groups of the teacher go with |v_bar| groups of the student,
 
     |v| = r |v_bar|,   r = groups of the teacher / groups of the student.                                     (eq. 21)
@@ -16,14 +20,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
+from torch.distributions import Dirichlet
 
 from leanbayes.core.conversion import convert, own_likelihood, unwrap
-from leanbayes.core.norm import update_norm
 from leanbayes.core.plain import mean
 from leanbayes.distributions.likelihoods import Categorical
 from leanbayes.methods._checks import check_at_least_zero, check_choice
@@ -31,17 +35,26 @@ from leanbayes.methods.nested.config import NestedDropout
 from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm
 from leanbayes.methods.nested.units import LIMIT, OrderingUnit
 from leanbayes.runtime.batches import call, Inputs, repeat_rows
+from leanbayes.runtime.norm import update_norm
 from leanbayes.runtime.passes import draws
-from leanbayes.slim.discrepancy import concentration_of, mmd
 from leanbayes.slim.narrowing import narrow
 from leanbayes.training.data import Batch, Data, Placement, training_batches
-from leanbayes.training.fit import fit
+from leanbayes.training.fit import EpochState, fit
 from leanbayes.training.recipe import DEFAULT, Recipe
 
 Law = Literal["uniform", "own"]
 
 ROWS_FOR_NORMS = 1024
 """Rows over which norm statistics are collected at a width: two batches of 512 in the paper (C.2)."""
+
+KERNEL_WIDTHS = (0.5, 1.0, 2.0)
+"""Around the size of the simplex, sqrt 2. Narrower kernels have no gradient for a student that is far off."""
+
+LOG_PRECISION = 7.0
+"""Largest logarithm of the sum of concentrations; a few units more, and gradients of Dirichlet draws overflow."""
+
+SMALLEST_CONCENTRATION = 1e-3
+"""Smaller ones give draws that are zero in float32, and gradients that are not finite."""
 
 
 def distill(
@@ -190,11 +203,7 @@ def student(model: nn.Module, width: float | int) -> nn.Module:
     Its full width is the function of `lb.slim.extract(model, width)`, with the teacher's noise on the weights of the
     last layer, if any. It is nested itself, and `lb.slim` cuts it further: its groups are the first groups of the
     teacher, with their keep probabilities. Its fixed widths are not rescaled by keep probabilities, unlike those of the
-    teacher, since a student learns at its widths of use.
-
-    Args:
-        model: the teacher, converted with `lb.NestedDropout` and trained; it does not change.
-        width: share or number of its channel groups that the student gets.
+    teacher, since a student learns at its widths of use. The width is a share or a number of the teacher's groups.
 
     Example:
         >>> small = lb.slim.student(bnn, width=0.25)
@@ -259,13 +268,6 @@ def _inherit(unit: OrderingUnit, teacher: OrderingUnit) -> None:
             unit.keep_logits.copy_(logits[unit.always_on : unit.groups])
 
 
-class Epoch(Protocol):
-    """The attributes of a training state that a callback reads: finished epochs, and the model."""
-
-    epoch: int
-    model: nn.Module
-
-
 class Cooling:
     """A callback of `fit` that lowers the temperature of relaxed masks in every epoch, by equal factors.
 
@@ -289,9 +291,59 @@ class Cooling:
             raise ValueError(f"expected positive temperatures and epochs, got {start}, {end} and {epochs}")
         self.start, self.end, self.epochs = start, end, epochs
 
-    def __call__(self, state: Epoch) -> None:
+    def __call__(self, state: EpochState) -> None:
         """Set the temperature of the next epoch."""
         share = min(1.0, state.epoch / self.epochs)
         temperature = self.start * (self.end / self.start) ** share
         for unit in ordering_units(state.model):
             unit.temperature.fill_(temperature)
+
+
+def mmd(samples: Tensor, concentration: Tensor, *, draws: int = 32, widths: Sequence[float] = KERNEL_WIDTHS) -> Tensor:
+    """Estimate the squared discrepancy between draws and a Dirichlet in each row, averaged over the rows.
+
+    The estimator is unbiased, hence sometimes below zero, and differentiable by the concentration. The kernel is the
+    mean of exp(-|p - a|^2 / (2 w^2)) over its widths w.
+
+    Args:
+        samples: probabilities of C classes for B rows in S >= 2 draws (S, B, C).
+        concentration: of a Dirichlet for each row (B, C), positive.
+        draws: number of draws from each Dirichlet, at least two.
+        widths: of the kernel.
+    """
+    if samples.dim() != 3 or samples.shape[1:] != concentration.shape:
+        raise ValueError(
+            f"expected samples (S, B, C) and concentrations (B, C), got {tuple(samples.shape)} and "
+            f"{tuple(concentration.shape)}"
+        )
+    if min(len(samples), draws) < 2:
+        raise ValueError(f"expected at least two draws of either side, got {len(samples)} samples and draws={draws}")
+    given = samples.transpose(0, 1)
+    drawn = Dirichlet(concentration, validate_args=False).rsample((draws,)).transpose(0, 1)
+    within = _between_others(_kernel(given, given, widths)) + _between_others(_kernel(drawn, drawn, widths))
+    return (within - 2 * _kernel(given, drawn, widths).mean((1, 2))).mean()
+
+
+def concentration_of(logits: Tensor) -> Tensor:
+    """Return exp(logits), with their sum, the precision, squeezed between exp(-7) and exp(7).
+
+    The mean of this Dirichlet is softmax(logits), unless a concentration is clamped at 0.001. Its variance depends on
+    the common size of the logits, which a softmax ignores. Squeezing, unlike clamping, keeps a gradient for a large
+    precision.
+    """
+    log_precision = logits.logsumexp(1, keepdim=True)
+    squeezed = LOG_PRECISION * (log_precision / LOG_PRECISION).tanh()
+    return (logits - log_precision + squeezed).exp().clamp(min=SMALLEST_CONCENTRATION)
+
+
+def _kernel(a: Tensor, b: Tensor, widths: Sequence[float]) -> Tensor:
+    """Return the kernel between all points of two sets (B, S, C) and (B, D, C): (B, S, D)."""
+    # Scalar products would lose small distances.
+    squares = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
+    return torch.stack([(-squares / (2 * width**2)).exp() for width in widths]).mean(0)
+
+
+def _between_others(kernel: Tensor) -> Tensor:
+    """Return the mean over pairs of different points, of each of B matrices."""
+    count = kernel.shape[-1]
+    return (kernel.sum((1, 2)) - kernel.diagonal(dim1=1, dim2=2).sum(1)) / (count * (count - 1))

@@ -53,6 +53,16 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
+class InOrder:
+    """The rows of this process in their order, which can be read repeatedly."""
+
+    batches: Batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches.in_order()
+
+
+@dataclass(frozen=True)
 class Placement:
     """The device and process of a batch, and the recipe for its size, order, augmentation and memory order."""
 
@@ -66,8 +76,13 @@ class Placement:
         x, y = to_device(tuple(x) if isinstance(x, list) else x, self.device), y.to(self.device)
         if isinstance(x, Tensor) and x.dim() == 4 and self.recipe.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        if generator is not None and self.recipe.augment != "none":
-            x = _augmented(x, self.recipe.augment, generator)
+        if generator is not None and (name := self.recipe.augment) != "none":
+            from leanbayes.data.augment import augment
+
+            if not isinstance(x, Tensor):
+                kind = type(x).__name__
+                raise TypeError(f"augment={name!r} needs images as one tensor (B, C, H, W), got {kind}; use 'none'")
+            x = augment(x, name, generator)
         return x, y
 
     def generator(self, epoch: int) -> torch.Generator:
@@ -221,14 +236,6 @@ def seeded(device: torch.device, *name: object) -> torch.Generator:
     """Return a generator seeded by a name; a hash makes similar names independent."""
     digest = hashlib.blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest, "little") >> 1)
-
-
-def _augmented(x: Inputs, name: str, generator: torch.Generator) -> Tensor:
-    from leanbayes.data.augment import augment
-
-    if not isinstance(x, Tensor):
-        raise TypeError(f"augment={name!r} needs images as one tensor (B, C, H, W), got {type(x).__name__}; use 'none'")
-    return augment(x, name, generator)
 
 
 def _pair(item: Any) -> Batch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -28,12 +28,9 @@ def launch(recipe: Recipe) -> Any:
     """
     launcher = launched()
     devices, nodes = (recipe.devices, recipe.nodes) if launcher is None else (launcher.devices, launcher.nodes)
-    fabric = _fabric_class()(
-        accelerator=recipe.accelerator,
-        devices=devices,
-        num_nodes=nodes,
-        strategy="ddp" if devices * nodes > 1 else "auto",
-    )
+    strategy = "ddp" if devices * nodes > 1 else "auto"
+    library = first_installed(PACKAGES, "fit needs Lightning Fabric: pip install lightning-fabric")
+    fabric = library.Fabric(accelerator=recipe.accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
     _check_joined(fabric, devices * nodes)
     fabric.launch()
     if recipe.batch_size % fabric.world_size:
@@ -105,10 +102,11 @@ def _check_joined(fabric: Any, count: int) -> None:
         )
 
 
-def _fabric_class() -> Any:
-    for package in PACKAGES:
+def first_installed(packages: Iterable[str], remedy: str) -> Any:
+    """Return the first package that is installed, or raise ModuleNotFoundError with a remedy."""
+    for package in packages:
         try:
-            return importlib.import_module(package).Fabric
+            return importlib.import_module(package)
         except ModuleNotFoundError:
             continue
-    raise ModuleNotFoundError("fit needs Lightning Fabric: pip install lightning-fabric")
+    raise ModuleNotFoundError(remedy)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, get_args, Literal
+from typing import Any, get_args, get_origin, get_type_hints, Literal
 
 from leanbayes.core.objective import linear_beta
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_positive
@@ -25,7 +24,7 @@ Precision = Literal["32-true", "bf16-mixed"]
 HIGHEST_ADAM_RATE = 0.1
 """Adam moves every weight by about its rate at every step: higher rates only destroy."""
 
-OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False}
+OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False, "patience": 0, "extra_epochs": 0, "extra_rate": 0.2}
 """Fields that `Recipe.fields` leaves out at these defaults: stored results are older and keep their job ids."""
 
 LINEAR_START, LINEAR_END, LINEAR_FLOOR = 0.5, 0.9, 0.01
@@ -38,6 +37,8 @@ class Recipe:
 
     Attributes:
         epochs: passes over the training set.
+        patience: stop when valid_nll has not improved for this number of epochs, and keep the best state; 0 trains to
+            the last epoch. It needs a constant rate: other schedules are made for their last epoch.
         batch_size: rows of a batch, of all processes together.
         accumulate: batches per optimiser step. Their gradients are averaged by rows, as if they were one batch; the KL
             counts once. Components are balanced, and batch norms take statistics, within each batch.
@@ -52,6 +53,8 @@ class Recipe:
         milestones: epochs of the steps; () is 30, 60 and 80 % of the epochs.
         decay: factor of each step.
         warmup_epochs: over which the rate rises from zero.
+        extra_epochs: further epochs after the schedule, at a constant rate. `SWAG` sets them itself.
+        extra_rate: the rate of these epochs, relative to `lr`.
         beta: weight of the KL; 1 is the evidence lower bound.
         anneal_epochs: over which the KL's weight rises from zero, counted from the conversion.
         tile: give every row to every component (K times the work) instead of one component per row.
@@ -79,6 +82,7 @@ class Recipe:
     """
 
     epochs: int = 20
+    patience: int = 0
     batch_size: int = 128
     accumulate: int = 1
     optimizer: Optimizer = "sgd"
@@ -91,6 +95,8 @@ class Recipe:
     milestones: tuple[int, ...] = ()
     decay: float = 0.2
     warmup_epochs: float = 0.0
+    extra_epochs: int = 0
+    extra_rate: float = 0.2
     beta: float = 1.0
     anneal_epochs: float = 0.0
     tile: bool = False
@@ -113,10 +119,17 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON has lists only
         self._check_whole(1, "epochs", "batch_size", "accumulate", "samples", "devices", "nodes")
-        self._check_whole(0, "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed")
+        self._check_whole(
+            0, "patience", "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "extra_epochs", "seed"
+        )
         self._check_numbers()
         self._check_choices()
         self._check_epochs()
+
+    @property
+    def all_epochs(self) -> int:
+        """Epochs of the schedule, and those after it."""
+        return self.epochs + self.extra_epochs
 
     @property
     def steps_down(self) -> tuple[int, ...]:
@@ -135,7 +148,7 @@ class Recipe:
                 raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
 
     def _check_numbers(self) -> None:
-        check_positive(lr=self.lr)
+        check_positive(lr=self.lr, extra_rate=self.extra_rate)
         for name in ("posterior_lr", "clip_norm"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
@@ -149,12 +162,9 @@ class Recipe:
             raise ValueError(f"expected lr to be below {HIGHEST_ADAM_RATE} for adam, got {self.lr!r}; 1e-3 is usual")
 
     def _check_choices(self) -> None:
-        check_choice("optimizer", self.optimizer, get_args(Optimizer))
-        check_choice("schedule", self.schedule, get_args(Schedule))
-        check_choice("posterior_schedule", self.posterior_schedule, get_args(PosteriorSchedule))
-        check_choice("aggregate", self.aggregate, get_args(Aggregate))
-        check_choice("augment", self.augment, get_args(Augment))
-        check_choice("precision", self.precision, get_args(Precision))
+        for name, kind in get_type_hints(Recipe).items():
+            if get_origin(kind) is Literal:
+                check_choice(name, getattr(self, name), get_args(kind))
         if self.aggregate != "average" and not (self.tile or self.tile_last_epochs or self.samples > 1):
             raise ValueError("expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or samples")
 
@@ -166,6 +176,8 @@ class Recipe:
             raise ValueError(f"expected tile_last_epochs to be at most the {self.epochs} epochs, got {last!r}")
         if self.freeze and (self.convert_at_epoch or self.alternate_epochs):
             raise ValueError("expected convert_at_epoch and alternate_epochs to be 0 where freeze fixes the weights")
+        if self.patience and self.schedule != "constant":
+            raise ValueError(f"expected schedule='constant' where patience may stop early, got {self.schedule!r}")
         if list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"expected milestones to be rising epochs, got {self.milestones!r}")
 
@@ -177,14 +189,21 @@ def rate(recipe: Recipe, progress: float) -> float:
     """Return the factor of the learning rate of the weights after `progress` epochs."""
     if progress < recipe.warmup_epochs:
         return progress / recipe.warmup_epochs
+    if recipe.extra_epochs and progress >= recipe.epochs:
+        return recipe.extra_rate
     share = (progress - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
-    if recipe.schedule == "cosine":
-        return cosine(share)
-    if recipe.schedule == "straight":
-        return max(0.0, 1 - share)
-    if recipe.schedule == "step":
-        return steps(progress, recipe.steps_down, recipe.decay)
-    return linear(progress / recipe.epochs) if recipe.schedule == "linear" else 1.0
+    match recipe.schedule:
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+        case "straight":
+            return max(0.0, 1 - share)
+        case "step":
+            return float(recipe.decay ** bisect_right(recipe.steps_down, progress))
+        case "linear":
+            down = (progress / recipe.epochs - LINEAR_START) / (LINEAR_END - LINEAR_START)
+            return 1 - (1 - LINEAR_FLOOR) * min(1.0, max(0.0, down))
+        case "constant":
+            return 1.0
 
 
 def posterior_rate(recipe: Recipe, progress: float) -> float:
@@ -210,19 +229,3 @@ def beta(recipe: Recipe, progress: float) -> float:
 def tile(recipe: Recipe, epoch: int) -> bool:
     """Return whether every component sees every row of this epoch."""
     return recipe.tile or epoch >= recipe.epochs - recipe.tile_last_epochs
-
-
-def cosine(share: float) -> float:
-    """Return (1 + cos(pi t)) / 2: one at the start, zero at the end."""
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
-
-
-def steps(progress: float, milestones: Sequence[int], decay: float) -> float:
-    """Return decay^m after m milestones."""
-    return float(decay ** bisect_right(milestones, progress))
-
-
-def linear(share: float) -> float:
-    """Return one for half of the time, then a straight line to 1 % at nine tenths, then 1 %."""
-    down = (share - LINEAR_START) / (LINEAR_END - LINEAR_START)
-    return 1 - (1 - LINEAR_FLOOR) * min(1.0, max(0.0, down))

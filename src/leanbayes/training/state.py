@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.progress import History
 from leanbayes.training.recipe import Recipe
 
+STATE = Path("checkpoint") / "last.safetensors"  # in the folder of a training
 FORMAT = 1
 HEADER = "leanbayes.training"
 MODEL, OPTIMIZER, RANDOM = "model/", "optimizer/", "random/"
@@ -54,7 +55,7 @@ class Checkpoint:
     """The last whole state of one training."""
 
     def __init__(self, folder: str | os.PathLike[str], recipe: Recipe, rows: int) -> None:
-        self.path = Path(folder) / "checkpoint" / "last.safetensors"
+        self.path = Path(folder) / STATE
         self.recipe = json.loads(json.dumps(recipe.fields()))
         self.rows = rows
         self.processes = rank_and_world()[1]
@@ -78,7 +79,13 @@ class Checkpoint:
     def save(self, module: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> None:
         """Write the state after an epoch; the last one stays until the new one is whole."""
         tensors, others = _files.untied({MODEL + name: tensor for name, tensor in module.state_dict().items()})
-        tensors |= _files.untied(_optimizer_state(module, optimizer))[0]
+        moments = {  # optimizer/<kind>/<parameter>
+            f"{OPTIMIZER}{what}/{name}": value
+            for name, parameter in module.named_parameters()
+            for what, value in optimizer.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
+        tensors |= _files.untied(moments)[0]
         tensors |= {RANDOM + name: state for name, state in random_state(device_of(module)).items()}
         header = {
             "format": FORMAT,
@@ -100,21 +107,23 @@ class Checkpoint:
                 f"({error.strerror or error}); {kept}: make room, and resume"
             ) from error
 
-    def load(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> History:
-        """Restore the last state and return its history; without a state, an empty history.
+    def load(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, before: Callable[[History], None] = lambda rows: None
+    ) -> History:
+        """Restore the last state and return its history, empty without one; a file that does not fit raises.
 
-        Raises:
-            ValueError: if the file is damaged or belongs to another training.
+        `before` is called with the history, before the module is compared and filled.
         """
         if not self.path.is_file():
             return History()
         header, tensors = self._read()
+        before(History(header["history"]))
         self._compare(header, module)
         tensors = _files.tied(tensors, header["tied"])
-        model, kept, random = (_part(tensors, kind) for kind in (MODEL, OPTIMIZER, RANDOM))
+        model, kept, random = (with_prefix(tensors, kind) for kind in (MODEL, OPTIMIZER, RANDOM))
         self._compare_shapes(model, module.state_dict())
         with self._explained():
-            _check_optimizer(kept, dict(module.named_parameters()), self._per_parameter())
+            _check_optimizer(kept, dict(module.named_parameters()), self.recipe)
             _check_random_state(random)
         module.load_state_dict(model)
         _load_optimizer(module, optimizer, kept)
@@ -130,16 +139,10 @@ class Checkpoint:
             raise ValueError(f"'{self.path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
         with self._explained():
             _files.check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in NEWER))
-            _check_history(header, self.recipe["epochs"])
+            _check_history(header, self.recipe["epochs"] + self.recipe.get("extra_epochs", 0))
             if header.get("tensors", there := _numbers_of(tensors)) != there:
                 raise ValueError(f"expected the tensors {header['tensors']}, as stated, got {there}")
         return header, tensors
-
-    def _per_parameter(self) -> tuple[str, ...]:
-        """Return the names of the optimiser's tensors for each parameter that had a gradient."""
-        if self.recipe["optimizer"] == "adam":
-            return ("step", "exp_avg", "exp_avg_sq")
-        return ("momentum_buffer",) if self.recipe["momentum"] else ()
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -171,7 +174,8 @@ class Checkpoint:
 
     def _compare_shapes(self, there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         for name in there | here:
-            old, new = (_described(state.get(name)) for state in (there, here))
+            found = (state.get(name) for state in (there, here))
+            old, new = ("missing" if t is None else f"{tuple(t.shape)} of {t.dtype}" for t in found)
             if old != new:
                 raise ValueError(
                     f"the checkpoint '{self.path}' belongs to another network: '{name.removeprefix(NETWORK)}' is {old} "
@@ -192,16 +196,6 @@ def restore_random_state(states: dict[str, Tensor], device: torch.device) -> Non
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
-
-
-def _optimizer_state(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the tensors of the optimiser for each parameter: `optimizer/<kind>/<parameter>`."""
-    return {
-        f"{OPTIMIZER}{what}/{name}": value
-        for name, parameter in module.named_parameters()
-        for what, value in optimizer.state.get(parameter, {}).items()
-        if isinstance(value, Tensor)
-    }
 
 
 def _load_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
@@ -228,8 +222,10 @@ def _check_history(header: dict[str, Any], most: int) -> None:
         _files.check_fields(row, ROW, required=tuple(ROW), within=f"history.{number}")
 
 
-def _check_optimizer(tensors: dict[str, Tensor], parameters: dict[str, nn.Parameter], kinds: tuple[str, ...]) -> None:
+def _check_optimizer(tensors: dict[str, Tensor], parameters: dict[str, nn.Parameter], recipe: dict[str, Any]) -> None:
     """Raise unless every tensor fits its parameter, and a parameter has all kinds of tensors or none."""
+    sgd = ("momentum_buffer",) if recipe["momentum"] else ()
+    kinds = ("step", "exp_avg", "exp_avg_sq") if recipe["optimizer"] == "adam" else sgd
     names = {key.partition("/")[2] for key in tensors}
     if kinds and not names:
         raise ValueError("the tensors of the optimiser are missing")
@@ -246,7 +242,6 @@ def _check_optimizer(tensors: dict[str, Tensor], parameters: dict[str, nn.Parame
 
 
 def _check_random_state(states: dict[str, Tensor]) -> None:
-    """Raise unless there is a state for the CPU that torch accepts."""
     if "cpu" not in states:
         raise ValueError(f"the random state {RANDOM}cpu is missing")
     try:
@@ -256,17 +251,13 @@ def _check_random_state(states: dict[str, Tensor]) -> None:
 
 
 def _numbers_of(tensors: dict[str, Tensor]) -> dict[str, int]:
-    """Return the number of tensors of the model, of the optimiser, and of random states."""
     return {kind.rstrip("/"): sum(name.startswith(kind) for name in tensors) for kind in (MODEL, OPTIMIZER, RANDOM)}
-
-
-def _described(tensor: Tensor | None) -> str:
-    return "missing" if tensor is None else f"{tuple(tensor.shape)} of {tensor.dtype}"
 
 
 def _layers(module: nn.Module) -> dict[str, str]:
     return {path.removeprefix(NETWORK): repr(layer.method) for path, layer in stochastic_layers(module)}
 
 
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `prefix`, without it."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 import leanbayes as lb
 from leanbayes.compare.job import KL_EPOCHS
 from leanbayes.data import DataSet, Split
-from leanbayes.data.upstream.polarity import BEGIN, PADDING, UNKNOWN
+from leanbayes.data.upstream import BEGIN, PADDING, UNKNOWN
 from leanbayes.methods._base import Method
 from leanbayes_papers.harness import plot_rows, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.harness.numbers import numbers

@@ -6,9 +6,9 @@ import difflib
 from pathlib import Path
 from typing import NamedTuple
 
-from leanbayes.data.annotated import bsds
 from leanbayes.data.annotated.ambiguous import ambiguous_images
 from leanbayes.data.annotated.images import AnnotatedImages
+from leanbayes.data.annotated.published import BSDS_FILE, BSDS_SHAPE, load_bsds500
 from leanbayes.data.cache import data_root
 
 _NAMES = ("bsds500", "ambiguous")
@@ -30,18 +30,13 @@ class AnnotatedRow(NamedTuple):
 def load_annotated(name: str, root: str | Path | None = None) -> AnnotatedImages:
     """Return a known set with several annotators for each image.
 
-    Args:
-        name: "bsds500" (from the cache), or "ambiguous" (synthetic; `ambiguous_images` has its options). Case, hyphens
-            and underscores do not matter.
-        root: Folder of the cache; else ``$LEANBAYES_DATA``, else one in the user's cache folder.
-
-    Raises:
-        FileNotFoundError: The set is not in the cache; the message has the address.
-        ValueError: The name is unknown.
+    The sets are "bsds500" (from the cache; `root` as in ``load``) and "ambiguous" (synthetic; `ambiguous_images` has
+    its options). Case, hyphens and underscores do not matter. Raises ``FileNotFoundError`` with the address of a set
+    that is not in the cache.
     """
     known = annotated_name(name)
     if known == "bsds500":
-        return bsds.load_bsds500(data_root(root))
+        return load_bsds500(data_root(root))
     if known == "ambiguous":
         return ambiguous_images()
     close = difflib.get_close_matches(name.lower(), _NAMES, n=1)
@@ -60,10 +55,10 @@ def annotated_name(name: str) -> str | None:
 def describe_annotated(root: str | Path | None = None) -> list[AnnotatedRow]:
     """Return name, sizes, shape, place and note of every known set with several annotators."""
     folder = data_root(root)
-    where = f"cached at {folder}" if (folder / bsds.FILE).is_file() else "not here"
+    where = f"cached at {folder}" if (folder / BSDS_FILE).is_file() else "not here"
     note = "boundaries, Arbelaez et al. 2011; non-commercial research and education only"
     made = "synthetic, with a known distribution of the masks"
     return [
-        AnnotatedRow("bsds500", 200, 100, 200, bsds.SHAPE, "4-9", where, note),
+        AnnotatedRow("bsds500", 200, 100, 200, BSDS_SHAPE, "4-9", where, note),
         AnnotatedRow("ambiguous", 2000, 500, 500, (1, 32, 32), "4", "built in", made),
     ]

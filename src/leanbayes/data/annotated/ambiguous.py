@@ -1,13 +1,12 @@
 """`ambiguous_images`: synthetic images with a known distribution of the annotators' masks.
 
-The masks of image n are its modes; an annotator outlines mode m with probability p_m. The distance of two masks is
-d(a, b) = 1 - |a and b| / |a or b|, zero for two empty ones.
+The masks of image n are its modes (N, M, H, W), zeros and ones; an annotator outlines mode m with probability p_m
+(N, M). The distance of two masks is d(a, b) = 1 - |a and b| / |a or b|, zero for two empty ones.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,16 +34,6 @@ class AmbiguousImages(AnnotatedImages):
     probabilities: Tensor = field(repr=False)
 
 
-class Scene(NamedTuple):
-    """Shapes in the images; each attribute is (N, 1, 1)."""
-
-    round: Tensor
-    radius: Tensor
-    row: Tensor
-    column: Tensor
-    level: Tensor
-
-
 def ambiguous_images(
     *, train: int = 2000, val: int = 500, test: int = 500, size: int = 32, annotators: int = 4, seed: int = 0
 ) -> AmbiguousImages:
@@ -56,15 +45,8 @@ def ambiguous_images(
 
         (0.1 + 0.5 t, 0.3, 0.6 - 0.5 t),   t = (mean grey of the shape's pixels - faint) / (bright - faint) in [0, 1]
 
-    A network that predicts one mask, or independent pixels, is wrong about most images.
-
-    Args:
-        train: Number of training images.
-        val: Number of validation images.
-        test: Number of test images.
-        size: Height and width of an image in pixels.
-        annotators: Number of masks of each image.
-        seed: Seed of images and annotators.
+    A network that predicts one mask, or independent pixels, is wrong about most images. `train`, `val` and `test` are
+    numbers of images, `size` is their height and width, and `annotators` the number of masks of each.
     """
     splits = {"train": train, "val": val, "test": test}
     if min(splits.values()) < 1 or annotators < 1:
@@ -72,9 +54,7 @@ def ambiguous_images(
     if size < SMALLEST:
         raise ValueError(f"expected images of at least {SMALLEST} pixels a side, got {size}. Take a larger size.")
     generator = torch.Generator().manual_seed(seed)
-    scene = _draw_scene(sum(splits.values()), size, generator)
-    modes = _modes(scene, size)
-    images = _draw_images(scene, modes[:, 0], generator)
+    modes, images = _draw(sum(splits.values()), size, generator)
     probabilities = _mode_probabilities(images, modes[:, 0])
     chosen = torch.multinomial(probabilities, annotators, replacement=True, generator=generator)
     return AmbiguousImages(
@@ -89,29 +69,20 @@ def ambiguous_images(
     )
 
 
-def _draw_scene(count: int, size: int, generator: torch.Generator) -> Scene:
-    """Draw shapes that are wholly inside their image."""
+def _draw(count: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw shapes wholly inside their images; return modes (N, 3, H, W) and noisy images (N, 1, H, W), uint8."""
     kind, radius, row, column, level = torch.rand(5, count, 1, 1, generator=generator, device=generator.device)
     radius = size / 8 * (1 + radius)
     room = size - 1 - 2 * radius
-    return Scene(kind < 0.5, radius, radius + row * room, radius + column * room, FAINT + level * (BRIGHT - FAINT))
-
-
-def _modes(scene: Scene, size: int) -> Tensor:
-    """Return the three modes of each image, (N, 3, H, W) uint8."""
-    pixels = torch.arange(size, device=scene.row.device)
-    rows, columns = pixels[:, None] - scene.row, pixels - scene.column
-    disc = rows.square() + columns.square() <= scene.radius.square()
-    square = torch.maximum(rows.abs(), columns.abs()) <= scene.radius
-    whole = torch.where(scene.round, disc, square)
-    return torch.stack([whole, whole & (columns < 0), torch.zeros_like(whole)], 1).byte()
-
-
-def _draw_images(scene: Scene, shape: Tensor, generator: torch.Generator) -> Tensor:
-    """Paint the shapes and add noise, (N, 1, H, W) uint8."""
-    clean = torch.where(shape.bool(), scene.level, BACKGROUND)
-    noisy = clean + NOISE * torch.randn(shape.shape, generator=generator, device=generator.device)
-    return noisy.clamp(0, 1).mul(255).round().byte()[:, None]
+    pixels = torch.arange(size, device=generator.device)
+    rows, columns = pixels[:, None] - (radius + row * room), pixels - (radius + column * room)
+    disc = rows.square() + columns.square() <= radius.square()
+    square = torch.maximum(rows.abs(), columns.abs()) <= radius
+    whole = torch.where(kind < 0.5, disc, square)
+    modes = torch.stack([whole, whole & (columns < 0), torch.zeros_like(whole)], 1).byte()
+    clean = torch.where(whole, FAINT + level * (BRIGHT - FAINT), BACKGROUND)
+    noisy = clean + NOISE * torch.randn(whole.shape, generator=generator, device=generator.device)
+    return modes, noisy.clamp(0, 1).mul(255).round().byte()[:, None]
 
 
 def _mode_probabilities(images: Tensor, shape: Tensor) -> Tensor:
@@ -122,25 +93,16 @@ def _mode_probabilities(images: Tensor, shape: Tensor) -> Tensor:
 
 
 def true_pixel_probabilities(modes: Tensor, probabilities: Tensor) -> Tensor:
-    """Return the probability that each pixel is marked, ``sum_m p_m mode_m``: (N, H, W).
-
-    Args:
-        modes: Masks of zeros and ones, (N, M, H, W).
-        probabilities: Of each mode, (N, M).
-    """
+    """Return the probability that each pixel is marked, ``sum_m p_m mode_m``: (N, H, W)."""
     _check_modes(modes, probabilities)
     return torch.einsum("nm,nmhw->nhw", probabilities, modes.to(probabilities.dtype))
 
 
 def mode_frequencies(samples: Tensor, modes: Tensor) -> Tensor:
-    """Return the share of samples that are nearest to each mode, (N, M); to compare with the probabilities.
+    """Return the share of samples (S, N, H, W) that are nearest to each mode, (N, M); compare it with probabilities.
 
     The nearest mode has the largest intersection over union, averaged over marked and unmarked pixels. With marked
     pixels only, a sample with one stray pixel could not be near an empty mode.
-
-    Args:
-        samples: Masks of zeros and ones, (S, N, H, W).
-        modes: Masks of zeros and ones, (N, M, H, W).
     """
     if samples.dim() != 4 or modes.dim() != 4 or samples.shape[1:] != (len(modes), *modes.shape[2:]):
         raise ValueError(
@@ -154,11 +116,6 @@ def mode_frequencies(samples: Tensor, modes: Tensor) -> Tensor:
     return torch.nn.functional.one_hot(nearest, modes.shape[1]).float().mean(1)
 
 
-def mode_distances(modes: Tensor) -> Tensor:
-    """Return the distance between each pair of modes, (N, M, M)."""
-    return 1 - overlap(modes, modes)
-
-
 def optimal_energy_distance(
     modes: Tensor, probabilities: Tensor, *, annotators: int, samples: int | None = None
 ) -> Tensor:
@@ -167,17 +124,13 @@ def optimal_energy_distance(
     With D the distances of the modes, p their probabilities, q the shares of the annotators and s those of the
     samples, the distance is ``2 s'Dq - s'Ds - q'Dq``. Because ``E q'Dq = (1 - 1 / annotators) p'Dp``, samples from p
     have the expectation ``p'Dp (1 / annotators + 1 / samples)``. It is the minimum, because `d` is of negative type.
-
-    Args:
-        modes: Masks of zeros and ones, (N, M, H, W).
-        probabilities: Of each mode, (N, M).
-        annotators: Number of masks of each image.
-        samples: Number of masks that the network draws; None is the limit of many.
+    samples=None is the limit of many samples.
     """
     _check_modes(modes, probabilities)
     if annotators < 1 or (samples is not None and samples < 1):
         raise ValueError(f"expected at least one annotator and one sample, got {annotators} and {samples}")
-    expected = torch.einsum("nm,nmk,nk->n", probabilities, mode_distances(modes).to(probabilities.dtype), probabilities)
+    distances = (1 - overlap(modes, modes)).to(probabilities.dtype)
+    expected = torch.einsum("nm,nmk,nk->n", probabilities, distances, probabilities)
     return expected * (1 / annotators + (1 / samples if samples is not None else 0.0))
 
 

@@ -17,3 +17,12 @@ class Composite(nn.Module, abc.ABC):
     @abc.abstractmethod
     def raised(self) -> nn.Module:
         """Return torch's own module with the current weights; the layers inside must be plain."""
+
+
+def linear_of(weight: nn.Parameter, bias: nn.Parameter | None) -> nn.Linear:
+    """Return a Linear with given parameters; on the meta device nothing is initialised first."""
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=bias is not None, device="meta")
+    layer.weight = weight
+    layer.register_parameter("bias", bias)
+    return layer

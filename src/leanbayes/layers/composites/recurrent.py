@@ -20,13 +20,10 @@ import torch
 from torch import nn, Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, PackedSequence, pad_packed_sequence
 
-from leanbayes.layers.composites import Composite
+from leanbayes.layers.composites import Composite, linear_of
 
-State = tuple[Tensor, ...]
-"""The hidden state; in an LSTM also the cell state."""
-
-Alive = Sequence[Tensor | None]
-"""For each step, which rows (B, 1) still have an input; None: all."""
+State = tuple[Tensor, ...]  # the hidden state; in an LSTM also the cell state
+Alive = Sequence[Tensor | None]  # for each step, which rows (B, 1) still have an input; None: all
 
 PARTS = {"ih": "input", "hh": "hidden", "hr": "project"}
 """Torch's names of the linear maps of a cell, and the names here."""
@@ -39,7 +36,7 @@ class Recurrent(Composite):
     `l0_reverse`, `l1`, ... They share their parameters with the original and keep its attributes (`mode`, ...).
 
     Example:
-        >>> recurrent = Recurrent.lowered(nn.LSTM(8, 16, num_layers=2, bidirectional=True))
+        >>> recurrent = Recurrent(nn.LSTM(8, 16, num_layers=2, bidirectional=True))
         >>> output, (h, c) = recurrent(x)
     """
 
@@ -65,25 +62,10 @@ class Recurrent(Composite):
         self.dropouts = nn.ModuleList(nn.Dropout(module.dropout) for _ in range(module.num_layers - 1))
         self.train(module.training)
 
-    @classmethod
-    def lowered(cls, module: nn.RNNBase) -> Recurrent:
-        """Return the module as Linear layers that share its parameters.
-
-        Raises:
-            ValueError: if it is not torch's, or computes another map; see `refusal`.
-        """
-        reason = refusal(module)
-        if reason is not None:
-            raise ValueError(f"{type(module).__name__} cannot be lowered: {reason}")
-        return cls(module)
-
     def raised(self) -> nn.RNNBase:
         """Return a module of the original's class that shares the parameters.
 
         If one linear map has a bias, the others get zeros. A mask in place of a dropout multiplies the next weights.
-
-        Raises:
-            ValueError: if a layer inside is not torch's own, or has a bias for which torch has no place.
         """
         _check_plain(self)
         bias = any(isinstance(layer, nn.Linear) and layer.bias is not None for layer in self.modules())
@@ -183,8 +165,9 @@ class Recurrent(Composite):
         if found != shapes or isinstance(hx, Tensor) != (len(shapes) == 1):
             what = "a pair (h, c)" if len(shapes) == 2 else "one tensor h"
             got = found[0] if isinstance(hx, Tensor) else found
+            wanted = " and ".join(map(str, shapes))
             raise ValueError(
-                f"expected the initial states as {what} of shape {_joined(shapes)} (layers and directions, rows "
+                f"expected the initial states as {what} of shape {wanted} (layers and directions, rows "
                 f"where the input has a batch, channels), got {got}; leave them out to start from zero"
             )
         return tuple(states)
@@ -218,10 +201,13 @@ class Cell(nn.Module):
         super().__init__()
         self.mode = module.mode
         self.reverse = name.endswith("_reverse")
-        own = module._parameters
-        self.input = _linear(own, "ih", name)
-        self.hidden = _linear(own, "hh", name)
-        self.project = _linear(own, "hr", name) if module.proj_size else None
+        own: Any = module._parameters
+        maps = {
+            part: linear_of(own[f"weight_{part}_{name}"], own.get(f"bias_{part}_{name}"))
+            for part in PARTS
+            if f"weight_{part}_{name}" in own
+        }
+        self.input, self.hidden, self.project = maps["ih"], maps["hh"], maps.get("hr")
 
     def forward(self, x: Tensor, state: State, alive: Alive | None = None) -> tuple[Tensor, State]:
         """Return the outputs (B, T, H) of rows (B, T, d), and the last state.
@@ -236,8 +222,9 @@ class Cell(nn.Module):
             new = equation(steps[t], self.hidden(state[0]), state)
             if self.project is not None:
                 new = (self.project(new[0]), *new[1:])
-            rows = None if alive is None else alive[t]
-            state = new if rows is None else _where(rows, new, state)
+            if alive is not None and (rows := alive[t]) is not None:
+                new = tuple(torch.where(rows, after, before) for after, before in zip(new, state, strict=True))
+            state = new
             outputs[t] = state[0]
         return torch.stack(outputs, 1), state
 
@@ -265,18 +252,6 @@ def refusal(module: nn.Module) -> str | None:
     return None
 
 
-def _where(rows: Tensor, new: State, old: State) -> State:
-    return tuple(torch.where(rows, after, before) for after, before in zip(new, old, strict=True))
-
-
-def _elman_tanh(a: Tensor, b: Tensor, state: State) -> State:
-    return (torch.tanh(a + b),)
-
-
-def _elman_relu(a: Tensor, b: Tensor, state: State) -> State:
-    return (torch.relu(a + b),)
-
-
 def _gru(a: Tensor, b: Tensor, state: State) -> State:
     size = state[0].shape[1]
     r, z = torch.sigmoid(a[:, :-size] + b[:, :-size]).chunk(2, 1)
@@ -291,8 +266,8 @@ def _lstm(a: Tensor, b: Tensor, state: State) -> State:
 
 
 EQUATIONS: Mapping[str, Callable[[Tensor, Tensor, State], State]] = {
-    "RNN_TANH": _elman_tanh,
-    "RNN_RELU": _elman_relu,
+    "RNN_TANH": lambda a, b, state: (torch.tanh(a + b),),
+    "RNN_RELU": lambda a, b, state: (torch.relu(a + b),),
     "GRU": _gru,
     "LSTM": _lstm,
 }
@@ -309,14 +284,6 @@ def _attributes(module: nn.RNNBase) -> list[str]:
     """Return the names of torch's options and of attributes that `nn.RNN` or a subclass adds."""
     ordinary = {*vars(nn.RNNBase("RNN_TANH", 1, 1, device="meta")), *vars(nn.Module)}
     return [*nn.RNNBase.__constants__, *(name for name in vars(module) if name not in ordinary)]
-
-
-def _linear(parameters: Mapping[str, Any], part: str, cell: str) -> nn.Linear:
-    weight, bias = parameters[f"weight_{part}_{cell}"], parameters.get(f"bias_{part}_{cell}")
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-    layer.register_parameter("weight", weight)
-    layer.register_parameter("bias", bias)
-    return layer
 
 
 def _check_plain(recurrent: Recurrent) -> None:
@@ -356,7 +323,3 @@ def _check_packed(input: PackedSequence, features: int) -> None:
             f"expected packed entries of shape ({sum(sizes)}, {features}), got {tuple(input.data.shape)}; the last "
             "axis holds the features of a step"
         )
-
-
-def _joined(shapes: Sequence[tuple[int, ...]]) -> str:
-    return " and ".join(map(str, shapes))

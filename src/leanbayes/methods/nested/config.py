@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from torch import nn
 from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import NO_LOSS
-from leanbayes.layers.channels import Channels
 from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS
+from leanbayes.layers.streams import Channels
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_keep, check_positive
 from leanbayes.methods.nested.eligibility import (
@@ -37,10 +37,9 @@ from leanbayes.methods.nested.eligibility import (
     unordered,
 )
 from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm, plain_layer
-from leanbayes.methods.nested.units import Order, OrderingUnit, Tail
+from leanbayes.methods.nested.units import OrderingUnit, Tail
 
-FIRST_LOG_ALPHA = -8.0
-"""Initial log alpha of the first layer: more noise would hide the input."""
+FIRST_LOG_ALPHA = -8.0  # initial log alpha of the first layer: more noise would hide the input
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +170,14 @@ class NestedDropout(Method):
         self, model: nn.Module, layers: Mapping[str, nn.Module]
     ) -> tuple[Channels, dict[int, str], dict[int, OrderingUnit]]:
         channels = channels_of(model, self.inputs)
-        found = self.obstacles(channels, {path for path, layer in model.named_modules() if _fills(layer)} - set(layers))
-        return channels, found, self._units(channels, found)
+        plain = {path: plain_layer(layer) for path, layer in model.named_modules()}
+        filling = {path for path, layer in plain.items() if isinstance(layer, self.targets)}
+        found = self.obstacles(channels, filling - set(layers))  # others would fill channels that were dropped
+        return (
+            channels,
+            found,
+            {root: OrderingUnit(channels.stream(root), self) for root, why in found.items() if not why},
+        )
 
     def _join(self, channels: Channels, units: Mapping[int, OrderingUnit], wrapped: dict[str, StochasticLayer]) -> None:
         """Give every linear map the unit of its outputs; the first of a stream leads it."""
@@ -183,10 +188,6 @@ class NestedDropout(Method):
                 again = path not in channels.makers or path in channels.scores
                 layer.join(unit, masked=path not in channels.normed, leads=id(unit) not in led, again=again)
                 led.add(id(unit))
-
-    def _units(self, channels: Channels, found: Mapping[int, str]) -> dict[int, OrderingUnit]:
-        order = Order(**{f.name: getattr(self, f.name) for f in fields(Order)})
-        return {root: OrderingUnit(channels.stream(root), order) for root, why in found.items() if not why}
 
     def obstacles(self, channels: Channels, left_out: set[str]) -> dict[int, str]:
         """Return the obstacle that keeps each stream from being ordered, by its number; "" for none."""
@@ -204,8 +205,3 @@ class NestedDropout(Method):
 
 def _is_ordered(model: nn.Module) -> bool:
     return any(isinstance(module, OrderingUnit) for module in model.modules())
-
-
-def _fills(layer: nn.Module) -> bool:
-    """Return whether a layer would fill channels that were dropped before it."""
-    return isinstance(plain_layer(layer), (*LINEAR_MAPS, *CHANNEL_NORMS))

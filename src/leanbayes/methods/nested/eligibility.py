@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.layers.channels import Channels, Layout
+from leanbayes.layers.streams import Channels, Layout
 from leanbayes.methods.nested.units import OrderingUnit
 
 FIRST = "it is that of the first linear map, which NestedDropout(first=True) orders"
@@ -19,18 +19,13 @@ NOT_INNER = "it is no inner one, and streams='inner'"
 OUTPUT = "it is an output of the network"
 MOST_NAMED = 4
 WIDTHS = (0.25, 0.5, 0.75)
-LEAST = 1e-9
-"""A width below that of one group: the groups that are always on stay."""
+LEAST = 1e-9  # a width below that of one group: the groups that are always on stay
 
 
 def obstacles(channels: Channels, left_out: Iterable[str], *, first: bool, inner: bool) -> dict[int, str]:
     """Return the obstacle that keeps each stream of a linear map from being ordered; "" for none.
 
-    Args:
-        channels: the streams of a network.
-        left_out: paths of layers that would fill dropped channels again.
-        first: whether the stream of the first linear map may be ordered.
-        inner: whether only inner streams may be ordered (see `NestedDropout.streams`).
+    Layers at the paths `left_out` would fill dropped channels again; `first` and `inner` are as in `NestedDropout`.
     """
     begun = [_roots(channels, path)[0] for path in channels.makers]
     found = {root: channels.stream(root).held for root in begun}
@@ -107,19 +102,18 @@ def report(shares: Shares, channels: Channels, found: Mapping[int, str]) -> str:
     text = f"NestedDropout: of {shares.weights:,} weights {widths}"
     if reasons:
         text += f"; {sum(reasons.values())} of {len(found)} streams are not ordered: {_counted(reasons)}"
-    return text + (f"; {_untraced(channels)}" if channels.untraced else "")
+    return text + _untraced(channels)
 
 
 def too_little(shares: Shares, least: float, channels: Channels, found: dict[int, str]) -> str:
     """Return a message for a network with too little to cut: how much, why, and what to do."""
     most = f"the narrowest width would remove {shares.narrowest:.1%} of the {shares.weights:,} weights"
     reasons = Counter(why for why in found.values() if why)
-    why = (
-        f": {sum(reasons.values())} of {len(found)} streams cannot be ordered ({_counted(reasons)})" if reasons else ""
-    )
-    parts = f"; {_untraced(channels)}" if channels.untraced else ""
+    streams = f"{sum(reasons.values())} of {len(found)} streams cannot be ordered"
+    why = f": {streams} ({_counted(reasons)})" if reasons else ""
     return (
-        f"expected a network from which NestedDropout can cut {least:.0%} of the weights, but {most}{why}{parts}; "
+        f"expected a network from which NestedDropout can cut {least:.0%} of the weights, but {most}{why}"
+        f"{_untraced(channels)}; "
         "NestedDropout(min_cut=0) converts it for the noise alone; other methods, such as lb.Rank1(), need no order"
     )
 
@@ -144,13 +138,15 @@ def _alike(reasons: Counter[str]) -> Counter[str]:
 
 
 def _untraced(channels: Channels) -> str:
-    """Return a message about a line that cannot be traced, preferably one with a known remedy."""
+    """Return a message about a line that cannot be traced, preferably one with a known remedy; "" for none."""
     failed = channels.untraced
+    if not failed:
+        return ""
     path = next((path for path, why in failed.items() if "): " in why), next(iter(failed)))
     name = f"'{path}'" if path else "the network"
     more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
     return (
-        f"the forward of {name}{more} cannot be traced, see {failed[path]}; "
+        f"; the forward of {name}{more} cannot be traced, see {failed[path]}; "
         "lb.convert(..., example=inputs) follows the network by a pass instead"
     )
 
@@ -160,12 +156,9 @@ Inputs = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def describe_example(example: Any) -> Inputs:
-    """Return name, shape and dtype of example inputs: a tensor, a tuple of tensors or a mapping by name.
-
-    Raises:
-        TypeError: if one of them is no tensor.
-    """
-    items = example.items() if isinstance(example, Mapping) else [("", one) for one in _several(example)]
+    """Return name, shape and dtype of example inputs: a tensor, a tuple of tensors or a mapping by name."""
+    several = example if isinstance(example, tuple) else (example,)
+    items = example.items() if isinstance(example, Mapping) else [("", one) for one in several]
     described = []
     for name, tensor in items:
         if not isinstance(tensor, Tensor):
@@ -186,11 +179,7 @@ def build_example(inputs: Inputs, device: torch.device) -> Any:
 
 
 def as_inputs(values: Iterable[Iterable[Any]]) -> Inputs:
-    """Return a description of inputs as tuples; JSON has lists.
-
-    Raises:
-        ValueError: if it is no such description.
-    """
+    """Return a description of inputs as tuples; JSON has lists."""
     try:
         found = tuple((str(name), tuple(int(n) for n in shape), str(dtype)) for name, shape, dtype in values)
         if not all(isinstance(getattr(torch, dtype, None), torch.dtype) for _, _, dtype in found):
@@ -200,7 +189,3 @@ def as_inputs(values: Iterable[Iterable[Any]]) -> Inputs:
             f'expected inputs such as (("pixel_values", (1, 3, 32, 32), "float32"),), got {values!r}'
         ) from error
     return found
-
-
-def _several(example: Any) -> tuple[Any, ...]:
-    return example if isinstance(example, tuple) else (example,)

@@ -21,9 +21,10 @@ from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.log_uniform import peaked_log_uniform_kl
-from leanbayes.layers.channels import activates, Channels, follow
-from leanbayes.layers.family import LinearFamily, TRANSPOSED
+from leanbayes.layers.channels import activates, follow
+from leanbayes.layers.family import TRANSPOSED
 from leanbayes.layers.hooks import copy_hooks
+from leanbayes.layers.streams import Channels
 from leanbayes.methods._base import plain_copy, StochasticLayer
 from leanbayes.methods._gaussian import GaussianLayer
 from leanbayes.methods.nested.eligibility import build_example, Inputs
@@ -95,7 +96,7 @@ class NestedLayer(GaussianLayer):
         """Return the tensors of the plain layer with the factors of a fixed width folded in; none without a mask."""
         if not self.masked:
             return {}
-        return masked_tensors(self, self.base.weight, self.posterior.order.at_width(width, again=self.again))
+        return self.family.masked(self.base, self.base.weight, self.posterior.order.at_width(width, again=self.again))
 
     @override
     @classmethod
@@ -146,7 +147,7 @@ class NestedLayer(GaussianLayer):
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         weight = variables["weight"]
-        return masked_tensors(self, weight, variables["mask"]) if self.masked else {"weight": weight}
+        return self.family.masked(self.base, weight, variables["mask"]) if self.masked else {"weight": weight}
 
 
 class NestedNorm(StochasticLayer):
@@ -263,9 +264,3 @@ def channels_of(model: nn.Module, inputs: Inputs = ()) -> Channels:
     inputs = inputs or next((found for found in known if found), ())
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     return follow(model, base_of=plain_layer, example=build_example(inputs, device) if inputs else None)
-
-
-def masked_tensors(layer: StochasticLayer, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Return weight and bias of a linear map with masked output channels."""
-    assert isinstance(layer.family, LinearFamily)
-    return layer.family.masked(layer.base, weight, mask)

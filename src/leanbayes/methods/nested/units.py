@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn, Tensor
 
 from leanbayes.distributions.ordered import (
+    at_or_beyond,
     downhill,
     geometric_tails,
     gumbel,
@@ -30,39 +30,24 @@ from leanbayes.distributions.ordered import (
     tail_kl,
     uniform_tails,
 )
-from leanbayes.layers.channels import positions, Stream
+from leanbayes.layers.streams import positions, Stream
 from leanbayes.runtime.noise import NoiseSpec
 from leanbayes.runtime.passes import PassState
 
+if TYPE_CHECKING:
+    from leanbayes.methods.nested.config import NestedDropout
+
 Tail = Literal["learned", "geometric", "categorical"]
 
-HALF = 0.5
-"""Share of the passes that keep all channels under the default prior, so that the full width is trained, too."""
-
-LIMIT = 5.0
-"""Logits of keep probabilities are clamped to minus and plus this, as in the paper."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Order:
-    """The settings of an ordering unit; see the fields of `NestedDropout`."""
-
-    groups: int
-    always_on: int
-    tail: Tail
-    coupled: bool
-    prior_keep: float | None
-    init_keep: float | None
-    temperature: float
-    hard: bool
-    rescale: bool
+HALF = 0.5  # share of the passes that keep all channels under the default prior, so that the full width is trained, too
+LIMIT = 5.0  # logits of keep probabilities are clamped to minus and plus this, as in the paper
 
 
 class OrderingUnit(nn.Module):
     """The order of a stream's channels, and the number of them that a pass keeps.
 
     Tensors named `free` begin with the last group that is always on: no tail before it is possible. `free_of` maps a
-    channel to its entry there.
+    channel to its entry there. `order` is the method, whose fields are the settings.
 
     Channels are ordered by their position in a lane, so that all lanes stay equal. The temperature is a buffer, so that
     training can lower it.
@@ -81,7 +66,7 @@ class OrderingUnit(nn.Module):
     fixed_log_tails: Tensor
     fixed_keep: Tensor
 
-    def __init__(self, stream: Stream, order: Order) -> None:
+    def __init__(self, stream: Stream, order: NestedDropout) -> None:
         super().__init__()
         length = stream.size // stream.lanes // stream.block
         self.order, self.groups = order, min(order.groups, length)
@@ -103,9 +88,8 @@ class OrderingUnit(nn.Module):
             self.keep_logits = nn.Parameter(logits)
         else:
             fixed = geometric_tails(free + 1, 1 - keep) if order.tail == "geometric" else uniform_tails(free + 1)
-            beyond = fixed.flip(0).cumsum(0).flip(0)  # from the end, so that small ones are exact
             self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
-            self.register_buffer("fixed_keep", beyond / beyond[0], persistent=False)
+            self.register_buffer("fixed_keep", at_or_beyond(fixed), persistent=False)
 
     def attach(self, state: PassState, path: str) -> None:
         """Join the passes of a model, under its own path or under the path that all coupled units share."""
@@ -177,11 +161,7 @@ class OrderingUnit(nn.Module):
         return self.group_of < self.count(width)
 
     def count(self, width: float | int) -> int:
-        """Return the number of groups that a width keeps; an integer width counts groups of the full order.
-
-        Raises:
-            ValueError: if the width is neither a share in (0, 1] nor a number from 1 to the number of groups.
-        """
+        """Return the number of groups that a width keeps; an integer width counts groups of the full order."""
         share = width / self.order.groups if isinstance(width, int) else width
         if not 0 < share <= 1:
             raise ValueError(

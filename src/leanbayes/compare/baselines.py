@@ -1,0 +1,203 @@
+"""Rows without a network, for tables: the training mean, a linear model, and gradient-boosted trees.
+
+| name     | classes                                   | real targets                                              |
+|----------|-------------------------------------------|-----------------------------------------------------------|
+| mean     | the shares of the classes                 | the mean and the variance of the training targets         |
+| linear   | logistic regression, penalty by folds     | ridge regression, penalty by folds, constant noise        |
+| boosting | boosted trees with a temperature          | boosted trees, constant noise; an interval by quantiles   |
+
+Noise and temperature come from predictions for rows that the model was not fitted on: from five folds, or from a tenth
+of the rows if there are many. Then the model is fitted to all rows.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from leanbayes.core.prediction import Prediction
+from leanbayes.data.holdout import fold_of, held_out
+from leanbayes.distributions.likelihoods import Categorical, entropy, Gaussian
+from leanbayes.metrics import best_temperature
+from leanbayes.metrics.calibration import temper
+
+Array = NDArray[Any]
+
+MANY = 2000
+"""From this number of rows on, one tenth is held out instead of five folds."""
+
+LEAST_PROBABILITY = 1e-6
+"""Boosted trees may give a class the probability zero, which has no logarithm."""
+
+RARE = 20
+"""Rows of the rarest class from which on boosted trees hold out rows to stop by."""
+
+TAILS = (0.025, 0.975)
+PENALTIES = tuple(10.0**power for power in range(-3, 5))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A fitted baseline.
+
+    Attributes:
+        predict: inputs (n, d) to a prediction, in the units of the targets it was fitted to.
+        parameters: the number of fitted numbers; None for trees.
+        temperature: of the classes, if one was fitted.
+        quantiles: inputs to the ends of the 95 % interval, fitted by quantile loss; None for other models.
+    """
+
+    predict: Callable[[Tensor], Prediction]
+    parameters: int | None
+    temperature: float | None = None
+    quantiles: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+
+
+def fit_mean(x: Tensor, y: Tensor, classes: int, seed: int) -> Fitted:
+    """Return the prediction that ignores the inputs; every class counts once more than it was seen."""
+    if classes:
+        shares = (torch.bincount(y, minlength=classes) + 1).double() / (len(y) + classes)
+        return Fitted(lambda rows: of_classes(shares.expand(len(rows), -1)), classes - 1)
+    mean, variance = y.double().mean(0), y.double().var(0, correction=1)
+    return Fitted(lambda rows: of_targets(mean.expand(len(rows), -1), variance), 2 * y.shape[1])
+
+
+def fit_linear(x: Tensor, y: Tensor, classes: int, seed: int) -> Fitted:
+    """Return ridge or logistic regression; the penalty is chosen by five folds."""
+    from sklearn.linear_model import LogisticRegressionCV, RidgeCV  # type: ignore[import-untyped]
+
+    if classes:
+        folds = list(_pairs_of(fold_of(y, _folds(y), seed)))
+        model = LogisticRegressionCV(Cs=8, cv=folds, scoring="neg_log_loss", max_iter=500)
+        return _classifier(lambda: model, x, y, classes, seed, tempered=False)
+    return _regressor(lambda: RidgeCV(alphas=PENALTIES), x, y, seed, parameters=(x.shape[1] + 2) * y.shape[1])
+
+
+def fit_boosting(x: Tensor, y: Tensor, classes: int, seed: int) -> Fitted:
+    """Return gradient-boosted trees, which stop by held-out rows of their own."""
+    from sklearn import ensemble  # type: ignore[import-untyped]
+
+    enough = not classes or int(torch.bincount(y).min()) >= RARE  # its own split needs two rows of every class
+    shared: dict[str, Any] = {"early_stopping": enough, "random_state": seed, "max_iter": 300 if enough else 100}
+    if classes:
+        return _classifier(lambda: ensemble.HistGradientBoostingClassifier(**shared), x, y, classes, seed)
+    kind = ensemble.HistGradientBoostingRegressor
+    return _regressor(
+        lambda: kind(**shared), x, y, seed, quantile=lambda q: kind(loss="quantile", quantile=q, **shared)
+    )
+
+
+BASELINES: dict[str, Callable[[Tensor, Tensor, int, int], Fitted]] = {
+    "mean": fit_mean,
+    "linear": fit_linear,
+    "boosting": fit_boosting,
+}
+"""Functions of inputs (n, d), targets (classes (n,) or real (n, D)), the number of classes (0: real) and a seed."""
+
+
+def of_classes(probabilities: Tensor) -> Prediction:
+    """Return a prediction without epistemic uncertainty from class probabilities (n, C)."""
+    p = probabilities.float()
+    doubt = entropy(p)
+    return Prediction(p, doubt, doubt, torch.zeros_like(doubt), p[None], None, Categorical())
+
+
+def of_targets(mean: Tensor, variance: Tensor) -> Prediction:
+    """Return a prediction without epistemic uncertainty from means (n, D) and constant variances (D,)."""
+    mean = mean.float()
+    noise = variance.float().clamp(min=1e-12).expand_as(mean)
+    return Prediction(mean, noise, noise, torch.zeros_like(mean), mean[None], noise[None], Gaussian())
+
+
+def _classifier(
+    make: Callable[[], Any], x: Tensor, y: Tensor, classes: int, seed: int, *, tempered: bool = True
+) -> Fitted:
+    def probabilities(model: Any, rows: Tensor) -> Tensor:
+        known = np.zeros((len(rows), classes))
+        known[:, model.classes_] = model.predict_proba(rows.double().numpy())
+        clipped = torch.from_numpy(known).clamp(min=LEAST_PROBABILITY)
+        return clipped / clipped.sum(1, keepdim=True)
+
+    temperature = None
+    if tempered:
+        held, there = zip(*_out_of_sample(make, x, y, seed, probabilities), strict=True)
+        temperature = float(best_temperature(torch.cat(there), torch.cat([y[rows] for rows in held])))
+    model = _fit(make(), x, y)
+    count = model.coef_.size + model.intercept_.size if not tempered else None
+
+    def predict(rows: Tensor) -> Prediction:
+        found = probabilities(model, rows)
+        return of_classes(found if temperature is None else temper(found, temperature))
+
+    return Fitted(predict, count, temperature)
+
+
+def _regressor(
+    make: Callable[[], Any],
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+    *,
+    parameters: int | None = None,
+    quantile: Callable[[float], Any] | None = None,
+) -> Fitted:
+    def column(model: Any, rows: Tensor) -> Tensor:
+        return torch.from_numpy(np.asarray(model.predict(rows.double().numpy()), dtype=np.float64)).flatten()
+
+    means, noises, ends = [], [], []
+    for target in range(y.shape[1]):
+        own = y[:, target]
+        found = _out_of_sample(make, x, own, seed, column)
+        noises.append(torch.cat([own[held].double() - there for held, there in found]).square().mean())
+        means.append(_fit(make(), x, own))
+        ends.append([_fit(quantile(tail), x, own) for tail in TAILS] if quantile else [])
+    variance = torch.stack(noises)
+
+    def predict(rows: Tensor) -> Prediction:
+        return of_targets(torch.stack([column(model, rows) for model in means], 1), variance)
+
+    def interval(rows: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = (torch.stack([column(pair[end], rows) for pair in ends], 1) for end in (0, 1))
+        return torch.minimum(low, high).float(), torch.maximum(low, high).float()
+
+    return Fitted(predict, parameters, quantiles=interval if quantile else None)
+
+
+def _out_of_sample(
+    make: Callable[[], Any], x: Tensor, y: Tensor, seed: int, predict: Callable[[Any, Tensor], Tensor]
+) -> list[tuple[Tensor, Tensor]]:
+    """Return pairs of row numbers and their predictions by models that were not fitted on them."""
+    if len(y) < MANY:
+        pairs = list(_pairs_of(fold_of(y, _folds(y), seed)))
+    else:
+        held = held_out(y, 0.1, seed)
+        pairs = [((~held).nonzero().flatten().numpy(), held.nonzero().flatten().numpy())]
+    found = []
+    for rest, held_rows in pairs:
+        model = _fit(make(), x[rest], y[rest])
+        found.append((torch.from_numpy(held_rows), predict(model, x[held_rows])))
+    return found
+
+
+def _pairs_of(fold: Tensor) -> Iterator[tuple[Array, Array]]:
+    for number in range(int(fold.max()) + 1):
+        yield (fold != number).nonzero().flatten().numpy(), (fold == number).nonzero().flatten().numpy()
+
+
+def _folds(y: Tensor) -> int:
+    """Return five, or fewer if a class has fewer rows."""
+    fewest = len(y) // 2 if y.is_floating_point() else int(torch.bincount(y).clamp(min=2).min())
+    return max(2, min(5, fewest))
+
+
+def _fit(model: Any, x: Tensor, y: Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of convergence, and of changes in future versions
+        return model.fit(x.double().numpy(), y.double().numpy() if y.is_floating_point() else y.numpy())

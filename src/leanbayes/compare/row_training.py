@@ -1,0 +1,295 @@
+"""How one row of a comparison is trained, and the role of held-out training rows in it.
+
+| training                                | held-out rows          | they decide                                    |
+|-----------------------------------------|------------------------|------------------------------------------------|
+| no validation                           | none                   | nothing                                        |
+| a schedule with a last epoch            | a share of the rows    | the temperature, or the noise of real targets  |
+| constant rate with patience, many rows  | a share of the rows    | also when to stop, and when to convert         |
+| constant rate with patience, few rows   | five folds, in turn    | the same; the final network trains on all rows |
+
+A method that converts late is converted where the plain network of the same seed was best. The result depends on the
+settings alone, whatever rows of the comparison ran before: `validation.json` keeps it in the folder of the run.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
+from torch import nn, Tensor
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+from leanbayes.core.prediction import concatenate, Prediction
+from leanbayes.core.predictor import predict
+from leanbayes.data.holdout import fold_of, held_out
+from leanbayes.distributions.likelihoods import Gaussian, Likelihood
+from leanbayes.evaluation.result import read_json, write_json
+from leanbayes.recalibrate import Temperature
+from leanbayes.runtime.batches import device_of
+from leanbayes.training import History, Recipe
+from leanbayes.training.early_stopping import best_epoch
+from leanbayes.training.fit import fit
+from leanbayes.training.objective import autocast
+
+FOLDS = 5
+FEW = 2000
+"""With fewer training rows, folds replace one split: a tenth of them would decide by chance."""
+
+FILE = "validation.json"
+Made = tuple[nn.Module, Likelihood]
+Tensors = tuple[Tensor, ...]
+"""Inputs, targets and, for some tables, weights of rows."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """How rows are held out: the share, and the group or time of each training row, if given."""
+
+    share: float
+    groups: Tensor | None = None
+    time: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the comparison before its training.
+
+    Attributes:
+        make: returns the untrained model and its likelihood, always the same ones.
+        recipe: the training.
+        data: inputs and targets of all training rows; weights may follow, see `weighted`.
+        held: how rows are held out; None trains on all of them.
+        folder: of the run.
+        samples: draws per prediction.
+        key: settings that the training depends on, as JSON values.
+        plain: the plain network of the same seed, for methods that convert late.
+        known: the `validation.json` of another run of the same row, which is read if its key is the same.
+        evaluated: returns the network that is evaluated, such as a nested one at full width.
+        callbacks: of the final training.
+    """
+
+    make: Callable[[], Made]
+    recipe: Recipe
+    data: Tensors
+    held: Held | None
+    folder: Path
+    samples: int
+    key: Mapping[str, Any]
+    plain: Row | None = None
+    known: Path | None = None
+    evaluated: Callable[[nn.Module], nn.Module] = lambda model: model
+    callbacks: tuple[Callable[[Any], object], ...] = ()
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The outcome of the held-out rows.
+
+    Attributes:
+        how: "split" or "folds".
+        rows: number of held-out rows that were predicted.
+        epochs: of the best state, or of the final training after folds.
+        convert_at_epoch: epochs before the conversion.
+        temperature: of the classes; 1 for real targets.
+        noise: factor of the standard deviation of the noise of real targets; 1 for classes.
+        nll: mean validation NLL of the best state, before temperature and noise.
+        seconds: of the trainings on folds.
+    """
+
+    how: str
+    rows: int
+    epochs: int
+    convert_at_epoch: int
+    temperature: float
+    noise: float
+    nll: float | None
+    seconds: float = 0.0
+
+
+NAMES = tuple(field.name for field in fields(Validation))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained row: model, likelihood, history of the final training, outcome of the validation."""
+
+    model: nn.Module
+    likelihood: Likelihood
+    history: History
+    validation: Validation | None
+
+
+def train_row(row: Row) -> Trained:
+    """Train a row of the comparison; resume if its folder has a state."""
+    if row.held is None:
+        return Trained(*_fitted(row, row.recipe, row.data, row.folder, callbacks=row.callbacks), None)
+    if row.recipe.patience and len(row.data[1]) < FEW:
+        return _train_after_folds(row, row.held)
+    return _train_on_split(row, row.held)
+
+
+def _train_on_split(row: Row, held: Held) -> Trained:
+    recipe = _converted_where_plain_is_best(row)
+    out = held_out(row.data[1], held.share, recipe.seed, groups=held.groups, time=held.time)
+    train, valid = _rows(row.data, ~out), _rows(row.data, out)
+    model, likelihood, history = _fitted(row, recipe, train, row.folder, valid, row.callbacks)
+
+    def compute() -> dict[str, Any]:
+        best = _best_epochs(history, recipe)
+        temperature, noise = _calibrated(_predicted(row, model, likelihood, valid[0]), valid[1])
+        epochs, nll = round(statistics.fmean(best)), _mean_nll(history, best)
+        return asdict(Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, temperature, noise, nll))
+
+    validation = _kept(row, compute)
+    return Trained(model, with_noise(likelihood, validation.noise), history, validation)
+
+
+def _train_after_folds(row: Row, held: Held) -> Trained:
+    validation = _kept(row, lambda: asdict(_by_folds(row, held)))
+    recipe = replace(row.recipe, patience=0, epochs=validation.epochs, convert_at_epoch=validation.convert_at_epoch)
+    model, likelihood, history = _fitted(row, recipe, row.data, row.folder, callbacks=row.callbacks)
+    return Trained(model, with_noise(likelihood, validation.noise), history, validation)
+
+
+def _by_folds(row: Row, held: Held) -> Validation:
+    """Train on four of five folds in turn: the mean of their best epochs, and a prediction for every row."""
+    recipe = _converted_where_plain_is_best(row)
+    fold = fold_of(row.data[1], FOLDS, recipe.seed, groups=held.groups)
+    predictions, targets, best, nlls, seconds = [], [], [], [], 0.0
+    for number in range(FOLDS):
+        train, valid = _rows(row.data, fold != number), _rows(row.data, fold == number)
+        model, likelihood, history = _fitted(row, recipe, train, row.folder / f"fold{number}", valid)
+        predictions.append(_predicted(row, model, likelihood, valid[0]))
+        targets.append(valid[1])
+        best += _best_epochs(history, recipe)
+        nlls.append(_mean_nll(history, _best_epochs(history, recipe)))
+        seconds += history.seconds
+    temperature, noise = _calibrated(concatenate(predictions), torch.cat(targets))
+    epochs = max(recipe.convert_at_epoch + 1, round(statistics.fmean(best)))
+    nll = statistics.fmean(known) if (known := [nll for nll in nlls if nll is not None]) else None
+    return Validation("folds", len(fold), epochs, recipe.convert_at_epoch, temperature, noise, nll, seconds)
+
+
+def _converted_where_plain_is_best(row: Row) -> Recipe:
+    """Return the recipe, with patience converted after the best epoch of the plain network."""
+    recipe = row.recipe
+    if row.plain is None or not (recipe.patience and recipe.convert_at_epoch):
+        return recipe
+    epochs = _plain_validation(row.plain).epochs
+    return replace(recipe, convert_at_epoch=epochs, epochs=epochs + recipe.epochs)
+
+
+def _plain_validation(plain: Row) -> Validation:
+    """Return the validation of the plain network: known from its own run, or found now."""
+    assert plain.held is not None
+    held = plain.held
+    if plain.known is not None and (found := _read(plain.known, plain.key)) is not None:
+        return found
+    if len(plain.data[1]) < FEW:
+        return _kept(plain, lambda: asdict(_by_folds(plain, held)))
+    found = _train_on_split(plain, held).validation
+    assert found is not None
+    return found
+
+
+def _read(path: Path, key: Mapping[str, Any]) -> Validation | None:
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return None
+    return Validation(**{name: found[name] for name in NAMES}) if found.get("key") == dict(key) else None
+
+
+def _kept(row: Row, compute: Callable[[], Mapping[str, Any]]) -> Validation:
+    """Return the validation of a row from its folder, or compute and store it."""
+    found = _read(row.folder / FILE, row.key)
+    if found is None:
+        computed = dict(compute())
+        write_json(computed | {"key": dict(row.key)}, row.folder / FILE)
+        return Validation(**computed)
+    return found
+
+
+def _fitted(
+    row: Row,
+    recipe: Recipe,
+    data: Tensors,
+    folder: Path,
+    valid: Tensors | None = None,
+    callbacks: tuple[Callable[[Any], object], ...] = (),
+) -> tuple[nn.Module, Likelihood, History]:
+    model, likelihood = row.make()
+    given: dict[str, Any] = {"folder": folder, "resume": True, "progress": False, "callbacks": callbacks}
+    given |= {"likelihood": likelihood, "validation": None if valid is None else valid[:2]}
+    return model, likelihood, fit(model, weighted(data, recipe), recipe, **given)
+
+
+def weighted(data: Tensors, recipe: Recipe) -> Any:
+    """Return data for `fit`; rows with weights are drawn in proportion to them, with replacement."""
+    inputs, targets, *weights = data
+    if not weights:
+        return inputs, targets
+    generator = torch.Generator()
+    sampler = WeightedRandomSampler(weights[0].double().tolist(), len(inputs), generator=generator)
+    how: dict[str, Any] = {"batch_size": recipe.batch_size, "sampler": sampler, "generator": generator}
+    lone = len(inputs) % recipe.batch_size == 1  # one row has no batch statistics
+    return DataLoader(TensorDataset(inputs, targets), drop_last=lone, **how)
+
+
+def _predicted(row: Row, model: nn.Module, likelihood: Likelihood, x: Tensor) -> Prediction:
+    with autocast(row.recipe.precision, device_of(model)):
+        return predict(row.evaluated(model), x, likelihood, samples=row.samples).to("cpu")
+
+
+def _best_epochs(history: History, recipe: Recipe) -> list[int]:
+    """Return the best epoch of each network: of one, or of the members of an ensemble; without patience, the last."""
+    members = {row.get("member"): History() for row in history}
+    for row in history:
+        members[row.get("member")].append(row)
+    best = best_epoch if recipe.patience else lambda rows, _: len(rows)
+    return [best(rows, recipe) or len(rows) for rows in members.values()]
+
+
+def _mean_nll(history: History, best: list[int]) -> float | None:
+    """Return the mean of the validation NLL of each network at its best epoch."""
+    found = [row.get("valid_nll") for row in history if row["epoch"] == best[row.get("member") or 0]]
+    known = [nll for nll in found if nll is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _rows(data: Tensors, chosen: Tensor) -> Tensors:
+    return tuple(part[chosen] for part in data)
+
+
+def _calibrated(p: Prediction, y: Tensor) -> tuple[float, float]:
+    """Return the temperature of classes, or the factor of the noise of real targets, from held-out predictions."""
+    if isinstance(p.likelihood, Gaussian):
+        return 1.0, 1.0 if p.likelihood.heteroscedastic else best_noise(p, y)
+    return float(Temperature("mean").fit(p, y).temperature or 1.0), 1.0
+
+
+def best_noise(p: Prediction, y: Tensor) -> float:
+    """Return the factor f of the noise that maximises mean log mean_s Normal(y; m_s, f^2 v_s)."""
+    assert p.variances is not None
+    variances = p.variances
+
+    def loss(log_factor: float) -> float:
+        wider = replace(p, variances=variances.double() * math.exp(2 * log_factor))
+        return -float(wider.log_prob(y).mean())
+
+    found = minimize_scalar(loss, bounds=(math.log(0.05), math.log(20.0)), method="bounded", options={"xatol": 1e-4})
+    return math.exp(float(found.x))
+
+
+def with_noise(likelihood: Likelihood, factor: float) -> Likelihood:
+    """Multiply the standard deviation of a Gaussian in place."""
+    if isinstance(likelihood, Gaussian) and factor != 1.0:
+        with torch.no_grad():
+            likelihood.log_std.add_(math.log(factor))
+    return likelihood

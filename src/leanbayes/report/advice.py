@@ -1,0 +1,154 @@
+"""Which row of a comparison to take for a need: the statistical rule, on losses by seed alone.
+
+A loss is lower for a better row: NLL, or minus the AUROC. The gain of row m is g_ms = loss of the reference - loss of m
+for seed s; the reference is the plain network with a temperature. Over n seeds
+
+    mean gain g_m = mean_s g_ms,      error e_m = sqrt(V / n),      V = sum_m sum_s (g_ms - g_m)^2 / sum_m (n_m - 1),
+
+where the variance V is pooled over all rows. A gain is clear if it is above t e_m and at least the smallest gain that
+counts. t is the quantile 1 - 0.05 / M of Student's distribution for M rows. With one seed, the error is that of the
+mean over test rows, and nothing is recommended: another training may turn out differently.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from scipy.stats import t as student  # type: ignore[import-untyped]
+
+LEVEL = 0.05
+"""Probability that some row is called clearly better if none is."""
+
+Losses = Mapping[str, Mapping[int, float]]
+"""Loss by row and seed."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The mean gain of a row over the reference.
+
+    Attributes:
+        mean: positive if the row is better.
+        error: its standard error; None if unknown.
+        threshold: the least gain that is clear.
+        seeds: number of seeds that both have.
+    """
+
+    mean: float
+    error: float | None
+    threshold: float
+    seeds: int
+
+    @property
+    def clear(self) -> bool:
+        return self.error is not None and self.mean >= self.threshold
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The advice for one need.
+
+    Attributes:
+        best: the row with the lowest mean loss; None if no row was measured.
+        recommended: the best row with several seeds that is clearly better than the reference; None if there is none.
+        gains: the gain of every other row over the reference.
+        single: whether there is only one seed.
+    """
+
+    best: str | None
+    recommended: str | None
+    gains: dict[str, Gain]
+    single: bool
+
+
+def choose(
+    losses: Losses,
+    reference: str,
+    smallest: float,
+    *,
+    row_errors: Mapping[str, float] | None = None,
+    eligible: Sequence[str] | None = None,
+) -> Choice:
+    """Return the best row, and the row to recommend instead of the reference.
+
+    Args:
+        losses: loss by row and seed.
+        reference: the row that gains are measured against.
+        smallest: the smallest gain that counts.
+        row_errors: standard errors over test rows of the differences to the reference, for one seed.
+        eligible: rows that may be recommended; default all.
+    """
+    measured = {label: by_seed for label, by_seed in losses.items() if by_seed}
+    best = best_of(measured)
+    gains = gains_of(measured, reference, smallest, row_errors or {})
+    single = max((len(by_seed) for by_seed in measured.values()), default=0) < 2
+    allowed = set(measured if eligible is None else eligible)
+    clear = [label for label, gain in gains.items() if gain.clear and gain.seeds > 1 and label in allowed]
+    recommended = None if single else max(clear, key=lambda label: gains[label].mean, default=None)
+    return Choice(best, recommended, gains, single)
+
+
+def best_of(losses: Losses) -> str | None:
+    """Return the row with the lowest mean loss over the seeds that all rows have; over its own if there are none."""
+    common = set.intersection(*(set(by_seed) for by_seed in losses.values())) if losses else set()
+    means = {
+        label: statistics.fmean(loss for seed, loss in by_seed.items() if seed in common or not common)
+        for label, by_seed in losses.items()
+    }
+    return min(means, key=lambda label: means[label], default=None)
+
+
+def gains_of(
+    losses: Losses, reference: str, smallest: float, row_errors: Mapping[str, float] | None = None
+) -> dict[str, Gain]:
+    """Return the gain of every row over the reference; none if the reference was not measured."""
+    there = losses.get(reference, {})
+    paired = {
+        label: [there[seed] - by_seed[seed] for seed in sorted(there.keys() & by_seed.keys())]
+        for label, by_seed in losses.items()
+        if label != reference
+    }
+    paired = {label: found for label, found in paired.items() if found}
+    freedom = sum(len(found) - 1 for found in paired.values())
+    if freedom:
+        squares = sum(statistics.pvariance(found) * len(found) for found in paired.values())
+        quantile = float(student.ppf(1 - LEVEL / len(paired), freedom))
+        errors: dict[str, float | None] = {
+            label: math.sqrt(squares / freedom / len(found)) for label, found in paired.items()
+        }
+    else:
+        quantile = float(student.ppf(1 - LEVEL / max(1, len(paired)), math.inf))
+        errors = {label: (row_errors or {}).get(label) for label in paired}
+    return {
+        label: Gain(statistics.fmean(found), error, max(smallest, quantile * (error or 0.0)), len(found))
+        for label, found in paired.items()
+        for error in (errors[label],)
+    }
+
+
+def not_clearly_worse(
+    losses: Losses, best: str, smallest: float, row_errors: Mapping[str, float] | None = None
+) -> list[str]:
+    """Return the rows that the best row does not clearly beat, the best row first."""
+    behind = gains_of(losses, best, smallest, row_errors)  # gains over the best row are losses of quality
+    worse = {label for label, gain in behind.items() if -gain.mean >= gain.threshold and gain.error is not None}
+    return [best, *(label for label in behind if label not in worse)]
+
+
+def cheapest(prices: Mapping[str, float], candidates: Sequence[str]) -> str | None:
+    """Return the candidate with the lowest price; None if no price is known."""
+    known = [label for label in candidates if label in prices]
+    return min(known, key=lambda label: prices[label], default=None)
+
+
+def written_rule(needs: str) -> str:
+    """Return the rule in words, for a page."""
+    return (
+        f"{needs} Gains are differences to the plain network with a temperature, paired by seed. A gain is clear if it "
+        "is above the quantile of Student's distribution at 5 % divided by the number of rows, times its standard "
+        "error, whose variance is pooled over the rows. A gain below 1 % of the NLL, or below 0.005 of the AUROC, "
+        "counts as none. With one seed the error is that of the test rows, and nothing is recommended."
+    )

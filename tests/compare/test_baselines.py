@@ -1,0 +1,82 @@
+"""Rows without a network: means, linear models and boosted trees, against scikit-learn and closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+from sklearn.model_selection import cross_val_predict, KFold
+
+from leanbayes.compare.baselines import BASELINES, Fitted
+from leanbayes.metrics import interval_coverage, nll
+
+
+def line(rows=400, noise=0.3):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 3, generator=generator)
+    return x, (x @ torch.tensor([[1.0], [-2.0], [0.5]])) + noise * torch.randn(rows, 1, generator=generator)
+
+
+def blobs(rows=300):
+    generator = torch.Generator().manual_seed(1)
+    y = torch.arange(rows) % 3
+    return torch.randn(rows, 2, generator=generator) + 2.0 * torch.eye(3)[y][:, :2], y
+
+
+def test_the_mean_is_the_distribution_of_the_training_targets():
+    x, y = line()
+    p = BASELINES["mean"](x, y, 0, 0).predict(x[:5])
+    assert torch.allclose(p.mean, y.mean(0).expand(5, 1), atol=1e-6)
+    assert torch.allclose(p.total, y.var(0).expand(5, 1), atol=1e-5)
+    x, y = blobs()
+    p = BASELINES["mean"](x, y, 4, 0).predict(x[:2])  # the fourth class was never seen
+    assert torch.allclose(p.mean[0], torch.tensor([101, 101, 101, 1]) / 304)
+
+
+def test_the_noise_of_a_linear_model_is_its_error_on_rows_it_was_not_fitted_on():
+    x, y = line()
+    p = BASELINES["linear"](x, y, 0, 0).predict(x)
+    residuals = cross_val_predict(LinearRegression(), x, y, cv=KFold(5, shuffle=True, random_state=0)) - y.numpy()
+    spread = np.mean(residuals**2)  # other folds: the error of a variance from 400 rows is 7 %
+    assert float(p.total[0]) == pytest.approx(spread, rel=0.05)
+    assert float(interval_coverage(*p.interval(0.95), y)) == pytest.approx(0.95, abs=0.03)
+
+
+@pytest.mark.parametrize("name", ["linear", "boosting"])
+def test_models_of_classes_beat_the_shares(name):
+    x, y = blobs()
+    fitted = BASELINES[name](x[:200], y[:200], 3, 0)
+    probabilities = fitted.predict(x[200:]).mean
+    assert torch.allclose(probabilities.sum(1), torch.ones(100), atol=1e-5)
+    assert nll(probabilities, y[200:]) < nll(BASELINES["mean"](x[:200], y[:200], 3, 0).predict(x[200:]).mean, y[200:])
+    assert (fitted.temperature is None) == (name == "linear")
+
+
+def test_boosting_of_real_targets_has_an_interval_by_quantiles():
+    x, y = line(600)
+    fitted: Fitted = BASELINES["boosting"](x[:400], y[:400], 0, 0)
+    assert fitted.quantiles is not None
+    low, high = fitted.quantiles(x[400:])
+    assert (low <= high).all()
+    assert 0.8 < float(interval_coverage(low, high, y[400:])) <= 1
+    assert fitted.predict(x[400:]).epistemic.abs().max() == 0
+
+
+def test_a_class_with_few_rows_and_one_without_rows_are_allowed():
+    x, y = blobs(60)
+    y = torch.where((y == 2) & (torch.arange(60) > 6), 0, y)  # two rows of class 2
+    for name in BASELINES:
+        assert BASELINES[name](x, y, 4, 0).predict(x).mean.shape == (60, 4)
+
+
+def test_many_rows_hold_out_a_tenth():
+    x, y = line(2100)
+    assert float(BASELINES["linear"](x, y, 0, 0).predict(x).total[0]) == pytest.approx(0.09, rel=0.3)
+
+
+@pytest.mark.parametrize("name", list(BASELINES))
+def test_the_same_seed_gives_the_same_prediction(name):
+    x, y = blobs(90)
+    first, again = (BASELINES[name](x, y, 3, 5).predict(x).mean for _ in range(2))
+    assert torch.equal(first, again)

@@ -1,0 +1,137 @@
+"""How a row of a comparison is trained: splits, folds, conversion where the plain network is best, noise levels."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import leanbayes as lb
+from leanbayes.compare import row_training
+from leanbayes.compare.row_training import best_noise, Held, Row, train_row
+from leanbayes.core.conversion import own_likelihood
+from leanbayes.training import Recipe
+
+
+def table(rows=80, noise=0.5):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 4, generator=generator)
+    return x, x[:, :1] + noise * torch.randn(rows, 1, generator=generator)
+
+
+def row_of(folder, method=None, data=None, classes=0, plain=None, **fields):
+    def make():
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, classes or 1))
+        likelihood = lb.Categorical() if classes else lb.Gaussian(std=0.5, learn=True)
+        model = net if method is None else lb.convert(net, method, likelihood=likelihood)
+        return model, own_likelihood(model) or likelihood
+
+    defaults = {"epochs": 40, "schedule": "constant", "optimizer": "adam", "lr": 0.01, "batch_size": 16, "patience": 5}
+    recipe = Recipe(**(defaults | {"accelerator": "cpu"} | fields))
+    key = {"method": "plain" if method is None else method.name, "recipe": recipe.fields()}
+    return Row(make, recipe, data or table(), Held(0.2), folder, 4, json.loads(json.dumps(key)), plain)
+
+
+def test_folds_give_the_epochs_and_the_final_network_trains_on_all_rows(tmp_path):
+    trained = train_row(row_of(tmp_path))
+    found = trained.validation
+    assert (found.how, found.rows, found.convert_at_epoch) == ("folds", 80, 0)
+    assert len(trained.history) == found.epochs < 40
+    assert "valid_nll" not in trained.history[0]
+    best = []
+    for fold in range(5):
+        header = json.loads((tmp_path / "validation.json").read_text())
+        assert header["epochs"] == found.epochs
+        best.append((tmp_path / f"fold{fold}" / "checkpoint" / "best.safetensors").is_file())
+    assert all(best)
+
+
+def test_the_noise_of_real_targets_comes_from_rows_that_were_not_trained_on(tmp_path):
+    x, y = table(60, noise=1.0)
+    overfitted = train_row(row_of(tmp_path / "a", data=(x, y), patience=0, schedule="cosine", epochs=300, lr=0.02))
+    assert overfitted.validation.how == "split"
+    assert overfitted.validation.noise > 1.5
+    learned = train_row(row_of(tmp_path / "b", data=(x, y), patience=0, schedule="cosine", epochs=300, lr=0.02))
+    assert torch.equal(learned.likelihood.log_std, overfitted.likelihood.log_std)
+
+
+def test_the_best_noise_maximises_the_density():
+    generator = torch.Generator().manual_seed(1)
+    y = torch.randn(500, 1, generator=generator)
+    mean = torch.zeros(3, 500, 1) + 0.2 * torch.randn(3, 1, 1, generator=generator)
+    p = lb.Prediction(mean.mean(0), mean[0], mean[0], mean[0], mean, torch.full((3, 500, 1), 0.04), lb.Gaussian())
+    factor = best_noise(p, y)
+
+    def density(f):
+        each = torch.distributions.Normal(mean, 0.2 * f).log_prob(y).squeeze(-1)
+        return float((each.logsumexp(0) - math.log(3)).mean())
+
+    assert density(factor) >= max(density(factor * 1.02), density(factor / 1.02))
+
+
+def test_a_method_is_converted_where_the_plain_network_is_best(tmp_path):
+    plain = row_of(tmp_path / "rank1" / "plain")
+    row = row_of(tmp_path / "rank1", lb.Rank1(components=2), plain=plain, convert_at_epoch=28)
+    found = train_row(row).validation
+    own = train_row(row_of(tmp_path / "plain"))
+    assert found.convert_at_epoch == own.validation.epochs
+    assert found.epochs > found.convert_at_epoch
+
+
+def test_the_outcome_does_not_depend_on_the_run_of_the_plain_network(tmp_path, monkeypatch):
+    train_row(row_of(tmp_path / "plain"))
+    alone = train_row(row_of(tmp_path / "a", lb.Rank1(components=2), plain=row_of(tmp_path / "a" / "plain"),
+                             convert_at_epoch=28))  # fmt: skip
+    from dataclasses import replace
+
+    known = replace(row_of(tmp_path / "b" / "plain"), known=tmp_path / "plain" / "validation.json")
+    monkeypatch.setattr(row_training, "_train_on_split", None)
+    after = train_row(row_of(tmp_path / "b", lb.Rank1(components=2), plain=known, convert_at_epoch=28))
+    assert not (tmp_path / "b" / "plain").exists()
+    first, second = alone.model.state_dict(), after.model.state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_many_rows_use_one_split(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_training, "FEW", 50)
+    trained = train_row(row_of(tmp_path))
+    assert trained.validation.how == "split"
+    assert trained.validation.rows == 16
+    assert trained.validation.epochs + 5 == len(trained.history)
+
+
+def test_classes_get_a_temperature(tmp_path):
+    x, y = table()
+    labels = (y[:, 0] > 0).long()
+    trained = train_row(row_of(tmp_path, data=(x, labels), classes=2))
+    assert trained.validation.noise == 1.0
+    assert trained.validation.temperature != 1.0
+
+
+def test_an_ensemble_averages_the_best_epochs_of_its_members(tmp_path):
+    def make():
+        torch.manual_seed(0)
+        nets = [nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)) for _ in range(2)]
+        return lb.Ensemble(nets), lb.Gaussian(std=0.5, learn=True)
+
+    from dataclasses import replace
+
+    trained = train_row(replace(row_of(tmp_path), make=make))
+    assert len(trained.history) == 2 * trained.validation.epochs
+
+
+@pytest.mark.parametrize("method", [None, lb.ImplicitNodes(components=2)])
+def test_permuted_targets_do_not_beat_the_mean(tmp_path, method):
+    x, y = table(200)
+    y = y[torch.randperm(200, generator=torch.Generator().manual_seed(3))]
+    trained = train_row(row_of(tmp_path, method, data=(x, (y - y.mean()) / y.std())))
+    fresh_x, fresh_y = table(200)
+    target = (fresh_y[torch.randperm(200, generator=torch.Generator().manual_seed(4))] - y.mean()) / y.std()
+    p = lb.predict(trained.model, fresh_x, trained.likelihood)
+    constant = torch.distributions.Normal(0.0, 1.0).log_prob(target).mean()
+    assert float(p.log_prob(target).mean()) < float(constant) + 0.03  # no skill is found where there is none
+    assert float(p.log_prob(target).mean()) > float(constant) - 0.2  # and little is lost
