@@ -126,6 +126,54 @@ def test_reconstruction_errors_are_above_those_of_the_vae_as_the_page_says():
     assert unsaid("docs/results/generation.md", said) == []
 
 
+# ------------------------------------------------------------------------------------ other pages
+
+
+def test_distances_between_samples_are_as_the_page_says():
+    """The distance falls by E d(s, s') (1 - 1/S) from one sample to S, so that the fall gives E d(s, s')."""
+    models = file_of("annotators/annotators-bsds500.json")["numbers"]["models"]
+
+    def apart(name: str, samples: int, before: str = "") -> float:
+        row = models[name]
+        return (row[f"{before}ged 1"] - row[f"{before}ged 16"]) / (1 - 1 / samples)
+
+    fall = models["ensemble"]["ged 1"] - models["ensemble"]["ged 16"]
+    said = [
+        f"two members are {apart('ensemble', 4):.2f} apart ({fall:.3f} over 1 - 1/4), two samples of VND-PUNet "
+        f"{apart('VND-PUNet full', 16):.2f}, of P-UNet {apart('P-UNet', 16):.2f} (over 1 - 1/16);",
+        f"With balanced masks the ensemble's {apart('ensemble', 4):.2f} becomes "
+        f"{apart('ensemble', 4, 'balanced '):.2f}.",
+    ]
+    assert unsaid("docs/results/annotators.md", said) == []
+
+
+def test_two_runs_on_the_made_up_set_are_as_near_as_the_page_says():
+    now = file_of("annotators/annotators-ambiguous.json")["numbers"]["models"]
+    before = file_of("annotators/earlier.json")["ambiguous"]["models"]
+    kept = [name for name in now if not name.startswith("BN3") and name != "VND-PUNet 1/3"]
+    most = max(abs(now[name]["ged 16"] - before[name]["ged 16"]) for name in kept)
+    said = [f"On the made-up set two runs are at most {most:.3f} apart,"]
+    assert unsaid("docs/results/annotators.md", said) == []
+
+
+def test_seeds_of_health_records_differ_as_the_page_says():
+    rows = file_of("ehr/ehr.json")["numbers"]["rows"].values()
+    spread = [statistics.stdev(seed["set-b"]["nll"] for seed in row["seeds"]) for row in rows]
+    said = [f"by a standard deviation of {min(spread):.3f} to {max(spread):.3f} in NLL on set b,"]
+    assert unsaid("docs/results/ehr.md", said) == []
+
+
+def test_errors_of_trained_networks_rise_as_the_page_says():
+    rows = file_of("pretrained/pretrained-fashion-mnist.json")["numbers"]["rows"]
+    ratios = []
+    for name in ("iBNN-4", "iBNN-8", "iBNN-16", "Rank-1, K = 4"):
+        pairs = zip(rows[name]["after"], rows["SGD"]["after"], strict=True)
+        differences = [one["error"] - other["error"] for one, other in pairs]
+        ratios.append(statistics.fmean(differences) / (statistics.stdev(differences) / len(differences) ** 0.5))
+    said = [f"points higher, {min(ratios):.1f} to {max(ratios):.1f} standard errors."]
+    assert unsaid("docs/results/pretrained.md", said) == []
+
+
 # ------------------------------------------------------------------------------------ the index of the papers
 
 
