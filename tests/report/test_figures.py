@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from leanbayes.report import load_results
-from leanbayes.report.figures import figures, pooled_histograms, pooled_reliability, rebin
+from leanbayes.report.examples import galleries
+from leanbayes.report.figures import figures
+from leanbayes.report.figures.distributions import pooled_histograms, pooled_reliability, rebin
 from leanbayes.report.load import Look
-from leanbayes.report.page import galleries
 from leanbayes.report.svg import Axis, Chart, LARGE, linear_axis, ratio_axis, SMALL, write_tick
 from tests.report import make
 
 THREE = {name: make.METHODS[name] for name in ("plain", "deep_ensemble", "rank1")}
 FIVE = THREE | {name: make.METHODS[name] for name in ("mean_field", "variance")}
-KEYS = ["cost", "reliability", "severity", "total-histogram", "epistemic-histogram", "training"]
+KEYS = ["cost", "reliability", "severity", "ood", "total-histogram", "epistemic-histogram", "training"]
 
 
 def group_of(folder):

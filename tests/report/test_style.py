@@ -10,9 +10,8 @@ import pytest
 
 from leanbayes.methods import all_methods
 from leanbayes.report import load_results
-from leanbayes.report.load import COLOURS, FIXED, looks_of
+from leanbayes.report.load import BASELINES, COLOURS, FIXED, looks_of, UNKNOWN_SHAPE
 from leanbayes.report.page import TEMPLATES
-from leanbayes.report.svg import SHAPES
 from tests.report import make
 
 # How linear RGB looks without red or green cones (Machado et al., 2009, severity 1).
@@ -63,10 +62,13 @@ def test_series_are_told_apart(mode, sight):
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 15
 
 
-def test_every_method_has_a_colour_of_its_own():
-    assert set(FIXED) == {"plain", *all_methods()}
-    assert sorted(colour for colour, _ in FIXED.values()) == list(range(COLOURS))
-    assert all(shape < len(SHAPES) - 1 for _, shape in FIXED.values())
+def test_every_method_has_a_look_of_its_own():
+    """The plain network at a temperature and the training mean share the neutral colour, with other markers."""
+    assert set(FIXED) >= {"plain", "tempered", "laplace", "swag", *BASELINES, *all_methods()}
+    assert len(set(FIXED.values())) == len(FIXED)
+    colours = sorted(colour for name, (colour, _) in FIXED.items() if name not in ("tempered", "mean"))
+    assert colours == list(range(COLOURS))
+    assert all(shape != UNKNOWN_SHAPE for _, shape in FIXED.values())
 
 
 def look(folder, label):
