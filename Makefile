@@ -21,6 +21,7 @@ demo: .venv/ready          ## six methods and their rivals on embedded images: a
 	$(BIN)/leanbayes compare --data fashion-demo --methods $(SHOWN) --seeds 0,1,2 --shift-images 300 \
 		--shift-corruptions $(CORRUPTED) --shift-severities 2,4 --workers $(WORKERS) --out runs/demo
 
+test: export PYTHONDONTWRITEBYTECODE =  # empty: asserts of tests are rewritten once, not in each run and process
 test: check                ## the checks and the fast tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 

@@ -12,7 +12,6 @@ from leanbayes.core.checkpoint import load as load
 from leanbayes.core.checkpoint import save as save
 from leanbayes.core.conversion import convert as convert
 from leanbayes.core.conversion import stochastic_layers as stochastic_layers
-from leanbayes.core.norm import update_norm as update_norm
 from leanbayes.core.objective import parameter_groups as parameter_groups
 from leanbayes.core.plain import draw as draw
 from leanbayes.core.plain import mean as mean
@@ -29,13 +28,16 @@ from leanbayes.methods.dropconnect import DropConnect as DropConnect
 from leanbayes.methods.ensemble import DeepEnsemble as DeepEnsemble
 from leanbayes.methods.ensemble import Ensemble as Ensemble
 from leanbayes.methods.implicit import ImplicitNodes as ImplicitNodes
+from leanbayes.methods.laplace import LastLayerLaplace as LastLayerLaplace
 from leanbayes.methods.mc_dropout import MCDropout as MCDropout
 from leanbayes.methods.mean_field import MeanField as MeanField
 from leanbayes.methods.nested import NestedDropout as NestedDropout
 from leanbayes.methods.patch import ModelPatch as ModelPatch
 from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
 from leanbayes.methods.rank1 import Rank1 as Rank1
+from leanbayes.methods.swag import SWAG as SWAG
 from leanbayes.methods.variance import VarianceLayers as VarianceLayers
+from leanbayes.runtime.norm import update_norm as update_norm
 from leanbayes.runtime.passes import draws as draws
 
 if TYPE_CHECKING:
@@ -62,6 +64,7 @@ _LATER = {
 }
 
 __all__ = [
+    "SWAG",
     "BatchEnsemble",
     "Bernoulli",
     "Categorical",
@@ -70,6 +73,7 @@ __all__ = [
     "Ensemble",
     "Gaussian",
     "ImplicitNodes",
+    "LastLayerLaplace",
     "MCDropout",
     "MeanField",
     "ModelPatch",

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 from torch import nn, Tensor
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from leanbayes.core.prediction import concatenate, Prediction
 from leanbayes.core.predictor import predict
@@ -42,6 +43,8 @@ FEW = 2000
 
 FILE = "validation.json"
 Made = tuple[nn.Module, Likelihood]
+Tensors = tuple[Tensor, ...]
+"""Inputs, targets and, for some tables, weights of rows."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Row:
     Attributes:
         make: returns the untrained model and its likelihood, always the same ones.
         recipe: the training.
-        data: inputs and targets of all training rows.
+        data: inputs and targets of all training rows; weights may follow, see `weighted`.
         held: how rows are held out; None trains on all of them.
         folder: of the run.
         samples: draws per prediction.
@@ -73,7 +76,7 @@ class Row:
 
     make: Callable[[], Made]
     recipe: Recipe
-    data: tuple[Tensor, Tensor]
+    data: Tensors
     held: Held | None
     folder: Path
     samples: int
@@ -216,14 +219,27 @@ def _kept(row: Row, compute: Callable[[], Mapping[str, Any]]) -> Validation:
 def _fitted(
     row: Row,
     recipe: Recipe,
-    data: tuple[Tensor, Tensor],
+    data: Tensors,
     folder: Path,
-    valid: tuple[Tensor, Tensor] | None = None,
+    valid: Tensors | None = None,
     callbacks: tuple[Callable[[Any], object], ...] = (),
 ) -> tuple[nn.Module, Likelihood, History]:
     model, likelihood = row.make()
     given: dict[str, Any] = {"folder": folder, "resume": True, "progress": False, "callbacks": callbacks}
-    return model, likelihood, fit(model, data, recipe, likelihood=likelihood, validation=valid, **given)
+    given |= {"likelihood": likelihood, "validation": None if valid is None else valid[:2]}
+    return model, likelihood, fit(model, weighted(data, recipe), recipe, **given)
+
+
+def weighted(data: Tensors, recipe: Recipe) -> Any:
+    """Return data for `fit`; rows with weights are drawn in proportion to them, with replacement."""
+    inputs, targets, *weights = data
+    if not weights:
+        return inputs, targets
+    generator = torch.Generator()
+    sampler = WeightedRandomSampler(weights[0].double().tolist(), len(inputs), generator=generator)
+    how: dict[str, Any] = {"batch_size": recipe.batch_size, "sampler": sampler, "generator": generator}
+    lone = len(inputs) % recipe.batch_size == 1  # one row has no batch statistics
+    return DataLoader(TensorDataset(inputs, targets), drop_last=lone, **how)
 
 
 def _predicted(row: Row, model: nn.Module, likelihood: Likelihood, x: Tensor) -> Prediction:
@@ -247,8 +263,8 @@ def _mean_nll(history: History, best: list[int]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _rows(data: tuple[Tensor, Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
-    return data[0][chosen], data[1][chosen]
+def _rows(data: Tensors, chosen: Tensor) -> Tensors:
+    return tuple(part[chosen] for part in data)
 
 
 def _calibrated(p: Prediction, y: Tensor) -> tuple[float, float]:

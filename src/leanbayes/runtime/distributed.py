@@ -55,6 +55,13 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
+def summed(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes; of a single process, the tensor itself."""
+    if rank_and_world()[1] > 1:
+        distributed.all_reduce(tensor)
+    return tensor
+
+
 def is_first() -> bool:
     """Return whether this process prints and writes for all; before they join, the environment has the rank."""
     if distributed.is_available() and distributed.is_initialized():

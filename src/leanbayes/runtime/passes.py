@@ -209,9 +209,15 @@ class PassState:
 
         A layer inside a checkpointed region samples its own variables there, as the recomputation will.
         """
-        if id(layer) in self.variables and self.live and not torch.compiler.is_compiling() and self.region == _region():
+        if self.holds_variables_of(layer):
             return self.variables[id(layer)]
         return layer.sample(*self.inputs_of(layer, rows))
+
+    def holds_variables_of(self, layer: Layer) -> bool:
+        """Return whether the variables of a layer were sampled when the pass began, and are those of this region."""
+        if id(layer) not in self.variables or not self.live or torch.compiler.is_compiling():
+            return False
+        return bool(self.region == _region())
 
     def inputs_of(self, layer: Drawing, rows: int) -> tuple[Assignment | None, Noise | None, Width]:
         """Return component, noise and width of one layer call: the arguments of its `sample`.

@@ -18,19 +18,30 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import is_stochastic, own_likelihood, unwrap
+from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.objective import check_mixture, Loss
 from leanbayes.core.plain import plain_view
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
+from leanbayes.methods._members import Members
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import Inputs, Output
 from leanbayes.training import diagnostics, objective
 from leanbayes.training import recipe as schedule
-from leanbayes.training.data import Batch, batches_of, Data, groups, Placement, TensorBatches, training_batches
+from leanbayes.training.data import (
+    Batch,
+    batches_of,
+    Data,
+    groups,
+    InOrder,
+    Placement,
+    TensorBatches,
+    training_batches,
+)
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
-from leanbayes.training.early_stopping import BestState, is_over, split_rows
+from leanbayes.training.early_stopping import BestState, next_epoch, split_rows
+from leanbayes.training.logs import check_loggers, EpochLog, Logger
 from leanbayes.training.objective import LossFunction, NetworkWithLikelihood
 from leanbayes.training.progress import Display, display, History, peak_memory_mb
 from leanbayes.training.recipe import DEFAULT, Recipe
@@ -70,6 +81,9 @@ class FitArguments:
     resume: bool
     callbacks: Sequence[Callable[[EpochState], object]]
     output: Output | None
+    log: EpochLog
+    ensemble: Members | None = None
+    """The model of several networks that this training alone serves."""
 
 
 def fit(  # noqa: PLR0913
@@ -82,15 +96,17 @@ def fit(  # noqa: PLR0913
     folder: PathLike | None = None,
     resume: bool = False,
     callbacks: Sequence[Callable[[EpochState], object]] = (),
+    loggers: Sequence[Logger] = (),
     progress: bool = True,
     output: Output | None = None,
 ) -> History:
     """Train a model in place and return the history of its epochs.
 
     A converted model is trained on the evidence lower bound, a plain one on its likelihood, an ensemble member by
-    member. In the end the model has the device and the modes it came with. The recipe seeds torch's generators, and
-    training advances them. On a CPU the same recipe, model and data give the same weights to the last bit. Kills,
-    resumption and random draws in callbacks do not change them.
+    member. Methods that do not train their posterior (`LastLayerLaplace`, `SWAG`) train the plain network and compute
+    it afterwards (`Method.after_training`). In the end the model has the device and the modes it came with. The recipe
+    seeds torch's generators, and training advances them. On a CPU the same recipe, model and data give the same weights
+    to the last bit. Kills, resumption and random draws in callbacks do not change them.
 
     Args:
         model: converted or plain; itself trained, not a copy.
@@ -101,9 +117,12 @@ def fit(  # noqa: PLR0913
         validation: held-out data, or the share of the training rows to hold out, by class or target quantile. After
             every epoch, valid_nll and valid_accuracy (or valid_rmse) are computed from the mean of four draws. With
             `Recipe(patience=...)` they decide when to stop.
-        folder: where the state is stored after every epoch, in `checkpoint/`; None stores none.
+        folder: where the state is stored after every epoch, in `checkpoint/`, and its row of the history as a line of
+            `history.jsonl`; None stores none.
         resume: continue from the state in `folder`, if there is one. Otherwise start again and remove it.
         callbacks: called with an `EpochState` after every epoch, when its state is on disk.
+        loggers: objects with `log_metrics(dict, step)`, called with the row of every epoch: loggers of Fabric or
+            Lightning, or your own. A resumed training logs each epoch once.
         progress: show a bar on a terminal, a few lines elsewhere.
         output: picks the tensor from the model's result; default itself, `.logits`, or item 0.
 
@@ -121,18 +140,22 @@ def fit(  # noqa: PLR0913
         raise ValueError("resume=True has nothing to resume from; give the folder of the training, or resume=False")
     if recipe.patience and validation is None:
         raise ValueError("patience needs rows to validate on: pass validation=0.1, or held-out data")
+    check_loggers(loggers)
     if isinstance(validation, float):
         train, validation = split_rows(train, validation, recipe.seed)
     place = None if folder is None else local(folder)
     fabric = launch(recipe)
-    arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output)
+    log = EpochLog(place, loggers, resume=resume) if fabric.is_global_zero else EpochLog(None, (), resume=False)
+    arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output, log)
     networks = list(_networks(unwrap(model), recipe, arguments))
     history = History()
-    with display(recipe.epochs * len(networks), shown=progress and fabric.is_global_zero) as shown:
+    epochs = sum(own.all_epochs for _, own, _, _ in networks)
+    with display(epochs, shown=progress and fabric.is_global_zero) as shown:
         for network, own_recipe, own_arguments, columns in networks:
             with _trainer(network, own_recipe, own_arguments, fabric) as trainer:
-                rows = trainer.run(shown, len(history))
+                rows = trainer.run(shown, len(history), columns)
             history.extend(row | columns for row in rows)
+    log.cut(len(history))
     return history
 
 
@@ -143,6 +166,12 @@ def _networks(
     members = members_of(model)
     if not members:
         yield model, recipe, arguments, {}
+    ensemble: Any = model
+    if members and ensemble.method.post_hoc:
+        likelihood = arguments.likelihood or ensemble.likelihood
+        own_arguments = replace(arguments, likelihood=likelihood, ensemble=ensemble)
+        yield members[0], ensemble.method.extended(recipe), own_arguments, {}
+        return
     for k, member in enumerate(members):
         own_recipe = replace(recipe, seed=recipe.seed + MEMBER_SEEDS * k)
         folder = None if arguments.folder is None else arguments.folder / f"member{k}"
@@ -168,6 +197,7 @@ class Trainer:
     Attributes:
         model: the network with its likelihood.
         plain: the network trained before a late conversion, of the same weights; without one, `model`.
+        convert_at: the first epoch that trains `model`; methods that fit their posterior afterwards have none.
         current: the one of both that is trained in this epoch.
         loss: of this epoch.
     """
@@ -178,6 +208,11 @@ class Trainer:
         self.recipe, self.arguments, self.fabric, self.likelihood = recipe, arguments, fabric, likelihood
         check_mixture(likelihood, recipe.aggregate)  # now, not in the last epochs
         self._place_data(model.network)
+        self.methods = list(dict.fromkeys(layer.method for _, layer in stochastic_layers(model)))
+        for method in self.methods:
+            method.before_training(model.network, InOrder(self.batches), likelihood, output=arguments.output)
+        post_hoc = bool(self.methods) and all(method.post_hoc for method in self.methods)
+        self.convert_at = recipe.all_epochs if post_hoc else recipe.convert_at_epoch
         self.checkpoint: Checkpoint | None = None
         if arguments.folder is not None:
             self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows)
@@ -186,44 +221,50 @@ class Trainer:
         if not arguments.resume and fabric.is_global_zero:
             self.best.forget()
         self.model = self.plain = model
-        if recipe.convert_at_epoch and is_stochastic(model):
+        if self.convert_at and is_stochastic(model):
             self.plain = NetworkWithLikelihood(plain_view(model.network), likelihood, recipe.precision)
         # With several processes Fabric wraps them in DistributedDataParallel.
         self.modules = {one: fabric.strategy.setup_module(one) for one in dict.fromkeys((self.model, self.plain))}
+        self.collector: Any = None
         self.losses: dict[tuple[nn.Module, bool], LossFunction] = {}
         self.optimizer = objective.make_optimizer(model, recipe)
         self.meter = Meter(fabric, self.optimizer)
         self.first = True
 
-    def run(self, shown: Display, done: int) -> History:
-        """Train to the last epoch, from the beginning or from the stored state; show progress after `done` epochs."""
-        if self.fabric.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.fabric.device)
-        torch.manual_seed(self.recipe.seed)
-        history = History() if self.checkpoint is None else self.checkpoint.load(self.model, self.optimizer)
+    def run(self, shown: Display, done: int, columns: dict[str, int]) -> History:
+        """Train to the last epoch, from the beginning or from the stored state.
+
+        `done` epochs of other networks come before; `columns` are added to the rows that are logged.
+        """
+        history, log = self._start(), self.arguments.log
+        log.catch_up(done, [row | columns for row in history])
         shown.begin(done + len(history))
-        for epoch in range(len(history), self.recipe.epochs):
-            if is_over(history, self.recipe):
-                break
+        while (begin := next_epoch(history, self.recipe)) is not None:
+            epoch = len(history)
+            if begin == self.recipe.epochs:
+                self.best.restore(self.model, history)
             self._start_epoch(epoch)
             with self._failure_explained(epoch):
                 for group in groups(self.batches.epoch(epoch), self.recipe.accumulate):
-                    progress = epoch + self.meter.steps / self.batches.steps
-                    if self.step(group, progress):
+                    share = self.meter.steps / self.batches.steps
+                    if self.step(group, begin + share):
                         speed = self.fabric.world_size * self.meter.rows / (time.perf_counter() - self.clock)
                         values = self.meter.means() | {"lr": self.lr, "rows_per_second": speed}
-                        shown.step(done + progress, values)
+                        shown.step(done + epoch + share, values)
                 self.meter.look()
-            history.append(self._end_epoch(epoch))
+            history.append(self._end_epoch(epoch, further=begin >= self.recipe.epochs))
+            self._collect(history)
             self.best.consider(self.model, history, writes=self.fabric.is_global_zero)
             if self.checkpoint is not None:
                 on_first(self.fabric, partial(self.checkpoint.save, self.model, self.optimizer, history))
             shown.epoch(done + len(history), history[-1])
+            with self._own_randomness():
+                on_first(self.fabric, partial(log.add, done + len(history) - 1, history[-1] | columns))
             for callback in self.arguments.callbacks:
                 with self._own_randomness():
                     callback(EpochState(len(history), self.current.network, history[-1], history, self.fabric))
         self.optimizer.zero_grad()
-        self.best.restore(self.model, history)
+        self._complete(history)
         return history
 
     def step(self, group: list[Batch], progress: float) -> bool:
@@ -257,9 +298,31 @@ class Trainer:
         if self.validation is not None and not isinstance(self.likelihood, Likelihood):
             raise TypeError("validation needs a likelihood that predicts, such as lb.Categorical(), got a plain loss")
 
+    def _start(self) -> History:
+        """Seed torch's generators, or restore the stored state; return the history so far."""
+        if self.fabric.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.fabric.device)
+        torch.manual_seed(self.recipe.seed)
+        if self.checkpoint is None:
+            return History()
+        return self.checkpoint.load(self.model, self.optimizer, self._keep_collector)
+
+    def _keep_collector(self, history: History) -> None:
+        """Keep what an ensemble collects with the state, if the last epoch was a further one."""
+        ensemble = self.arguments.ensemble
+        further = bool(history) and history[-1].get("extra", False)
+        found = ensemble.new_collector() if further and self.collector is None and ensemble is not None else None
+        if found is not None:
+            self.collector = self.model.collector = found.to(self.fabric.device)
+
+    def _collect(self, history: History) -> None:
+        self._keep_collector(history)
+        if self.collector is not None:
+            self.collector.collect(self.model.network)
+
     def _start_epoch(self, epoch: int) -> None:
         """Choose the network and the loss of an epoch."""
-        self.current = self.plain if epoch < self.recipe.convert_at_epoch else self.model
+        self.current = self.plain if epoch < self.convert_at else self.model
         self.tile = schedule.tile(self.recipe, epoch)
         key = self.current, self.tile
         if key not in self.losses:
@@ -285,9 +348,10 @@ class Trainer:
         with diagnostics.types_explained(x), checked:
             yield
 
-    def _end_epoch(self, epoch: int) -> dict[str, Any]:
+    def _end_epoch(self, epoch: int, *, further: bool) -> dict[str, Any]:
         """Return the epoch's row of the history, with scores on the validation data."""
         row = {"epoch": epoch + 1, **self.meter.means(), "beta": self.beta, "lr": self.lr}
+        row |= {"extra": True} if further else {}
         row |= {"seconds": time.perf_counter() - self.clock, "peak_memory_mb": peak_memory_mb(self.fabric.device)}
         share_buffers(self.fabric, self.model)
         if self.validation is None:
@@ -296,6 +360,22 @@ class Trainer:
         with self._own_randomness():
             where = self.validation, self.likelihood, self.arguments.output, self.fabric
             return row | objective.validate(self.current, *where)
+
+    def _complete(self, history: History) -> None:
+        """Return to the best state, and let the methods compute the part of the posterior that is not trained.
+
+        The time counts in the last epoch. Further epochs have begun at the best state, and are kept.
+        """
+        if not history[-1].get("extra"):
+            self.best.restore(self.model, history)
+        clock, ensemble = time.perf_counter(), self.arguments.ensemble
+        owners = [(method, self.model.network) for method in self.methods]
+        owners += [] if ensemble is None else [(ensemble.method, ensemble)]
+        with self._own_randomness():
+            for method, model in owners:
+                method.after_training(model, InOrder(self.batches), self.likelihood, output=self.arguments.output)
+        if any(method.post_hoc for method, _ in owners):
+            history[-1] |= {"seconds": history[-1]["seconds"] + time.perf_counter() - clock}
 
     def _own_randomness(self) -> AbstractContextManager[None]:
         """Return a context whose random draws do not change the training."""
