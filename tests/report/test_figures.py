@@ -19,7 +19,10 @@ from tests.report import make
 
 THREE = {name: make.METHODS[name] for name in ("plain", "deep_ensemble", "rank1")}
 FIVE = THREE | {name: make.METHODS[name] for name in ("mean_field", "variance")}
-KEYS = ["cost", "reliability", "severity", "ood", "total-histogram", "epistemic-histogram", "training"]
+KEYS = [
+    "cost", "reliability", "selective", "confusion", "severity", "ood", "total-histogram", "epistemic-histogram",
+    "training",
+]  # fmt: skip
 
 
 def group_of(folder):

@@ -77,7 +77,7 @@ class Column:
         """Return the decimals of the column: enough for typical values and typical standard errors."""
         known = list(estimates)
         middle = _middle([abs(e.mean * self.scale) for e in known])
-        error = _middle([e.sem * self.scale for e in known if e.sem])
+        error = _middle([e.sem * self.scale for e in known if e.sem]) if self.marked else 0.0
         wanted = self.digits - 1 - math.floor(math.log10(middle)) if middle else 1
         return min(max(wanted, -math.floor(math.log10(error)) if error else 0, 0), 5)
 
@@ -127,7 +127,7 @@ CLASSIFICATION = (
     _test("cnll", "Calibrated NLL", "lower", "NLL after the best temperature, found by two-fold cross-validation: the "
           "loss that remains once sharpness is free."),
     _test("ensemble_equivalent", "Ensemble equivalent", "higher", "Networks that a deep ensemble needs for the same "
-          "calibrated NLL, along the line between those measured.", digits=2, marked=False),
+          "calibrated NLL, along the line between those measured.", digits=2, marked=False, place="rest"),
     _test("ece", "ECE", "lower", "Expected calibration error: mean gap between confidence and accuracy over bins.",
           percent=True, place="brief"),
     _test("brier", "Brier", "lower", "Mean squared distance between the probabilities and the truth."),
@@ -189,7 +189,8 @@ COST = (
           "ensemble.", style="count", place="rest"),
     _cost("predict_ratio", "One pass", help="Time of one of these passes, in passes of the plain network.", unit="x",
           place="rest"),
-    _cost("train_seconds", "Train time", help="Time that training took.", style="time", alone="Training time"),
+    _cost("train_seconds", "Train time", help="Time that training took.", style="time", alone="Training time",
+          place="rest"),
     _cost("peak_memory_mb", "Peak memory", help="Most memory in use.", unit="MB", place="rest"),
     _cost("extra_parameters", "Extra parameters", help="Parameters beyond the plain network's, counted.",
           style="count", place="rest"),

@@ -31,8 +31,8 @@ def confusion_figure(group: Group, preferred: Contender | None) -> Figure | None
     return Figure(
         key="confusion",
         title="Confusion matrix",
-        caption="Test inputs by true class (down) and predicted class (across), summed over seeds. The diagonal is right. "
-        "The shade is the share of the true class.",
+        caption="Test inputs by true class (down) and predicted class (across), summed over seeds. The diagonal is "
+        "right. The shade is the share of the true class.",
         panels=[Panel(c.label, _matrix(c, matrix, names), contender=c) for c, matrix in found],
         numbers=Numbers(("Method", "True class", *names), rows),
     )
@@ -101,8 +101,7 @@ def predicted_figure(group: Group) -> Figure | None:
             found.append((contender, kept))
     if not found:
         return None
-    values = [row[name] for _, rows in found for row in rows for name in ("target", "predicted")]
-    axis = linear_axis("", values, wanted=3)
+    across, upwards = _target_axes([row for _, rows in found for row in rows])
     name = group.target or "target"
     level = next((v for run in group.runs if (v := run.number("figures", "predicted", "level"))), 0.95)
     cells = [(c.label, *(f"{row[key]:.5g}" for key in TARGETS)) for c, kept in found for row in kept]
@@ -111,7 +110,7 @@ def predicted_figure(group: Group) -> Figure | None:
         title="Predicted against true targets",
         caption=f"Evenly spaced test rows of the first seed, at most 200: the prediction with its {100 * level:g} % "
         f"interval against the true {name}. Points on the dashed line are right; darker lines miss it.",
-        panels=[Panel(c.label, _targets(c, kept, axis, name), contender=c) for c, kept in found],
+        panels=[Panel(c.label, _targets(c, kept, across, upwards, name), contender=c) for c, kept in found],
         numbers=Numbers(("Method", "Row", f"True {name}", "Predicted", "Interval from", "Interval to"), cells),
         small=True,
     )
@@ -122,9 +121,18 @@ def _predicted(run: Run) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if v is not None} for row in rows if None not in row.values()]
 
 
-def _targets(contender: Contender, rows: list[dict[str, float]], axis: Axis, name: str) -> str:
-    across = Axis(f"true {name}", axis.low, axis.high, axis.ticks[:: max(len(axis.ticks) - 1, 1)])
-    chart = Chart(across, Axis("", axis.low, axis.high, axis.ticks), SMALL)
+def _target_axes(rows: list[dict[str, float]]) -> tuple[Axis, Axis]:
+    """Return the axes of true and predicted targets; intervals extend the latter by at most the range of the values."""
+    targets = [row["target"] for row in rows]
+    values = [*targets, *(row["predicted"] for row in rows)]
+    low, high = min(values), max(values)
+    span = high - low
+    reach = max(low - span, min(row["low"] for row in rows)), min(high + span, max(row["high"] for row in rows))
+    return linear_axis("", targets, wanted=3), linear_axis("", (*values, *reach), wanted=3)
+
+
+def _targets(contender: Contender, rows: list[dict[str, float]], x: Axis, y: Axis, name: str) -> str:
+    chart = Chart(Axis(f"true {name}", x.low, x.high, x.ticks[:: max(len(x.ticks) - 1, 1)]), y, SMALL)
     look = contender.look.classes
 
     def lines(missed: bool) -> list[Any]:
@@ -133,7 +141,7 @@ def _targets(contender: Contender, rows: list[dict[str, float]], axis: Axis, nam
 
     chart.strokes(lines(missed=False), f"interval {look}")
     chart.strokes(lines(missed=True), f"interval missed {look}")
-    chart.line([(axis.low, axis.low), (axis.high, axis.high)], "diagonal")
+    chart.line([(end, end) for end in (max(x.low, y.low), min(x.high, y.high))], "diagonal")
     chart.strokes([((row["target"], row["predicted"]),) * 2 for row in rows], f"dots {look}")
     missed = len(lines(missed=True))
     return chart.render(f"{contender.label}: predicted against true {name}; {missed} of {len(rows)} intervals miss it")

@@ -20,6 +20,7 @@ HOME = "test"
 FEW = 20  # inputs; the accuracy of a smaller bin is uncertain, and its point is faint
 HALVES = (0.0, 0.5, 1.0)
 CROWDED = 0.5  # share of test inputs in the first equal bin from which on bins are logarithmic
+WIDE = 10  # ratio of ends from which on logarithmic bins show more than equal ones
 ZERO = 1e-8  # a largest uncertainty below this is a rounding error
 KINDS = {  # name of an uncertainty, its measure for classes, its measure for real targets
     "total": ("Total uncertainty", "entropy, nats", "predictive std"),
@@ -54,7 +55,13 @@ class Histogram:
 
     def rooted(self) -> Histogram:
         """Return the histogram of the root: a standard deviation instead of a variance."""
-        return Histogram([math.sqrt(edge) for edge in self.edges], self.shares, self.below)
+        return self if self.is_zero else Histogram([math.sqrt(edge) for edge in self.edges], self.shares, self.below)
+
+    @property
+    def reach(self) -> tuple[float, float]:
+        """The ends of the bins that are not empty."""
+        full = [i for i in range(len(self.edges) - 1) if any(shares[i] for shares in self.shares.values())]
+        return (self.edges[full[0]], self.edges[full[-1] + 1]) if full else (self.edges[0], self.edges[-1])
 
 
 def pooled_reliability(runs: Sequence[Run]) -> list[Bin]:
@@ -91,13 +98,13 @@ def pooled_histograms(groups: Sequence[Sequence[Run]], kind: str, *, rooted: boo
     everything = [h for group in found for h in group]
     if not everything:
         return [None for _ in groups]
-    low, high = min(h.edges[0] for h in everything), max(h.edges[-1] for h in everything)
+    low, high = min(h.reach[0] for h in everything), max(h.reach[1] for h in everything)
     edges = [low + (high - low) * i / SLOTS for i in range(SLOTS + 1)]
     equal = [_average(group, edges) if group else None for group in found]
     fine = [_read_all(runs, "log_histograms", kind, rooted) for runs in groups]
     complete = all(len(logs) >= len(plain) for logs, plain in zip(fine, found, strict=True))
     crowded = any(h and not _all_zero(some) and _first(h) > CROWDED for h, some in zip(equal, found, strict=True))
-    if not (complete and crowded):
+    if not (complete and crowded and low < high / WIDE):
         return equal
     grid = sorted({edge for group in fine for h in group for edge in h.edges})
     return [_average_log(group, grid) if group else None for group in fine] if len(grid) > 1 else equal
