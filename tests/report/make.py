@@ -131,7 +131,8 @@ def classification(
     }  # fmt: skip
     result["history"] = [
         {"epoch": e, "loss": nll + 2 * math.exp(-e / 5) + 0.1 * epistemic, "nll": 0.6 * nll + 2 * math.exp(-e / 5),
-         "valid_nll": 0.8 * nll + 2 * math.exp(-e / 5), "kl": 4000 * epistemic * math.exp(-e / 20), "beta": 1.0, "lr": 0.1, "seconds": 2.4}
+         "valid_nll": 0.8 * nll + 2 * math.exp(-e / 5),
+         "kl": 4000 * epistemic * math.exp(-e / 20), "beta": 1.0, "lr": 0.1, "seconds": 2.4}
         for e in range(1, 31)
     ]  # fmt: skip
     return result
