@@ -36,7 +36,9 @@ def test_faults_that_are_no_longer_caught_are_listed():
 
 
 def test_the_first_failure_is_named_with_the_spaces_of_its_case():
-    said = "1 failed\nFAILED tests/test_a.py::test_b[batch first-x] - AssertionError: 1 - 2\nFAILED tests/test_a.py::c\n"
+    said = (
+        "1 failed\nFAILED tests/test_a.py::test_b[batch first-x] - AssertionError: 1 - 2\nFAILED tests/test_a.py::c\n"
+    )
     assert first_failure(said) == "tests/test_a.py::test_b[batch first-x]"
     assert first_failure("ERROR tests/test_a.py::c\n") == "tests/test_a.py::c"
     assert first_failure("1 passed\n") is None

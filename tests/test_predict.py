@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_sequence, PackedSequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
+from leanbayes.core import batched
 from leanbayes.core.predictor import distinct_draws
 
 from .networks import Nested, small_net
@@ -192,7 +193,8 @@ class LastLayer(nn.Module):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_what_precedes_the_first_stochastic_layer_runs_once(in_place):
+def test_what_precedes_the_first_stochastic_layer_runs_once(in_place, monkeypatch):
+    monkeypatch.setitem(batched.SMALL, "cpu", 0)  # draw by draw
     bnn = lb.convert(LastLayer(in_place), lb.Rank1(), where="head")
     x = torch.randn(5, 6)
     Backbone.calls = 0
@@ -201,6 +203,15 @@ def test_what_precedes_the_first_stochastic_layer_runs_once(in_place):
     assert Backbone.calls == (16 if in_place else 9)
     for index in (0, 7):
         torch.testing.assert_close(p.samples[index], lb.draw(bnn, index=index)(x).softmax(1), atol=1e-6, rtol=1e-5)
+
+
+def test_draws_of_a_small_batch_share_one_pass():
+    bnn = lb.convert(LastLayer(in_place=True), lb.Rank1(), where="head")
+    x = torch.randn(5, 6)
+    Backbone.calls = 0
+    p = lb.predict(bnn, x, samples=8)
+    assert Backbone.calls == 2  # both calls of the backbone in one pass
+    torch.testing.assert_close(p.samples[7], lb.draw(bnn, index=7)(x).softmax(1), atol=1e-6, rtol=1e-5)
 
 
 def test_compiled_and_averaged_models_can_be_predicted_with():

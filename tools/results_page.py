@@ -167,10 +167,15 @@ def cell_of(paper: str, keys: Sequence[str]) -> str:
 
 def value_of(keys: Sequence[str], form: str, files: Mapping[str, str]) -> str:
     """Return values of a file, reduced and written as the form says."""
+    return written(values_of(keys, files), form.split())
+
+
+def values_of(keys: Sequence[str], files: Mapping[str, str]) -> list[Any]:
+    """Return the values that a reference names; its first key is a name of `files`, a file or a function."""
     if keys[0] in files:
         keys = [*files[keys[0]].split(" > "), *keys[1:]]
     start = DERIVED[keys[0]]() if keys[0] in DERIVED else _json(keys[0])
-    return written(reached(start, keys[1:]), form.split())
+    return reached(start, keys[1:])
 
 
 def reached(value: Any, keys: Sequence[str]) -> list[Any]:

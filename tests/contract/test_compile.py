@@ -44,9 +44,14 @@ class SideBySide(nn.Module):
         return {name: layer(inputs[name]) for name, layer in self.layers.items()}
 
 
+ALL = ("rank1:default", "mean_field:default")
+FEW = ("linear_tokens", "conv2d_options", "embedding", "batch_norm", "layer_norm", "dropout", "dropout2d")
+"""Every layer is traced with two methods, and these with every method; named arguments below go to a transposed one."""
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_compiled_draws_equal_eager_ones_without_recompiling(method):
-    layers = pairs_of("compile")[method]
+    layers = [layer for layer in pairs_of("compile")[method] if method in ALL or layer.name in FEW]
     if method.startswith("patch:"):
         need_torch("2.5", "dynamo cannot follow functional_call into a layer of torch before")
     torch.manual_seed(0)

@@ -39,10 +39,10 @@ def test_channel_masks_scale_so_that_the_mean_stays():
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     bnn = lb.convert(net, lb.MCDropout(rate=0.25))
     assert [path for path, _ in lb.stochastic_layers(bnn)] == ["0"]  # the output layer is left alone
-    hidden = torch.stack([lb.draw(bnn, index=i)[0](X)[0] for i in range(2000)])
+    hidden = torch.stack([lb.draw(bnn, index=i)[0](X)[0] for i in range(600)])
     values = torch.stack([torch.zeros(5), net[0](X)[0] / 0.75])
     assert all(torch.isclose(hidden, value, atol=1e-6).any(0).all() for value in values)
-    error = (0.25 / 0.75) ** 0.5 * net[0](X)[0].abs() / 2000**0.5
+    error = (0.25 / 0.75) ** 0.5 * net[0](X)[0].abs() / 600**0.5
     assert ((hidden.mean(0) - net[0](X)[0]).abs() < 5 * error).all()
 
 
@@ -176,3 +176,26 @@ def test_noise_under_autocast_has_the_size_of_float64(dtype, size):
 def test_rates_are_checked(method):
     with pytest.raises(ValueError, match="at least 0 and below 1, got 1"):
         method(rate=1)
+
+
+def test_channels_are_dropped_whole_where_the_layer_drops_channels():
+    bnn = lb.convert(nn.Sequential(nn.Dropout2d(0.5)), lb.MCDropout())
+    x = torch.ones(4, 8, 3, 3)
+    for y in (bnn(x), lb.draw(bnn)(x)):
+        assert torch.equal(y, y[:, :, :1, :1].expand_as(y))
+        assert set(y.unique().tolist()) == {0.0, 2.0}
+
+
+def test_flipout_turns_the_signs_of_inputs_and_of_outputs_in_every_row():
+    """One weight matrix for all rows: with one input the noise has the same size in all rows, and signs of its own."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5))
+    bnn = lb.convert(net, lb.MeanField(estimator="flipout", init_std=0.1))
+    x = torch.zeros(64, 6)
+    x[:, 2] = 1.0
+    noise = (bnn(x) - lb.mean(bnn)(x)).detach()
+    torch.testing.assert_close(noise.abs(), noise[:1].abs().expand_as(noise), atol=1e-6, rtol=1e-4)
+    assert noise.abs().min() > 0
+    turns = noise.sign() * noise[:1].sign()
+    agreement = (turns.T @ turns) / len(turns)  # of two outputs, over rows: 1 on the diagonal, 0 +- 1/8 elsewhere
+    assert (agreement - torch.eye(5)).abs().max() < 0.5

@@ -160,15 +160,15 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def freeze(self) -> nn.Module:
         """Return an ordinary layer with the current draw folded into its weights."""
+        return self.twin(one_draw(self.variables(), 0))
+
+    def twin(self, variables: Mapping[str, Tensor]) -> nn.Module:
+        """Return an ordinary layer under the variables of one draw; `fold` gives the tensors of another draw."""
         make = self.family.plain or plain_copy
-        plain = make(self.base, self.fold(one_draw(self.variables(), 0)))
+        plain = make(self.base, self.fold(variables))
         plain.train(self.training)
         copy_hooks(self, plain)
         return plain
-
-    def twin(self) -> nn.Module:
-        """Return an ordinary layer. `fold` of another draw gives replacements for its tensors."""
-        return self.freeze()
 
     def spread(self, variable: Tensor, x: Tensor) -> Tensor:
         """Return variables (R, n) in a shape that multiplies the channels of x, row by row."""
@@ -212,7 +212,8 @@ class StochasticLayer(nn.Module, abc.ABC):
     @property
     def device(self) -> torch.device:
         """The device of the layer's parameters."""
-        return next(itertools.chain(self.parameters(), self.buffers())).device
+        own = next((tensor for tensor in self.base._parameters.values() if tensor is not None), None)
+        return next(itertools.chain(self.parameters(), self.buffers())).device if own is None else own.device
 
     def __getattr__(self, name: str) -> Any:
         """Look up missing attributes (`in_features`, `stride`, ...) in the original layer.
@@ -282,6 +283,10 @@ class Method(abc.ABC):
     late: ClassVar[float] = 0.7
     posterior_rate: ClassVar[float] = 1.0
     post_hoc: ClassVar[bool] = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the method itself, which cannot change: copies of models share it."""
+        return self
 
     @abc.abstractmethod
     def wrap(self, layer: nn.Module) -> StochasticLayer:
