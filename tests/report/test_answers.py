@@ -203,6 +203,26 @@ def test_a_line_of_the_first_table_agrees_with_the_verdict(tmp_path):
     assert float(line.answer) == pytest.approx(16 * 1.03, rel=0.05)
 
 
+def test_facts_of_a_table_are_shown(tmp_path):
+    def add(record):
+        record["data"] |= {"notes": ["left out: id"], "largest_class": {"name": "yes <b>", "share": 0.613}}
+
+    text = render(load_results(change(make.tree(tmp_path, THREE, seeds=1), add)))
+    assert "The largest class, yes &lt;b&gt;, has 61.3 % of the rows." in text
+    assert "<dt>Columns</dt><dd>left out: id</dd>" in text
+
+
+def test_an_ensemble_of_the_seeds_counts_as_a_measured_ensemble(tmp_path):
+    record = make.classification("deep_ensemble", 0, make.METHODS["deep_ensemble"])
+    record["method"] = {"name": "seed_ensemble", "fields": {"components": 3, "members": [0, 1, 2]}}
+    make.write(make.tree(tmp_path, {name: THREE[name] for name in ("plain", "rank1")}), record)
+    table = comparison(group_of(tmp_path))
+    at = [column.title for column in table.columns].index("Ensemble equivalent")
+    found = {row.contender.label: row.cells[at].mean for row in table.rows}
+    assert (found["plain"], found["seed_ensemble"]) == ("1.0", "3.0")
+    assert 1 < float(found["rank1"]) < 3
+
+
 def test_every_column_and_term_is_explained_on_the_page(tmp_path):
     text = render(load_results(make.tree(tmp_path, THREE)))
     opened = set(re.findall(r'popovertarget="(\w+)"', text))

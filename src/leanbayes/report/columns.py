@@ -47,7 +47,8 @@ class Column:
         digits: significant digits of a typical value.
         alone: the title in tables without names of groups.
         marked: whether the best is marked; costs are not, because the plain network would always win.
-        place: "brief" is in all tables, "main" in all but the terminal's, "rest" only below the main table.
+        place: "brief" is in all tables, "main" in all but the terminal's, "text" in Markdown and below the main table,
+            "rest" only below the main table.
     """
 
     key: Key
@@ -61,7 +62,7 @@ class Column:
     digits: int = 3
     alone: str = ""
     marked: bool = True
-    place: Literal["brief", "main", "rest"] = "main"
+    place: Literal["brief", "main", "text", "rest"] = "main"
 
     @property
     def sign(self) -> int:
@@ -127,7 +128,7 @@ CLASSIFICATION = (
     _test("cnll", "Calibrated NLL", "lower", "NLL after the best temperature, found by two-fold cross-validation: the "
           "loss that remains once sharpness is free."),
     _test("ensemble_equivalent", "Ensemble equivalent", "higher", "Networks that a deep ensemble needs for the same "
-          "calibrated NLL, along the line between those measured.", digits=2, marked=False, place="rest"),
+          "calibrated NLL, along the line between those measured.", digits=2, marked=False, place="text"),
     _test("ece", "ECE", "lower", "Expected calibration error: mean gap between confidence and accuracy over bins.",
           percent=True, place="brief"),
     _test("brier", "Brier", "lower", "Mean squared distance between the probabilities and the truth."),
@@ -186,11 +187,11 @@ COST = (
     _cost("answer_ms_one", "One row", help="Time of one answer to a single row.", unit="ms", style="short",
           alone="Answer to one row,"),
     _cost("passes", "Passes", help="Passes that one answer takes: a pass for every draw, or for every member of an "
-          "ensemble.", style="count", place="rest"),
+          "ensemble.", style="count", place="text"),
     _cost("predict_ratio", "One pass", help="Time of one of these passes, in passes of the plain network.", unit="x",
           place="rest"),
     _cost("train_seconds", "Train time", help="Time that training took.", style="time", alone="Training time",
-          place="rest"),
+          place="text"),
     _cost("peak_memory_mb", "Peak memory", help="Most memory in use.", unit="MB", place="rest"),
     _cost("extra_parameters", "Extra parameters", help="Parameters beyond the plain network's, counted.",
           style="count", place="rest"),

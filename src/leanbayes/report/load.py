@@ -39,7 +39,7 @@ LONGEST = 80  # characters of a label on the page; the whole label shows on hove
 TAIL = 24  # of them from the end, where versions differ
 COLOURS = 15  # number of colours in the style sheet
 VERSIONS = 4  # looks of one colour: the method, and three for its versions
-DASHED = 2  # the version of the training mean, which shares the colour of the plain network
+DASHED = {"mean": 2, "seed_ensemble": 1}  # rows that share the colour of another, and the version that they look like
 UNKNOWN_SHAPE = 7  # the marker of methods that are not in FIXED
 FIXED = {  # colour and marker
     "plain": (0, 0),
@@ -52,6 +52,7 @@ FIXED = {  # colour and marker
     "batch_ensemble": (5, 2),
     "nested": (6, 6),
     "deep_ensemble": (7, 0),
+    "seed_ensemble": (7, 3),
     "dropconnect": (8, 3),
     "mc_dropout": (9, 1),
     "mean_field": (10, 2),
@@ -91,7 +92,7 @@ def looks_of(contenders: Iterable[tuple[str, str]]) -> list[Look]:
     found: list[Look] = []
     versions: dict[str, int] = {}
     for series, (name, label) in enumerate(contenders):
-        version = DASHED if name == "mean" else 0
+        version = DASHED.get(name, 0)
         if label != name:
             versions[name] = versions.get(name, 0) + 1
             version = 1 + (versions[name] - 1) % (VERSIONS - 1)
@@ -236,6 +237,15 @@ class Group:
                 unit = run.part("data", "unit")
                 return cut(f"{name}, {unit}" if isinstance(unit, str) and unit else name)
         return ""
+
+    @property
+    def largest_class(self) -> tuple[str, float] | None:
+        """The largest class of the training rows and its share of the evaluated rows, where the results have them."""
+        for run in self.runs:
+            name, share = run.part("data", "largest_class", "name"), run.number("data", "largest_class", "share")
+            if isinstance(name, str) and share is not None:
+                return cut(name), share
+        return None
 
     @property
     def target_unit(self) -> str:

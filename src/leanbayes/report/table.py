@@ -19,11 +19,11 @@ from leanbayes.report.load import BASELINES, Contender, Group, REFERENCE, Run, T
 
 Rows = Sequence[dict[str, Any]]
 MEASURES = ("accuracy", "nll", "ece", "epistemic", "aleatoric")  # of corrupted images
-ENSEMBLE = "deep_ensemble"  # whole copies of the network, the unit of `ensemble_equivalents`
+ENSEMBLES = ("deep_ensemble", "seed_ensemble")  # whole copies of the network, the unit of `ensemble_equivalents`
 SIGNS = {"at least": "≥ ", "at most": "≤ ", "": ""}
 EPISTEMIC = "mutual_information"
 CERTAIN = (REFERENCE, TEMPERED, *BASELINES)  # rows without epistemic uncertainty: theirs is a rounding error
-MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, for any number of draws
+MEMBERS = ("batch_ensemble", *ENSEMBLES)  # each member answers once, for any number of draws
 CHANCE = 0.5  # an AUROC below it: the order is reversed
 MORE = 2  # extra decimals at most; a smaller difference does not matter to a reader
 Mark = Literal["best", "near", ""]
@@ -244,7 +244,7 @@ def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> 
     curve: dict[int, float] = {}
     for contender, score in known:
         size = 1 if contender.is_reference else contender.runs[0].fields.get("components")
-        if isinstance(size, int) and size > 0 and contender.name in (REFERENCE, ENSEMBLE):
+        if isinstance(size, int) and size > 0 and contender.name in (REFERENCE, *ENSEMBLES):
             curve[size] = score.mean
     if 1 not in curve or len(curve) < 2:
         return [None for _ in estimates]
