@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from leanbayes.core.prediction import my_share, of_all_processes, over_classes, 
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.evaluation.cost import Cost, measure_cost
+from leanbayes.evaluation.figures import figures_of, per_row
 from leanbayes.evaluation.statistics import numbers
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, slice_rows
@@ -31,11 +32,8 @@ Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]
 Metric = Callable[[Prediction, Tensor], Any]
 
-HISTOGRAM_BINS = 30
 PREDICTED_ROWS, PREDICTED_ROWS_ON_CPU = 4096, 512
 """Fewest rows for timing a prediction; fewer rows would measure kernel launches."""
-
-LEVELS = tuple(level / 20 for level in range(1, 20))  # levels of the regression intervals whose coverage is plotted
 
 
 @dataclass(frozen=True)
@@ -262,14 +260,8 @@ def _usual_metrics(
     prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     p, y = _over_classes(prediction), _class_numbers(prediction, targets)
-    if isinstance(prediction.likelihood, Gaussian):
-        found = _regression(p, y)
-        coverages = [(level, float(scores.interval_coverage(*p.interval(level), y))) for level in LEVELS]
-        reliability = {"levels": [{"level": level, "coverage": coverage} for level, coverage in coverages]}
-    else:
-        found = _classification(p, y)
-        reliability = {"bins": [asdict(each) for each in scores.reliability(p.mean, y)]}
-    return found, {"reliability": reliability, "histograms": _histograms(prediction, others)}
+    found = _regression(p, y) if isinstance(prediction.likelihood, Gaussian) else _classification(p, y)
+    return found, figures_of(prediction, p, y, others)
 
 
 def _over_classes(p: Prediction) -> Prediction:
@@ -342,32 +334,12 @@ def _all_detections(prediction: Prediction, others: Mapping[str, Prediction]) ->
 
 def _detection(known: Prediction, other: Prediction) -> dict[str, Any]:
     """Return how well each measure of uncertainty detects out-of-distribution rows."""
-    pairs = {"entropy": (_per_row(known.total), _per_row(other.total))}
-    pairs["mutual_information"] = (_per_row(known.epistemic), _per_row(other.epistemic))
+    pairs = {"entropy": (per_row(known.total), per_row(other.total))}
+    pairs["mutual_information"] = (per_row(known.epistemic), per_row(other.epistemic))
     if known.likelihood.measure == "entropy":
-        pairs["confidence"] = (_per_row(scores.doubt(known.mean)), _per_row(scores.doubt(other.mean)))
+        pairs["confidence"] = (per_row(scores.doubt(known.mean)), per_row(scores.doubt(other.mean)))
     found = {by: numbers(scores.detect(*pair)._asdict()) for by, pair in pairs.items()}
     return {**found["entropy"], "by": "entropy", "scores": found}
-
-
-def _per_row(uncertainty: Tensor) -> Tensor:
-    return uncertainty.flatten(1).mean(1) if uncertainty.dim() > 1 else uncertainty
-
-
-def _histograms(p: Prediction, others: Mapping[str, Prediction]) -> dict[str, Any]:
-    """Return shares of rows by uncertainty, on the same edges for the test rows and all other sets."""
-    found = {}
-    for measure in ("total", "epistemic"):
-        values = {"test": _per_row(getattr(p, measure)).double()}
-        values |= {name: _per_row(getattr(other, measure)).double() for name, other in others.items()}
-        top = max(1e-9, *(float(rows.max()) for rows in values.values()))
-        edges = torch.linspace(0, top, HISTOGRAM_BINS + 1, dtype=torch.float64, device="cpu")
-        counts = {name: torch.histogram(rows, edges).hist / len(rows) for name, rows in values.items()}
-        found[measure] = {
-            "edges": [round(edge, 6) for edge in edges.tolist()],
-            "counts": {name: [round(share, 6) for share in shares.tolist()] for name, shares in counts.items()},
-        }
-    return found
 
 
 def _recording_targets(loader: DataLoader[Any], targets: list[Tensor]) -> Iterator[Inputs]:
