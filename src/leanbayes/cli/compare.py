@@ -17,6 +17,7 @@ from leanbayes.cli.main import complain, parse
 from leanbayes.compare import job as jobs_of
 from leanbayes.compare.experiment import load, pick_device
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
+from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.run import Stage
 from leanbayes.compare.run_all import check_alike
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
@@ -82,6 +83,8 @@ class Common:
             1, on a Ray cluster as many as it has resources for.
         backend: ray, or local processes. auto is ray if it is installed and there are several workers or RAY_ADDRESS
             names a cluster, else local. Results are the same.
+        log: also log every epoch: csv and tensorboard into the folder of the run, wandb and mlflow to their servers.
+            history.jsonl in the folder of the run has the epochs in any case.
         out: folder of the results; default runs/DATA.
         fresh: start again instead of keeping finished runs and resuming others.
     """
@@ -113,6 +116,7 @@ class Common:
     devices: int = 1
     workers: int | None = None
     backend: Literal["auto", "local", "ray"] = "auto"
+    log: Log | None = None
     out: Path | None = None
     fresh: bool = False
 
@@ -231,18 +235,16 @@ def _flags_of(kind: type[Spec], options: Any, **own: Any) -> Spec:
 def _run(arguments: list[str], stage: Stage) -> int:
     """Run the jobs of the flags; then print the table and write the report, unless they only trained."""
     options = parse(comparison_options(), arguments, stage)
+    check_log(options.log)
     plan, out = plan_of(options), out_of(options)
     check_alike(plan.jobs, out)
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
-    found = []
-    # An ensemble of seeds needs their networks: it comes last.
-    for jobs in ([job for job in plan.jobs if not job.members], [job for job in plan.jobs if job.members]):
-        how: dict[str, Any] = {"stage": stage, "fresh": options.fresh}
-        if jobs and on_ray(options.backend, options.workers):
-            found += run_on_ray(jobs, out, workers=options.workers, **how)
-        elif jobs:
-            found += run_on_workers(jobs, out, workers=options.workers or 1, **how)
+    how: dict[str, Any] = {"stage": stage, "fresh": options.fresh, "log": options.log}
+    if on_ray(options.backend, options.workers):
+        found = run_on_ray(plan.jobs, out, workers=options.workers, **how)
+    else:
+        found = run_on_workers(plan.jobs, out, workers=options.workers or 1, **how)
     code = 0 if all(result["status"] == "done" for result in found) else 1
     return max(code, _show(out)) if is_first() and stage != "train" else code
 
