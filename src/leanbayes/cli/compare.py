@@ -26,6 +26,7 @@ from leanbayes.methods import all_methods, closest
 from leanbayes.report.load import load_results
 from leanbayes.report.page import build
 from leanbayes.report.text import markdown, terminal
+from leanbayes.runtime.display import counted
 from leanbayes.runtime.distributed import is_first
 from leanbayes.training import Recipe
 
@@ -42,6 +43,9 @@ OOD = {
 }
 """Default out-of-distribution sets; other images get noise and shuffled pixels."""
 
+SEEDS: dict[Budget, str] = {"quick": "0,1,2", "short": "0,1,2", "full": "0"}
+"""Default seeds by budget: one seed shows a difference, and cannot say whether it is chance."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
@@ -55,7 +59,8 @@ class Common:
         methods: methods separated by commas; "all" for every one, "plain" is the unconverted network. One method in
             several versions: "patch,patch[crossed=true]".
         where: layers to convert, globs on dotted paths separated by commas; default the choice of each method.
-        seeds: separated by commas; several give standard errors.
+        seeds: separated by commas; several give standard errors. Default 0,1,2 for the budgets quick and short, 0 for
+            full.
         budget: length of the training: quick is minutes, short about an hour on two cores, full the papers' schedules.
         samples: draws per prediction.
         ood: out-of-distribution data sets, separated by commas; "none" for none; default the usual ones for the data
@@ -93,7 +98,7 @@ class Common:
     net: str = ""
     methods: str = "all"
     where: str = ""
-    seeds: str = "0"
+    seeds: str = ""
     budget: Budget = "quick"
     samples: int = 16
     ood: str = ""
@@ -193,7 +198,7 @@ def plan_of(options: Any) -> Plan:
     where = tuple(filter(None, options.where.split(",")))
     shared: dict[str, Any] = {"source": source, "net": net, "evaluation": evaluation, "where": where}
     jobs = []
-    seeds = _seeds(options.seeds)
+    seeds = _seeds(options.seeds or SEEDS[options.budget])
     for spec in _method_specs(options.methods, loaded):
         if spec.name == jobs_of.SEED_ENSEMBLE:
             own = replace(jobs_of.recipe_for(None, recipe), seed=seeds[0])
@@ -296,12 +301,18 @@ def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     where = f" (channels {loaded.channels} in the file)" if loaded.channels and own else ""
     rows = {"image": f"images {shape}{where}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}
     kind = rows.get(loaded.kind, f"{shape} columns")
-    runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
+    seeds = list(dict.fromkeys(job.seed for job in jobs))
+    named = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     test = min(jobs[0].evaluation.test_images or len(loaded.test), len(loaded.test))
     return (
         f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {test:,} rows, {kind}; "
-        f"network {net}; {runs} of {jobs[0].recipe.epochs} epochs"
+        f"network {net}; {counted(len(jobs), 'run')} of {_epochs(jobs[0].recipe)}; {named}"
     )
+
+
+def _epochs(recipe: Recipe) -> str:
+    epochs = counted(recipe.epochs, "epoch")
+    return f"at most {epochs}, until held-out rows stop improving" if recipe.patience else epochs
 
 
 def _seeds(text: str) -> list[int]:
@@ -342,9 +353,13 @@ def _recipe_flags() -> type[Any]:
 
     hints, documented = get_type_hints(Recipe), parse_docstring(Recipe.__doc__ or "").params
     helps = {p.arg_name: " ".join((p.description or "").split()) for p in documented}
+
+    def flag(name: str) -> Any:
+        return tyro.conf.arg(help=helps.get(name, ""), help_behavior_hint="(default: by --budget)")
+
     taken = ("seed", "accelerator", "devices", "precision")  # they have flags of their own
     members = [
-        (f.name, Annotated[hints[f.name] | None, tyro.conf.arg(help=helps.get(f.name, ""))], field(default=None))
+        (f.name, Annotated[hints[f.name] | None, flag(f.name)], field(default=None))
         for f in fields(Recipe)
         if f.name not in taken
     ]

@@ -162,7 +162,7 @@ def watched(look: Callable[[], Status], *, shown: bool) -> Iterator[None]:
         status = look()
         if bar is not None:
             bar.update(task, completed=status.share, description=status.text, left=status.left)
-        elif shown and time.monotonic() >= next_line:
+        elif shown and status.share < 1 and time.monotonic() >= next_line:
             next_line = time.monotonic() + LINE_SECONDS
             sys.stderr.write(f"{100 * status.share:.0f} %, {status.text}, {status.left}\n")
             sys.stderr.flush()
