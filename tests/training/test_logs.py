@@ -1,4 +1,4 @@
-"""Every epoch once: `history.jsonl` as the training goes on, and loggers, through kills and resumed trainings."""
+"""Every epoch once: `history.jsonl` during the training, and loggers, through kills and resumed trainings."""
 
 from __future__ import annotations
 

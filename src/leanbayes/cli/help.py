@@ -20,7 +20,7 @@ data
                         train/CLASS/*.png, test/CLASS/*.png; default digits
   --target COLUMN       column of a .csv file to predict; default the last
   --task TASK           classification or regression, for your own data; default by its targets
-  --train-rows N        use so many training rows, --test-images N so many test rows; 0 is all
+  --train-rows N        number of training rows, --test-images N of test rows; 0 is all
   --hold-out N          evaluate on N training rows instead of the test set, to choose settings
   --validation SHARE    of the training rows, which give temperature, noise and, for tables, the
                         epochs; default 0.1; 0 trains on all rows
@@ -47,7 +47,7 @@ training
 evaluation
   --samples N           draws per prediction; default 16
   --ood LIST            out-of-distribution sets; none for none; default the usual ones for the data
-  --no-shift            leave out corrupted images; --shift-images N corrupts so many; default 1000
+  --no-shift            leave out corrupted images; --shift-images N, default 1000
 machine and results
   --out FOLDER          default runs/DATA. Finished runs are kept, others resume; or --fresh
   --workers N           runs at a time, each a process with one thread; --backend local or ray

@@ -54,9 +54,9 @@ def method_lines() -> Names:
     """Return every method with the first line of its docstring, in the order of the names."""
     found = []
     for node in _definitions(PACKAGE / "methods"):
-        for line in node.body if isinstance(node, ast.ClassDef) else ():
-            named = isinstance(line, ast.AnnAssign) and ast.unparse(line.target) == "name"
-            if named and isinstance(line.value, ast.Constant):
+        fields = [line for line in node.body if isinstance(line, ast.AnnAssign)]
+        for line in fields if isinstance(node, ast.ClassDef) else ():
+            if ast.unparse(line.target) == "name" and isinstance(line.value, ast.Constant):
                 found.append((str(line.value.value), first_line(ast.get_docstring(node))))
     return sorted(found)
 

@@ -52,7 +52,7 @@ Callback = Callable[[Any], object]
 
 @dataclass(frozen=True)
 class Hooks:
-    """All that follows a run while it goes on.
+    """All that follows a run.
 
     Attributes:
         callbacks: called after every epoch of the final training.

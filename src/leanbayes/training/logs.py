@@ -1,4 +1,4 @@
-"""Every epoch once, while the training goes on: a line of `history.jsonl`, and the user's loggers.
+"""Every epoch once, during the training: a line of `history.jsonl`, and the user's loggers.
 
 A line is written after the state of its epoch and after the loggers. A resumed training logs the epochs that its state
 has and the file does not. So each epoch is logged once, whenever the process was killed.

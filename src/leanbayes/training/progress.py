@@ -148,7 +148,7 @@ class Status(NamedTuple):
 
 @contextmanager
 def watched(look: Callable[[], Status], *, shown: bool) -> Iterator[None]:
-    """Show a long work while it goes on: a bar on a terminal, else a line every half minute.
+    """Show a long work: a bar on a terminal, else a line every half minute.
 
     `look` is called twice a second from a thread of its own, once more at the end, and also if nothing is shown.
     """
