@@ -200,7 +200,13 @@ def test_a_run_of_another_process_is_read_from_its_file(tmp_path):
     read_into(here, tmp_path)
     assert replace(here, changed=there.changed) == there
     before = replace(here)
-    for odd in ("", "[]", '{"parts": 3}', json.dumps({"parts": {"training": {"kind": "train", "units": "many"}}})):
+    for odd in (
+        "",
+        "[]",
+        '{"parts": 3}',
+        json.dumps({"parts": {"training": {"kind": "train", "units": "many"}}}),
+        "[" * 100_000,
+    ):
         (tmp_path / progress.FILE).write_text(odd)
         read_into(here, tmp_path)
         assert here == before

@@ -319,7 +319,7 @@ def read_into(run: RunProgress, folder: Path) -> None:
         parts = {str(name): _part(part) for name, part in found["parts"].items()}
         own = {name: type(getattr(run, name))(found[name]) for name in ("current", "doing", "since", "state", "line")}
         values = {str(name): float(value) for name, value in found["values"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return
     run.parts, run.values = parts, values
     for name, value in own.items():

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from leanbayes.runtime._files import write_text
+from leanbayes.runtime._files import parse_json, write_text
 from leanbayes.training.diagnostics import TrainingError
 
 FILE = "history.jsonl"  # in the folder of a training
@@ -93,7 +93,8 @@ def read_history(path: Path) -> list[Row]:
         return rows
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
+            row = parse_json(line, f"'{path}'")
+            _line(row)  # a number that JSON does not have raises
         except ValueError:
             break
         if not isinstance(row, dict):

@@ -150,9 +150,12 @@ class Status(NamedTuple):
 def watched(look: Callable[[], Status], *, shown: bool) -> Iterator[None]:
     """Show a long work: a bar on a terminal, else a line every half minute.
 
-    `look` is called twice a second from a thread of its own, once more at the end, and also if nothing is shown.
+    `look` is called twice a second from a thread of its own, and once more at the end.
     """
-    bar = _rich_status() if shown and sys.stderr.isatty() else None
+    if not shown:
+        yield
+        return
+    bar = _rich_status() if sys.stderr.isatty() else None
     task = None if bar is None else bar.add_task("", total=1.0, left="")
     over = threading.Event()
     next_line = time.monotonic() + LINE_SECONDS
@@ -162,7 +165,7 @@ def watched(look: Callable[[], Status], *, shown: bool) -> Iterator[None]:
         status = look()
         if bar is not None:
             bar.update(task, completed=status.share, description=status.text, left=status.left)
-        elif shown and status.share < 1 and time.monotonic() >= next_line:
+        elif status.share < 1 and time.monotonic() >= next_line:
             next_line = time.monotonic() + LINE_SECONDS
             sys.stderr.write(f"{100 * status.share:.0f} %, {status.text}, {status.left}\n")
             sys.stderr.flush()
