@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
-SHOWN := plain,rank1,implicit,patch,variance,nested,mc_dropout,laplace,seed_ensemble
+SHOWN := plain,rank1,batch_ensemble,implicit,patch,variance,nested,laplace,seed_ensemble
 CORRUPTED := gaussian_noise,defocus_blur,zoom_blur,fog,elastic_transform,jpeg_compression
 SITE := import sysconfig; print(sysconfig.get_path('purelib'))
 export OMP_NUM_THREADS ?= 1
@@ -21,6 +21,7 @@ demo: .venv/ready          ## six methods and their rivals on embedded images: a
 	$(BIN)/leanbayes compare --data fashion-demo --methods $(SHOWN) --seeds 0,1,2 --shift-images 300 \
 		--shift-corruptions $(CORRUPTED) --shift-severities 2,4 --workers $(WORKERS) --out runs/demo
 
+test: export PYTHONDONTWRITEBYTECODE =  # empty: asserts of tests are rewritten once, not in each run and process
 test: check                ## the checks and the fast tests
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m "not slow and not gpu"
 

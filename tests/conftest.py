@@ -37,3 +37,16 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:NestedDropout. of .* weights width")
     config.addinivalue_line("filterwarnings", "ignore:this network has no stochastic layer")
     config.addinivalue_line("filterwarnings", "ignore:ModelPatch found no norms in this network")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give a worker whole files and groups: a fixture of a module is made once, a slow library imported once."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class FilesAndGroups(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope = super()._split_scope(nodeid)
+            return nodeid.split("::")[0] if scope == nodeid else scope
+
+    return FilesAndGroups(config, log)

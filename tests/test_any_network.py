@@ -220,20 +220,20 @@ def test_what_is_refused_is_refused_with_a_reason(network, method):
 
 
 @pairs
-def test_every_method_trains_any_network(network, method):
-    _, bnn, x = converted(network, method)
-    bnn.train()
-    terms = lb.elbo(bnn, x, CASES[network].y(), num_data=100, output=CASES[network].output)
-    terms.loss.backward()
-    assert terms.loss.isfinite()
-    missing = [n for n, p in bnn.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
-    assert not missing
-
-
-@pairs
-def test_a_draw_of_any_network_is_of_its_class_and_equals_the_seeded_pass(network, method, tmp_path):
+def test_every_method_summarises_draws_saves_and_trains_any_network(network, method, tmp_path):
     net, bnn, x = converted(network, method)
     output = CASES[network].output
+    check_summary(bnn, method)
+    check_draws(net, bnn, x, method, output)
+    prediction = lb.predict(bnn, x, samples=2, seed=5, output=output)
+    lb.save(bnn, tmp_path / "model.safetensors")
+    again = lb.load(tmp_path / "model.safetensors", net)
+    torch.testing.assert_close(lb.predict(again, x, samples=2, seed=5, output=output).mean, prediction.mean)
+    check_training(bnn, x, CASES[network].y(), output)
+
+
+def check_draws(net, bnn, x, method, output):
+    """A draw is of the network's own class and equals the seeded pass; the mean is the network itself."""
     prediction = lb.predict(bnn, x, samples=2, seed=5, output=output)
     assert prediction.mean.isfinite().all()
     for index in range(2):
@@ -247,19 +247,19 @@ def test_a_draw_of_any_network_is_of_its_class_and_equals_the_seeded_pass(networ
     if method not in ("deep_ensemble", "nested"):  # no mean network, and one of full width
         with torch.no_grad():
             torch.testing.assert_close(call(lb.mean(bnn), x, output), call(net, x, output), rtol=1e-4, atol=1e-5)
-    lb.save(bnn, tmp_path / "model.safetensors")
-    again = lb.load(tmp_path / "model.safetensors", net)
-    torch.testing.assert_close(lb.predict(again, x, samples=2, seed=5, output=output).mean, prediction.mean)
 
 
-def inside_leanbayes(module: nn.Module) -> bool:
-    home = type(module).__module__
-    return home.startswith("leanbayes") and not home.startswith("leanbayes.models")
+def check_training(bnn, x, y, output):
+    """Every parameter has a finite gradient."""
+    bnn.train()
+    terms = lb.elbo(bnn, x, y, num_data=100, output=output)
+    terms.loss.backward()
+    assert terms.loss.isfinite()
+    assert not [n for n, p in bnn.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
 
 
-@pairs
-def test_the_summary_names_every_layer_that_is_not_carried_with_a_reason(network, method):
-    _, bnn, _ = converted(network, method)
+def check_summary(bnn, method):
+    """Every layer that carries no noise is named with a reason."""
     rows = {row.path: row for row in lb.summary(bnn).rows}
     assert all(row.method or row.reason for row in rows.values())
     if method == "deep_ensemble":
@@ -269,6 +269,11 @@ def test_the_summary_names_every_layer_that_is_not_carried_with_a_reason(network
     owners = {path for path, m in bnn.named_modules() if any(True for _ in m.parameters(recurse=False))}
     inside = tuple(f"{path}." for path in stochastic)
     assert {path for path in owners if not path.startswith(inside)} - stochastic <= set(rows)
+
+
+def inside_leanbayes(module: nn.Module) -> bool:
+    home = type(module).__module__
+    return home.startswith("leanbayes") and not home.startswith("leanbayes.models")
 
 
 # The summary of the parts that only some methods take

@@ -50,7 +50,9 @@ def test_the_posterior_of_a_deep_ensemble_is_not_saved_alone(tmp_path):
     net, path = nn.Linear(8, 3), tmp_path / "e.safetensors"
     fresh = lb.convert(lb.convert(net, lb.Rank1()), lb.DeepEnsemble(components=2))
     for ensemble in (lb.convert(net, lb.DeepEnsemble(components=2)), fresh, lb.Ensemble([net, nn.Linear(8, 3)])):
-        with pytest.raises(ValueError, match=r"a deep ensemble has no posterior next to its weights.* save all of it"):
+        with pytest.raises(
+            ValueError, match=r"an ensemble of whole networks has no posterior next to its weights.* save all of it"
+        ):
             lb.save(ensemble, path, only="posterior")
         assert not path.exists()
 
@@ -59,7 +61,9 @@ def test_a_file_with_the_posterior_of_a_deep_ensemble_alone_is_refused(tmp_path)
     net, path = nn.Linear(8, 3), tmp_path / "e.safetensors"
     lb.save(lb.convert(net, lb.DeepEnsemble(components=2)), path)
     edit(path, "leanbayes", only="posterior")
-    with pytest.raises(ValueError, match=r"e\.safetensors' holds the posterior of a deep ensemble without the weights"):
+    with pytest.raises(
+        ValueError, match=r"e\.safetensors' holds the posterior of an ensemble of whole networks without the weights"
+    ):
         lb.load(path, net)
 
 

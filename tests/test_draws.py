@@ -32,11 +32,15 @@ def test_the_same_draw_is_the_same_function_for_any_batch_and_order(bnn):
         torch.testing.assert_close(bnn(X[order]), whole[order])
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("change", [{"seed": 1}, {"index": 5}, {"component": 2}])
-def test_another_seed_index_or_component_is_another_function(bnn, change):
-    with lb.draws(bnn, seed=0, index=4):
+def test_another_seed_index_or_component_is_another_function(bnn, change, shared):
+    name = {"seed": 0, "index": 4, "shared": shared}
+    with lb.draws(bnn, **name):
         first = bnn(X)
-    with lb.draws(bnn, **({"seed": 0, "index": 4} | change)):
+    with lb.draws(bnn, **name):
+        assert torch.equal(bnn(X), first)
+    with lb.draws(bnn, **(name | change)):
         assert not torch.allclose(bnn(X), first)
 
 

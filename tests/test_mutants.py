@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tools.mutants import Fault, faults, lost, Outcome, planted, ranked_tests, ROOT
+from tools.mutants import Fault, faults, first_failure, lost, Outcome, planted, ranked_tests, ROOT
 
 
 def test_most_faults_still_have_their_text_in_the_source():
@@ -33,3 +33,12 @@ def test_faults_that_are_no_longer_caught_are_listed():
     before = [Outcome("a.py", "x", "caught"), Outcome("a.py", "y", "survived"), Outcome("b.py", "z", "caught")]
     now = [Outcome("a.py", "x", "survived"), Outcome("a.py", "y", "survived"), Outcome("b.py", "z", "caught")]
     assert lost(now, before) == ["x"]
+
+
+def test_the_first_failure_is_named_with_the_spaces_of_its_case():
+    said = (
+        "1 failed\nFAILED tests/test_a.py::test_b[batch first-x] - AssertionError: 1 - 2\nFAILED tests/test_a.py::c\n"
+    )
+    assert first_failure(said) == "tests/test_a.py::test_b[batch first-x]"
+    assert first_failure("ERROR tests/test_a.py::c\n") == "tests/test_a.py::c"
+    assert first_failure("1 passed\n") is None

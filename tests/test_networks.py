@@ -46,13 +46,15 @@ def test_draw_equals_the_stochastic_pass_and_mean_equals_the_network(name, metho
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporters warn about themselves
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["lenet", "wrn-16-2"])
 def test_a_draw_exports_with_torch_export_and_onnx(name, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     net, x = trained_like(name)
     plain = lb.draw(lb.convert(net, lb.Rank1()), seed=1)
     expected = plain(x)
     torch.testing.assert_close(torch.export.export(plain, (x,)).module()(x), expected)
+    if name != "lenet":  # one network for onnx; tests/integrations/test_onnx.py has others
+        return
     path = tmp_path / "draw.onnx"
     torch.onnx.export(plain, (x,), path, dynamo=True, verbose=False)
     session = onnxruntime.InferenceSession(path)

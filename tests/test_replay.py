@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import leanbayes as lb
+from leanbayes.core import batched
 
 X = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
 
@@ -152,9 +153,11 @@ NETWORKS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("small", [0, batched.SMALL["cpu"]], ids=["draw by draw", "together"])
 @pytest.mark.parametrize("chunk_size", [None, 7])
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
-def test_every_sample_is_its_draw_whatever_a_network_does_in_place(network, chunk_size):
+def test_every_sample_is_its_draw_whatever_a_network_does_in_place(network, chunk_size, small, monkeypatch):
+    monkeypatch.setitem(batched.SMALL, "cpu", small)
     bnn = lb.convert(network(), lb.Rank1(init_std=0.3), where="head")
     p = lb.predict(bnn, X, samples=5, chunk_size=chunk_size)
     for index in range(5):
@@ -170,7 +173,8 @@ class Stem(nn.Sequential):
         super().__init__(Counted(8, 8), nn.BatchNorm1d(8), nn.ReLU(inplace=True), *stages, nn.Linear(8, 3))
 
 
-def test_in_place_on_what_nobody_else_uses_costs_no_more_than_itself():
+def test_in_place_on_what_nobody_else_uses_costs_no_more_than_itself(monkeypatch):
+    monkeypatch.setitem(batched.SMALL, "cpu", 0)
     bnn = lb.convert(Stem(), lb.Rank1(), where="6")
     Counted.calls = 0
     p = lb.predict(bnn, X, samples=8)

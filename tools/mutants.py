@@ -121,12 +121,18 @@ def run_tests(root: Path, tests: Sequence[str], seconds: float) -> tuple[bool, s
             process.join()
             return False, "(no end)"
         said = log.read()
-    first = re.search(r"^(?:FAILED|ERROR) (\S+)", said, re.M)
+    first = first_failure(said)
     if process.exitcode in (0, 5):
         return True, ""
     if first is None and (process.exitcode or 0) > 0:
         raise RuntimeError(f"pytest returned {process.exitcode}: {said[-1000:]}")
-    return False, first.group(1) if first else "(crash)"
+    return False, first or "(crash)"
+
+
+def first_failure(said: str) -> str | None:
+    """Return the name of the first test that pytest's summary lists as failed; a name may have spaces."""
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", said, re.M)
+    return found.group(1) if found else None
 
 
 def _run_pytest(root: str, tests: list[str], log: str) -> None:

@@ -254,7 +254,7 @@ def _runs(runs: Sequence[dict[str, Any]]) -> Iterable[list[str]]:
         error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.3f}" if len(values) > 1 else ""
         cost = each[0]["cost"]
         cells = [f"{cost[name]:.2f}" for name in ("extra_percent", "train_step_ratio", "predict_ratio")]
-        yield [net, method, str(len(each)), f"{statistics.fmean(values):.3f}{error}", *cells, str(cost["passes"])]
+        yield [net, method, count_of(each), f"{statistics.fmean(values):.3f}{error}", *cells, str(cost["passes"])]
 
 
 if __name__ == "__main__":

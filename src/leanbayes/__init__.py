@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from leanbayes.core.checkpoint import save as save
     from leanbayes.core.conversion import convert as convert
     from leanbayes.core.conversion import stochastic_layers as stochastic_layers
-    from leanbayes.core.norm import update_norm as update_norm
     from leanbayes.core.objective import parameter_groups as parameter_groups
     from leanbayes.core.plain import draw as draw
     from leanbayes.core.plain import mean as mean
@@ -41,13 +40,16 @@ if TYPE_CHECKING:
     from leanbayes.methods.ensemble import DeepEnsemble as DeepEnsemble
     from leanbayes.methods.ensemble import Ensemble as Ensemble
     from leanbayes.methods.implicit import ImplicitNodes as ImplicitNodes
+    from leanbayes.methods.laplace import LastLayerLaplace as LastLayerLaplace
     from leanbayes.methods.mc_dropout import MCDropout as MCDropout
     from leanbayes.methods.mean_field import MeanField as MeanField
     from leanbayes.methods.nested import NestedDropout as NestedDropout
     from leanbayes.methods.patch import ModelPatch as ModelPatch
     from leanbayes.methods.rank1 import BatchEnsemble as BatchEnsemble
     from leanbayes.methods.rank1 import Rank1 as Rank1
+    from leanbayes.methods.swag import SWAG as SWAG
     from leanbayes.methods.variance import VarianceLayers as VarianceLayers
+    from leanbayes.runtime.norm import update_norm as update_norm
     from leanbayes.runtime.passes import draws as draws
     from leanbayes.training.fit import fit as fit
     from leanbayes.training.recipe import Recipe as Recipe
@@ -59,7 +61,6 @@ _INNER = ("core", "distributions", "evaluation", "methods", "runtime", "training
 _NAMES = {
     "leanbayes.core.checkpoint": ("load", "save"),
     "leanbayes.core.conversion": ("convert", "stochastic_layers"),
-    "leanbayes.core.norm": ("update_norm",),
     "leanbayes.core.objective": ("parameter_groups",),
     "leanbayes.core.plain": ("draw", "mean"),
     "leanbayes.core.prediction": ("Prediction",),
@@ -71,12 +72,15 @@ _NAMES = {
     "leanbayes.methods.dropconnect": ("DropConnect",),
     "leanbayes.methods.ensemble": ("DeepEnsemble", "Ensemble"),
     "leanbayes.methods.implicit": ("ImplicitNodes",),
+    "leanbayes.methods.laplace": ("LastLayerLaplace",),
     "leanbayes.methods.mc_dropout": ("MCDropout",),
     "leanbayes.methods.mean_field": ("MeanField",),
     "leanbayes.methods.nested": ("NestedDropout",),
     "leanbayes.methods.patch": ("ModelPatch",),
     "leanbayes.methods.rank1": ("BatchEnsemble", "Rank1"),
+    "leanbayes.methods.swag": ("SWAG",),
     "leanbayes.methods.variance": ("VarianceLayers",),
+    "leanbayes.runtime.norm": ("update_norm",),
     "leanbayes.runtime.passes": ("draws",),
     "leanbayes.training.fit": ("fit",),
     "leanbayes.training.recipe": ("Recipe",),
@@ -84,6 +88,7 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
+    "SWAG",
     "BatchEnsemble",
     "Bernoulli",
     "Categorical",
@@ -92,6 +97,7 @@ __all__ = [
     "Ensemble",
     "Gaussian",
     "ImplicitNodes",
+    "LastLayerLaplace",
     "MCDropout",
     "MeanField",
     "ModelPatch",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
-import time
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +21,11 @@ import leanbayes as lb
 from leanbayes.cli import bench
 from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.cli.main import main
+from leanbayes.compare import workers
 from leanbayes.compare.experiment import load
 from leanbayes.compare.job import DataSpec
+from leanbayes.training.state import Checkpoint
+from tests.distributed.together import one_worker, together
 from tests.fixtures.comparison import PAIR
 from tests.report import make
 
@@ -139,15 +146,16 @@ def test_seeds_of_other_settings_are_refused_and_other_methods_are_welcome(compa
     assert len(list(comparison.rglob("result.json"))) == 8
 
 
-def test_a_report_may_be_written_into_a_folder_and_its_table_to_ascii(tmp_path):
+def test_a_report_may_be_written_into_a_folder_and_its_table_to_ascii(tmp_path, monkeypatch):
     make.tree(tmp_path / "results", {"plain": make.METHODS["plain"]})
     command = ["report", str(tmp_path / "results")]
     assert main([*command, "--out", str(tmp_path)]) == 0
     assert (tmp_path / "report.html").is_file()
-    ascii_only = {"env": os.environ | {"PYTHONIOENCODING": "ascii"}, "capture_output": True, "check": False}
-    done = subprocess.run([sys.executable, "-m", "leanbayes", *command, "--markdown"], **ascii_only)
-    assert done.returncode == 0, done.stderr
-    assert b" ? " in done.stdout  # mean and standard error
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main([*command, "--markdown"]) == 0
+    sys.stdout.flush()
+    assert b" ? " in written.getvalue()  # mean and standard error
 
 
 def test_a_closed_pipe_does_not_lose_the_report(comparison):
@@ -256,61 +264,74 @@ def test_own_data_are_found_from_every_folder(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def interruptible():
-    """Restore interrupts: a shell starts background processes with interrupts ignored, and children inherit that."""
+    """Restore interrupts: a shell starts background processes with interrupts ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path):
-    out = tmp_path / "out"
-    flags = [
-        "--methods",
-        "plain,implicit",
-        "--no-shift",
-        "--ood",
-        "none",
-        "--recipe.epochs",
-        "30",
-        "--train-rows",
-        "400",
-        "--seeds",
-        "0",
-    ]
-    command = [sys.executable, "-m", "leanbayes", "compare", *flags, "--out"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([*command, str(out)], stderr=subprocess.PIPE, text=True, env=environment)
-    checkpoint = out / "digits" / "small" / "implicit" / "seed0" / "checkpoint"
-    while not checkpoint.exists() and process.poll() is None:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
+def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    """In this process; tests/cli/test_predict.py interrupts one of its own."""
+    flags = ["--methods", "plain,implicit", *FAST, "--recipe.epochs", "3"]
+    save, saved = Checkpoint.save, []
+
+    def interrupted(checkpoint, *state):
+        save(checkpoint, *state)
+        saved.append(checkpoint.path)
+        if sum("implicit" in str(path) for path in saved) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", interrupted)
+        assert main(["compare", *flags, "--out", str(tmp_path / "out")]) == 130
+    said = capsys.readouterr().err
     assert "The same command resumes" in said
     assert "Traceback" not in said
-    assert not (out / "digits" / "small" / "implicit" / "seed0" / "result.json").exists()
-    assert main(["compare", *flags, "--out", str(out)]) == 0
+    one, other = (tmp_path / name / "digits" / "small" / "implicit" / "seed0" for name in ("out", "other"))
+    assert not (one / "result.json").exists()
+    plain = one.parents[1] / "plain" / "seed0" / "result.json"
+    stamp = plain.stat().st_mtime_ns
+    assert main(["compare", *flags, "--out", str(tmp_path / "out")]) == 0
+    assert plain.stat().st_mtime_ns == stamp
     assert main(["compare", *flags, "--methods", "implicit", "--out", str(tmp_path / "other")]) == 0  # not interrupted
-    one, other = (
-        json.loads((folder / "digits/small/implicit/seed0/result.json").read_text())
-        for folder in (out, tmp_path / "other")
-    )
-    assert one["metrics"] == other["metrics"]
+    resumed, whole = (json.loads((folder / "result.json").read_text()) for folder in (one, other))
+    assert resumed["metrics"] == whole["metrics"]
+    assert len(resumed["history"]) == 3
 
 
-def test_two_processes_train_and_evaluate_as_one(tmp_path):
-    flags = ["--methods", "rank1", "--no-shift", "--ood", "noise", "--recipe.epochs", "2", "--late", "0.5"]
-    flags += ["--seeds", "0"]
-    two = ["--devices", "2", "--device", "cpu", "--train-rows", "200", "--out", str(tmp_path)]
-    command = [sys.executable, "-m", "leanbayes", "compare", *flags, *two]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+TWO = ["compare", "--methods", "rank1", "--no-shift", "--ood", "noise", "--recipe.epochs", "2", "--late", "0.5"]
+TWO += ["--seeds", "0", "--devices", "2", "--device", "cpu", "--train-rows", "200", "--out"]
+
+
+def _compare(rank: int, world: int, out: str) -> dict[str, str]:
+    with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as told:
+        assert main([*TWO, out]) == 0, told.getvalue()
+    return {"stdout": said.getvalue(), "stderr": told.getvalue()}
+
+
+def joined(out: Path) -> dict[str, str]:
+    """Return the output of two processes that have joined, as a launcher starts them."""
+    ranks = together(2, partial(_compare, out=str(out)), out.parent)
+    return {name: "".join(rank[name] for rank in ranks) for name in ("stdout", "stderr")}
+
+
+def started(out: Path) -> dict[str, str]:
+    """Return the output of a command that starts its second process itself."""
+    command = [sys.executable, "-m", "leanbayes", *TWO, str(out)]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path)], capture_output=True, text=True, env=environment, check=False
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("rank1, seed 0: accuracy") == 1
-    assert done.stdout.count("report:") == 1
+    return {"stdout": done.stdout, "stderr": done.stderr}
+
+
+@one_worker
+@pytest.mark.parametrize("run", [joined, pytest.param(started, marks=pytest.mark.slow)])
+def test_two_processes_train_and_evaluate_as_one(tmp_path, run):
+    said = run(tmp_path / "out")
+    assert said["stderr"].count("rank1, seed 0: accuracy") == 1
+    assert said["stdout"].count("report:") == 1
     (path,) = tmp_path.rglob("result.json")
     found = json.loads(path.read_text())
     assert sum(b["count"] for b in found["figures"]["reliability"]["bins"]) == found["data"]["test"]
@@ -321,12 +342,23 @@ def test_two_processes_train_and_evaluate_as_one(tmp_path):
 
 
 def test_workers_share_the_jobs(tmp_path, monkeypatch):
+    """Shares in this process, pickled as for others; tests/compare/test_workers.py starts processes."""
+    shares = []
+
+    def here(function, tasks):
+        shares.append([[job.name for job in jobs] for jobs, *_ in tasks])
+        for task in tasks:
+            function(*pickle.loads(pickle.dumps(task)))
+
+    monkeypatch.setattr(workers, "on_processes", here)
     command = ["--methods", "plain,mc_dropout", "--workers", "2", *FAST, "--out", str(tmp_path)]
     command += ["--backend", "local"]  # where Ray is installed, too
     monkeypatch.setattr(sys, "argv", ["leanbayes", "train", *command])
     assert main(["train", *command]) == 0  # which writes models and no results
+    assert not list(tmp_path.rglob("result.json"))
     monkeypatch.setattr(sys, "argv", ["leanbayes", "compare", *command])
     assert main(["compare", *command]) == 0
+    assert shares == [[["plain"], ["mc_dropout"]]] * 2
     found = [json.loads(path.read_text()) for path in tmp_path.rglob("result.json")]
     assert sorted(result["method"]["name"] for result in found) == ["mc_dropout", "plain"]
     assert all(result["command"].startswith("leanbayes compare --methods plain,mc_dropout") for result in found)

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 import leanbayes as lb
@@ -72,7 +73,10 @@ def test_figures_are_those_of_the_report(digits, method, tmp_path, capsys):
 def test_the_table_says_what_the_parts_hold(digits, tmp_path):
     assert predict(digits / "rank1" / "seed0" / "model.safetensors", "--part-rows", "300", out=tmp_path) == 0
     rows, found = lines(tmp_path / "predictions.csv"), read_scores(tmp_path)
-    assert list(rows[0]) == ["row", "predicted", "probability", "total", "aleatoric", "epistemic"]
+    every = [f"p({k})" for k in range(10)]
+    assert list(rows[0]) == ["row", "predicted", "probability", "total", "aleatoric", "epistemic", *every]
+    probabilities = [[float(row[name]) for name in every] for row in rows]
+    np.testing.assert_allclose(probabilities, found["mean"], rtol=1e-5, atol=1e-9)
     assert [int(row["row"]) for row in rows] == list(range(797))
     assert [int(row["predicted"]) for row in rows] == found["mean"].argmax(1).tolist()
     np.testing.assert_allclose([float(row["probability"]) for row in rows], found["mean"].max(1), rtol=1e-5)
@@ -143,29 +147,28 @@ def test_columns_are_found_by_name(table, tmp_path):
     for name in ("turned", "bare", "lone"):
         found = read_scores(tmp_path / name)["mean"]
         np.testing.assert_allclose(found, expected[: len(found)], rtol=1e-5)
-    assert list(lines(tmp_path / "x" / "predictions.csv")[0]) == [
-        "row",
-        "mean",
-        "std",
-        "total",
-        "aleatoric",
-        "epistemic",
-    ]
+    check_real_targets(lines(tmp_path / "x" / "predictions.csv"), read_scores(tmp_path / "x"))
 
 
-def test_features_of_files_without_a_header(tmp_path):
+def check_real_targets(rows, found):
+    """The interval and the standard deviations are in the units of the target."""
+    names = ("mean", "std", "lower", "upper", "aleatoric_std", "epistemic_std", "total", "aleatoric", "epistemic")
+    assert list(rows[0]) == ["row", *names]
+    columns = {name: np.array([float(row[name]) for row in rows]) for name in names}
+    mean, std = found["mean"][:, 0], np.sqrt(found["total"][:, 0])
+    lower, upper = scipy.stats.norm.interval(0.95, mean, std)
+    parts = [np.sqrt(found[name][:, 0]) for name in ("aleatoric", "epistemic")]
+    for name, expected in zip(names, (mean, std, lower, upper, *parts), strict=False):
+        np.testing.assert_allclose(columns[name], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_features_of_a_run_without_table(tmp_path):
     rows = np.arange(12.0).reshape(3, 4)
-    write_csv(tmp_path / "known.csv", "a,y,b,c", rows)
     np.savetxt(tmp_path / "whole.csv", rows, delimiter=",")
-    np.savetxt(tmp_path / "two.csv", rows[:, :2], delimiter=",")
     (tmp_path / "head.csv").write_text("a,b,c\n")
     np.testing.assert_array_equal(read_features(tmp_path / "whole.csv"), rows)
-    known = tmp_path / "known.csv"
-    np.testing.assert_array_equal(read_features(tmp_path / "whole.csv", known, "y"), rows[:, [0, 2, 3]])
-    with pytest.raises(ValueError, match="has 2 columns; expected the 3 features"):
-        read_features(tmp_path / "two.csv", known, "y")
     with pytest.raises(ValueError, match="a header and no row"):
-        read_features(tmp_path / "head.csv", known, "y")
+        read_features(tmp_path / "head.csv")
 
 
 def test_several_targets_have_numbers(tmp_path):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
 
 import leanbayes as lb
+from leanbayes.compare import batch_predict
 from leanbayes.compare.batch_predict import FIELDS, read_scores, score
 
 
@@ -50,7 +54,17 @@ def test_raw_rows_and_real_targets(tmp_path):
     assert_predicts(tmp_path, model, -x)
 
 
-def test_local_processes_give_the_same_and_resume(tmp_path):
+def here(function, tasks):
+    """Call tasks in this process, pickled as for others; tests/compare/test_workers.py starts processes."""
+    for task in tasks:
+        try:
+            function(*pickle.loads(pickle.dumps(task)))
+        except ValueError as error:
+            sys.stderr.write(f"{error}\n")
+
+
+def test_local_processes_give_the_same_and_resume(tmp_path, monkeypatch):
+    monkeypatch.setattr(batch_predict, "on_processes", here)
     _, model, x = problem()
     score(model, x, tmp_path / "one", samples=4, part_rows=7)
     paths = score(model, x, tmp_path / "two", samples=4, part_rows=7, workers=2, backend="local")
@@ -70,7 +84,8 @@ def _refuse(x):
     raise ValueError("these rows are not for me")
 
 
-def test_a_failed_worker_is_told(tmp_path, capfd):
+def test_a_failed_worker_is_told(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(batch_predict, "on_processes", here)
     _, model, x = problem()
     with pytest.raises(RuntimeError, match="4 of 4 parts are missing"):
         score(model, x, tmp_path, inputs=_refuse, samples=4, part_rows=7, workers=2, backend="local")

@@ -20,6 +20,7 @@ from leanbayes.compare.progress import followed, Overview, Part, plan, ProgressF
 from leanbayes.compare.run_all import run_all
 from leanbayes.compare.workers import phases, run_on_workers
 from leanbayes.training import progress as display
+from leanbayes.training.fit import epochs_of
 
 SOURCE = DataSpec(name="digits", train_rows=200, validation=0.1)
 EVALUATION = EvaluationSpec(samples=4, ood=("noise",), shift_images=5, test_images=40, shift_corruptions=("fog",))
@@ -75,6 +76,9 @@ def test_folds_and_the_plain_network_are_in_the_plan(experiment):
 
 def test_an_ensemble_trains_every_member(experiment):
     assert units(plan([job(lb.DeepEnsemble(components=3))], experiment, "train")[0]) == {"training": 6}
+    swag = plan([job(lb.SWAG(components=3))], experiment, "compare")[0]
+    assert units(swag)["training"] == 2 + 2  # one training with extra epochs
+    assert swag.parts["test"].work == 3 * 40
 
 
 def test_the_time_left_is_measured_work(clock):
@@ -237,6 +241,17 @@ def test_ensembles_of_seeds_come_after_their_networks():
     one, two, both = job(), job(seed=1), replace(job(), members=(0, 1))
     assert phases([one, both, two]) == [[one, two], [both]]
     assert phases([one]) == [[one]]
+
+
+@pytest.mark.parametrize("method", [None, lb.Rank1(), lb.DeepEnsemble(components=2), lb.SWAG(components=2)])
+def test_a_training_has_the_epochs_of_its_plan(experiment, method, tmp_path):
+    (planned,) = plan([job(method)], experiment, "train")
+    model = experiment.model(method, 0)
+    assert epochs_of(model, job(method).recipe) == units(planned)["training"]
+    assert (
+        len(lb.fit(model, experiment.data.prepared(experiment.data.train)[:2], RECIPE, progress=False))
+        == (units(planned)["training"])
+    )
 
 
 def test_nothing_waits_nothing_is_planned(tmp_path):

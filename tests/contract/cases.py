@@ -76,12 +76,18 @@ def documented_method() -> type[Method]:
     return module.__dict__["Damped"]
 
 
+OPTIONS: dict[str, Method] = {
+    "mean_field:weights": lb.MeanField(estimator="weights", init_std=0.05),
+    "rank1:component": lb.Rank1(noise="component", components=3),
+}
+"""Options that change where noise is, and are no examples of their methods."""
+
 METHODS: dict[str, Method] = {
     f"{name}:{example}": method
     for name, kind in (all_methods() | {"damped": documented_method()}).items()
     for example, method in kind.examples().items()
     if kind.targets  # an explicit ensemble wraps no layer: tests/methods/test_ensemble.py
-}
+} | OPTIONS
 
 
 FEW_LAYERS = ("linear_tokens", "conv2d_options", "conv_transpose2d", "embedding", "batch_norm", "dropout")
@@ -89,6 +95,12 @@ FEW_LAYERS = ("linear_tokens", "conv2d_options", "conv_transpose2d", "embedding"
 
 FEW_METHODS = ("rank1:default", "mean_field:default", "patch:default", "mc_dropout:default")
 """Methods that meet every layer in every check: one of each way in which methods put their noise."""
+
+
+@cache
+def made(layer: Layer) -> nn.Module:
+    """Return a layer to look at."""
+    return layer.make()
 
 
 @cache
@@ -109,17 +121,26 @@ def listed(method: str, check: str, layer: Layer) -> bool:
     )
 
 
-def pairs(check: str, *, every: bool = False) -> Any:
-    """Parametrise a check over pairs of a method and a layer: every valid pair, or all of one with a few of the other.
+def pairs_of(check: str, *, every: bool = False) -> dict[str, list[Layer]]:
+    """Return the layers of a check for each method: every valid one, or all of one axis with a few of the other.
 
     The code of a method and that of a layer meet in the families alone, so a fault shows in one of the few.
     """
-    chosen = [
-        (method, layer)
+    return {
+        method: [
+            layer
+            for layer in LAYERS
+            if (every or layer.name in FEW_LAYERS or method in FEW_METHODS)
+            and isinstance(made(layer), METHODS[method].targets)
+            and not listed(method, check, layer)
+        ]
         for method in METHODS
-        for layer in LAYERS
-        if not listed(method, check, layer) and (every or layer.name in FEW_LAYERS or method in FEW_METHODS)
-    ]
+    }
+
+
+def pairs(check: str, *, every: bool = False) -> Any:
+    """Parametrise a check over pairs of a method and a layer."""
+    chosen = [(method, layer) for method, layers in pairs_of(check, every=every).items() for layer in layers]
     return pytest.mark.parametrize(("method", "layer"), chosen, ids=[f"{m}-{layer.name}" for m, layer in chosen])
 
 
@@ -127,7 +148,11 @@ def converted(method: str, layer: Layer, dtype: torch.dtype = torch.float32) -> 
     """Return a fresh layer, in a container, and its conversion."""
     torch.manual_seed(0)
     net = nn.Sequential(layer.make()).to(dtype)
-    return net, convert(method, net)
+    bnn = convert(method, net)
+    if METHODS[method].post_hoc:  # it has no noise before
+        x = layer.inputs(12, dtype)
+        METHODS[method].after_training(bnn, (x, torch.zeros_like(net(x))), lb.Gaussian())
+    return net, bnn
 
 
 def convert(method: str, net: nn.Module) -> nn.Module:

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from leanbayes import data
+from leanbayes.data.files.folder import find_images, ImageFiles
 
 RAMP = np.linspace(0, 60000, 64).reshape(8, 8).astype("u2")
 GREY = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
@@ -165,3 +166,55 @@ def test_an_image_that_is_cut_short_is_named(tmp_path):
     file.write_bytes(file.read_bytes()[:-40])
     with pytest.raises(ValueError, match=r"b.0\.png cannot be read as an image"):
         data.load(path)
+
+
+# ---------------------------------------------------------------- new images, for a trained network
+
+
+def test_new_images_take_the_form_of_the_training_set(tmp_path):
+    Image.fromarray(GREY).save(tmp_path / "a.png")
+    Image.fromarray(COLOUR).save(tmp_path / "b.png")
+    Image.fromarray(RAMP).save(tmp_path / "c.png")
+    Image.fromarray(np.tile(GREY, (3, 5))).save(tmp_path / "d.jpg")
+    paths = find_images(str(tmp_path))
+    assert [path.name for path in paths] == ["a.png", "b.png", "c.png", "d.jpg"]
+    colour = ImageFiles.like(paths, (3, 8, 8), deep=False)
+    assert colour[:].shape == (4, 3, 8, 8)
+    assert colour[:].dtype == np.uint8
+    assert (colour[:1][0] == GREY).all()
+    assert (colour[1:2][0] == COLOUR.transpose(2, 0, 1)).all()
+    assert (colour[2:3][0, 0] == np.round(RAMP * (255 / 65535))).all()  # 16 bits for a network of 8-bit images
+    deep = ImageFiles.like(paths, (1, 8, 8), deep=True)
+    np.testing.assert_allclose(deep[2:3][0, 0], RAMP / 65535, rtol=1e-6)
+    np.testing.assert_allclose(deep[:1][0, 0], GREY / 255, rtol=1e-6)
+
+
+def test_new_images_are_found_by_file_folder_and_pattern(tmp_path):
+    for name in ("one.png", "two.png", "three.jpg", "sub/four.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.fromarray(GREY).save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("no image")
+    (tmp_path / ".hidden.png").write_bytes(b"")
+
+    def names(given):
+        return [path.name for path in find_images(str(tmp_path / given)) or ()]
+
+    assert names("one.png") == ["one.png"]
+    assert names(".") == ["one.png", "three.jpg", "two.png"]
+    assert names("t*") == ["three.jpg", "two.png"]
+    assert names("**/*.png") == ["one.png", "four.png", "two.png"]
+    assert names("*.txt") == []
+    assert find_images(str(tmp_path / "rows.npy")) is None
+    (tmp_path / "empty").mkdir()
+    for given, sentence in (("none.png", "there is no image"), ("empty", "has no images; expected files")):
+        with pytest.raises(FileNotFoundError, match=sentence):
+            names(given)
+
+
+def test_new_images_that_cannot_be_read_are_named(tmp_path):
+    Image.fromarray(GREY).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"junk")
+    with pytest.raises(ValueError, match=r"b\.png cannot be read as an image"):
+        ImageFiles.like(find_images(str(tmp_path)), (1, 8, 8), deep=False)
+    with pytest.raises(ValueError, match="which are grey or have three colours"):
+        ImageFiles.like([tmp_path / "a.png"], (4,), deep=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from leanbayes import data
 from leanbayes.cli import main as cli
@@ -88,13 +89,57 @@ def test_predictions_refuse_a_file_that_claims_too_much(tmp_path):
 
 def test_a_giant_cell_is_called_one(tmp_path):
     path = tmp_path / "t.csv"
-    for length in (2_000, 200_000):
+    for length in (40_000, 200_000):
         path.write_text(f"a,b\n1,{'x' * length}\n2,y\n3,z\n")
-        with pytest.raises(ValueError, match=r"t\.csv, line 2: expected cells of at most 1,000 characters"):
+        with pytest.raises(ValueError, match=r"t\.csv, line 2: expected cells of at most 32,767 characters"):
             data.load(path)
     path.write_text('a,b\n1,"x\n' + "2,y\n" * 50_000)
     with pytest.raises(ValueError, match=r"line 2: expected .*closed quotation marks, got"):
         data.load(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"a,b\n1,\x002\n3,4\n5,6\n", r"t\.csv, line 2: expected text, got a NUL byte"),
+        (b"\x80\x81a,b\n1,2\n", r"t\.csv is not text in UTF-8"),
+        (b"\xff\xfea", r"t\.csv is not text in UTF-8"),
+        (b"", r"t\.csv has 0 rows; expected at least 3"),
+        (b"\xef\xbb\xbf", r"t\.csv has 0 rows; expected at least 3"),
+        (b"a,b\n" * 3, r"more than one column|at least 5 rows of each"),
+        ((",".join(map(str, range(200_000))) + "\n").encode() * 3, r"200,000 columns; expected at most 100,000"),
+    ],
+    ids=["nul", "bytes", "half a character", "empty", "mark alone", "headers", "columns"],
+)
+def test_a_hostile_table_is_one_sentence(tmp_path, content, sentence):
+    (tmp_path / "t.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=sentence) as told:
+        data.load(tmp_path / "t.csv")
+    assert "\n" not in str(told.value)
+
+
+def test_a_table_larger_than_memory_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text("a,b\n" + "1,2\n" * 100)
+    monkeypatch.setattr(os, "sysconf", lambda name: 10)
+    with pytest.raises(ValueError, match=r"t\.csv is a large table, .* GiB as cells; this machine"):
+        data.load(tmp_path / "t.csv")
+
+
+def test_tables_in_utf16_with_quoted_line_ends_are_read(tmp_path):
+    rows = "".join(f'"{"ä" if i % 2 else "ö"}\n";{i},5\n' for i in range(40))
+    (tmp_path / "t.csv").write_bytes(("größe;y\n" + rows).encode("utf-16"))
+    mine = data.load(tmp_path / "t.csv")
+    assert mine.table.columns[0].values == ("ä", "ö")
+    assert sorted(torch.cat([mine.train.y, mine.test.y]).flatten().tolist()) == [i + 0.5 for i in range(40)]
+
+
+def test_names_of_columns_cannot_steer_a_terminal(tmp_path):
+    rows = "".join(f"{i % 7},{i / 3}\n" for i in range(40))
+    (tmp_path / "t.csv").write_text('"\x1b[2Jfirst\n column",y\n' + rows)
+    mine = data.load(tmp_path / "t.csv")
+    assert mine.table.header == ("[2Jfirst column", "y")
+    assert all(note.isprintable() for note in mine.notes)
+    assert data.load(tmp_path / "t.csv", target="[2Jfirst \n column").table.target == "[2Jfirst column"
 
 
 # ---------------------------------------------------------------- names and labels

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,18 @@ def lacking(page: str, rows: Iterable[Sequence[str]]) -> list[str]:
     """Return the rows of a table that a page lacks."""
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     return [row for row in (f"| {' | '.join(cells)} |" for cells in rows) if row not in lines]
+
+
+def tables_of(page: str) -> list[list[str]]:
+    """Return the heads of all tables of a page, as lists of cells."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    heads = [head for head, rule in pairwise(lines) if head.startswith("|") and re.fullmatch(r"[|\-: ]+", rule)]
+    return [[cell.strip() for cell in head.strip("|").split("|")] for head in heads]
+
+
+def of_one_seed(head: Sequence[str]) -> list[str]:
+    """Return the head of a table, its first cell with the words "one seed"."""
+    return [f"{head[0]}, one seed" if head[0] else "one seed", *head[1:]]
 
 
 def file_of(path: str) -> Any:

@@ -130,11 +130,46 @@ def test_cifar_in_short():
         f"{cifar('batch_ensemble', 'cnll'):.3f}, the plain network {cifar('plain', 'cnll'):.3f} and a deep ensemble of "
         f"four {cifar('deep_ensemble', 'cnll'):.3f}.",
         f"So rank-1 and implicit nodes are worth {worth('cifar10', 'rank1').networks:.1f} and "
-        f"{worth('cifar10', 'implicit').networks:.1f} networks, along a curve a + b / K through one and four networks "
-        "(two and three were not measured).",
+        f"{worth('cifar10', 'implicit').networks:.1f} networks, along a curve a + b / K through the two ensembles of "
+        "this page, one and four networks.",
     ]
     assert worth("cifar10", "batch_ensemble").bound == "at most"
     assert unsaid("docs/results/cifar10.md", said) == []
+
+
+def test_cifar_on_the_measured_curve():
+    """The ruler has the recipe of this page, other runs, and every number of networks from one to eight."""
+    ruler = file_of("ruler/ruler.json")
+    curve = next(each for each in ruler["curves"] if each["net"] == "wrn-16-4")["curve"]
+    assert [row["networks"] for row in curve] == list(range(1, 9))
+    sizes = {row["networks"]: row["cnll"]["mean"] for row in curve}
+    rank1, implicit, plain = (
+        f"{ensemble_equivalent(cifar(label, 'cnll'), sizes).networks:.2f}" for label in ("rank1", "implicit", "plain")
+    )
+    both = {method["method"]: method["parts"]["both"] for method in ruler["methods"]}
+    less = {name: signed(part["paired"]["mean"], part["paired"]["se"]) for name, part in both.items()}
+    seeds = {name: f"{part['networks']:.2f} ± {part['se']:.2f}" for name, part in both.items()}
+    said = [
+        f"On it this page's rank-1 is at {rank1}, implicit nodes at {implicit}, and its plain network, one good seed, "
+        f"at {plain}. With three seeds the ruler has {seeds['rank1']} and {seeds['implicit']}.",
+        f"three seeds of the same recipe: rank-1 {less['rank1']}, implicit nodes {less['implicit']}, BatchEnsemble "
+        f"{less['batch_ensemble']}, each less the plain network of its seed.",
+    ]
+    assert unsaid("docs/results/cifar10.md", said) == []
+    assert all(len(part["by_seed"]) == 3 for part in both.values())
+
+
+@pytest.mark.parametrize("label", ["plain", *LEAN])
+def test_the_ruler_has_the_recipe_of_the_page(label):
+    (own,) = runs("cifar10")[label]
+    other = next(
+        run
+        for run in file_of("ruler/runs.json")
+        if (run["method"]["name"], run["network"]["name"], run["seed"]) == (label, "wrn-16-4", 0)
+    )
+    assert own["method"]["fields"] == other["method"]["fields"]
+    shared = own["recipe"].keys() - {"accelerator"}
+    assert {name: own["recipe"][name] for name in shared} == {name: other["recipe"][name] for name in shared}
 
 
 def test_the_readme_and_the_recipes_claim_no_larger_gain():

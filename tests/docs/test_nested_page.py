@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
+
 from leanbayes_papers.nested.networks import bn3
 from leanbayes_papers.nested.widths import WIDTHS
 from tests.docs.pages import file_of, lacking, text_of, unsaid
@@ -29,7 +32,73 @@ def test_widths_have_their_share_of_groups_and_of_weights():
         accuracies = [f"{found[name][key]['accuracy']:.1f}" for name in ("BN3", "FN3", "IBNN")]
         nlls = [f"{found[name][key]['nll']:.3f}" for name in ("BN3", "FN3", "FN3-TS", "IBNN")]
         rows.append([*shares, *accuracies, *nlls])
+    smallest, method = numbers("limited")["smallest BN3"], bn3("cifar10")
+    share = f"{100 * method.always_on / method.groups:g}"
+    cells = [f"{smallest['accuracy']:.1f}", "", "", f"{smallest['nll']:.3f}", "", "", ""]
+    rows.append([share, f"{smallest['used']:.1f}", *cells])
     assert lacking(PAGE, rows) == []
+
+
+# ------------------------------------------------------------------------------------ measures that do not compare
+
+OURS, AUTHORS = (6_000, 10_000), (73_257, 10_000)  # rows of SVHN and of CIFAR-10
+
+
+def precision_recall(scores: dict[str, list[float]], share: float, steps: int = 50) -> float:
+    """Return the AUPR of two histograms at a share of positive rows: the mean of p t / (p t + (1 - p) f) over t."""
+    positive, negative = (np.repeat(scores[name][::-1], steps) / steps for name in ("svhn", "test"))
+    t, f = (np.cumsum(each) - each / 2 for each in (positive, negative))
+    return float(np.sum(positive * share * t / (share * t + (1 - share) * f + 1e-12)))
+
+
+def test_aupr_at_another_base_rate_is_converted_only_where_scores_were_kept():
+    ours, authors = (positive / (positive + negative) for positive, negative in (OURS, AUTHORS))
+    run = file_of("cifar10/cifar10/wrn-16-4/plain/seed0/result.json")
+    kept, scores = run["metrics"]["ood"]["svhn"], run["figures"]["histograms"]["total"]["counts"]
+    assert kept["scores"]["mutual_information"]["aupr"] == ours  # all scores are equal: chance
+    assert precision_recall(scores, ours) == pytest.approx(kept["aupr"], abs=0.01)
+    said = [
+        f"Here {OURS[0]:,} of {sum(OURS):,} rows are SVHN, so that chance has {ours:.3f}. In the authors' code "
+        f"{AUTHORS[0]:,} of {sum(AUTHORS):,} are, and chance has {authors:.2f}.",
+        f"has {kept['aupr']:.3f} at our base rate and {precision_recall(scores, authors):.3f} at the authors'.",
+    ]
+    assert unsaid(PAGE, said) == []
+    assert not any("auroc" in row for rows in methods().values() for row in rows.values())
+
+
+def test_precision_and_recall_by_hand():
+    """Two bins: half of the positive rows are above all others, the rest is mixed."""
+    scores = {"svhn": [0.5, 0.5], "test": [1.0, 0.0]}
+    mixed = [0.5 * t / (0.5 * t + 0.5 * (2 * t - 1)) for t in np.linspace(0.5, 1, 20_001)]
+    assert precision_recall(scores, 0.5, steps=2_000) == pytest.approx(0.5 + 0.5 * np.mean(mixed), abs=1e-3)
+    assert precision_recall({"svhn": [0.5, 0.5], "test": [0.5, 0.5]}, 0.3) == pytest.approx(0.3)
+
+
+def binned_ece(confidence: np.ndarray, correct: np.ndarray, bins: int = 15) -> float:
+    place = np.minimum((bins * confidence).astype(int), bins - 1)
+    return float(np.abs(np.bincount(place, confidence - correct, bins)).sum() / len(confidence))
+
+
+def test_ece_by_batches_of_a_calibrated_network():
+    """Labels are drawn from the confidences themselves, 40 times; the standard error is below 0.0005."""
+    run = file_of("fashion-mnist/fashion-mnist/lenet/deep_ensemble/seed0/result.json")
+    bins = run["figures"]["reliability"]["bins"]
+    confidence = np.repeat([each["confidence"] for each in bins], [each["count"] for each in bins])
+    draw = np.random.default_rng(0)
+    batches, whole = [], []
+    for _ in range(40):
+        correct = draw.random(len(confidence)) < confidence
+        rows = draw.permutation(len(confidence))[: len(confidence) // 64 * 64].reshape(-1, 64)
+        batches.append(np.mean([binned_ece(confidence[each], correct[each]) for each in rows]))
+        whole.append(binned_ece(confidence, correct))
+    assert np.std(batches) / np.sqrt(40) < 0.0005
+    assert np.mean(batches) == pytest.approx(0.068, abs=0.0015)
+    assert np.mean(whole) == pytest.approx(0.006, abs=0.0005)
+    said = [
+        f"({100 * run['metrics']['test']['accuracy']:.0f} % accurate) would have 0.068; "
+        "over all rows it would have 0.006."
+    ]
+    assert unsaid(PAGE, said) == []
 
 
 def test_the_page_in_short():

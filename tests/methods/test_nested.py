@@ -267,7 +267,7 @@ def test_a_compiled_pass_pools_noise_as_an_eager_one():
 def test_masks_of_streams_that_are_not_coupled_are_independent():
     bnn = residual(coupled=False)
     set_keep_logits(bnn)
-    n = 4000
+    n = 1000
     first, second = (z.sum(1) for z in masks(bnn, n))
     correlation = torch.corrcoef(torch.stack([first, second]))[0, 1]
     assert first.std() > 0.5

@@ -89,6 +89,7 @@ def decoder_of(x: Tensor, steps: int, method: lb.NestedDropout | None) -> Tensor
     return net[1].weight.detach().T
 
 
+@pytest.mark.slow  # 3,000 steps; the order of masks is that of test_nested.py
 def test_nested_dropout_of_a_linear_autoencoder_finds_the_principal_components_in_order():
     """Rippel et al. (2014): where every truncation is optimal, D_k E_k projects on k components, for all k.
 

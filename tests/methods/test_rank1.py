@@ -523,3 +523,53 @@ def test_positive_factors_refuse_a_spread_that_makes_them_negative():
     torch.manual_seed(0)
     with pytest.raises(ValueError, match=r"is positive.*smaller init_spread"):
         lb.convert(nn.Linear(20, 20), lb.Rank1(posterior="log_normal", prior="log_normal", init_spread=2.0))
+
+
+def shared_factors(n: int) -> tuple[torch.Tensor, nn.Module]:
+    """Return the input factors of n passes (n, rows, inputs) under noise of components, and the network."""
+    torch.manual_seed(0)
+    bnn = lb.convert(nn.Sequential(nn.Linear(4, 3)), lb.Rank1(components=2, init_std=0.2, noise="component"))
+    layer, found = bnn[0], []
+    layer.register_forward_pre_hook(lambda module, args: found.append(module.variables(len(args[0]))["input"]))
+    with torch.no_grad():
+        for _ in range(n):
+            bnn(torch.randn(6, 4))
+    return torch.stack(found).double(), bnn
+
+
+def test_rows_of_a_component_share_noise_in_a_pass_and_follow_the_posterior():
+    n = 3000
+    factors, bnn = shared_factors(n)
+    first = factors[:, :1].expand(-1, 3, -1)
+    assert torch.equal(factors[:, :3], first)  # six rows in two blocks
+    assert not torch.equal(factors[:, 3:], first)
+    posterior = bnn[0].posterior.input
+    one, other = factors[:, 0], factors[:, 3]
+    # Blocks change their component from pass to pass: a pair of rows has both, in either order.
+    means, variance = posterior.loc.detach().double(), 0.2**2
+    error = 5 * (2 * variance / n) ** 0.5
+    assert (((one + other).mean(0) - means.sum(0)).abs() < error).all()
+    squares = (one - other).square().mean(0) - (means[0] - means[1]).square()
+    assert ((squares - 2 * variance).abs() < 5 * (8 * variance**2 + 8 * variance * 0.1).__pow__(0.5) / n**0.5).all()
+    noise = (one - one.mean(0)) * (other - other.mean(0)) + (means[0] - means[1]).square() / 4
+    assert (noise.mean(0).abs() < 5 * (variance + 0.01) / n**0.5).all()  # components have their own noise
+
+
+def test_noise_of_components_is_fresh_in_every_pass():
+    factors, _ = shared_factors(2)
+    assert not torch.equal(factors[0], factors[1])
+
+
+def test_noise_of_rows_keeps_the_fields_of_earlier_results():
+    assert "noise" not in lb.Rank1().fields()
+    assert lb.Rank1(noise="component").fields()["noise"] == "component"
+    with pytest.raises(ValueError, match="noise"):
+        lb.Rank1(noise="batch")  # type: ignore[arg-type]
+
+
+def test_named_draws_do_not_depend_on_the_noise_of_training():
+    torch.manual_seed(0)
+    bnn = lb.convert(nn.Sequential(nn.Linear(4, 3)), lb.Rank1(components=2))
+    other = lb.convert(nn.Sequential(nn.Linear(4, 3)), lb.Rank1(components=2, noise="component"))
+    other.load_state_dict(bnn.state_dict())
+    assert torch.equal(lb.draw(bnn, seed=1, index=3)[0].weight, lb.draw(other, seed=1, index=3)[0].weight)

@@ -335,7 +335,7 @@ def test_the_published_table_of_sparse_ensembles_is_that_of_its_files():
             cells += [f"{row[kind]:.2f} ({sweep['ensemble'] - row[kind]:.2f})" for kind in ("zero", "mean")]
         rows.append([f"{100 * share:.0f} %", *cells])
     short, full = (f"(means alone {sweep['deterministic']:.1f})" for sweep in sweeps)
-    rows.append(["Replaced", f"*short* {short}: zeros", "means", f"200 epochs {full}: zeros", "means"])
+    rows.append(["Replaced, one seed", f"*short* {short}: zeros", "means", f"200 epochs {full}: zeros", "means"])
     assert lacking("variance", [rows]) == []
 
 

@@ -165,7 +165,7 @@ def trained(case: Case, steps: int) -> nn.Module:
     return bnn.eval()
 
 
-def check_reference(case: Case, maps: Callable[[float], list[Map]], steps: int = 8) -> None:
+def check_reference(case: Case, maps: Callable[[float], list[Map]], steps: int = 4) -> None:
     bnn = trained(case, steps)
     norms = [m for m in bnn.modules() if isinstance(m, nn.BatchNorm2d)]
     assert all((norm.running_mean.abs() > 1e-4).any() and (norm.running_var - 1).abs().max() > 1e-2 for norm in norms)

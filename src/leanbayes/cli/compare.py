@@ -53,7 +53,7 @@ class Common:
 
     Attributes:
         data: a known name (leanbayes list data), or a file or folder of your own: .npz with x_train, y_train, x_test,
-            y_test; .csv; a folder train/CLASS/*.png, test/CLASS/*.png.
+            y_test; .csv or .parquet; a folder train/CLASS/*.png, test/CLASS/*.png.
         net: a known name (leanbayes list nets), or your own as package.module:function; default lenet for images, small
             for images below 28 pixels, mlp for tables, lstm-ehr for series.
         methods: methods separated by commas; "all" for every one, "plain" is the unconverted network. One method in
@@ -75,10 +75,16 @@ class Common:
             choose settings without looking at the test set.
         validation: share of the training rows to hold out, by class or target quantile. They give the temperature or
             the noise, for tables also the epochs. Five folds replace them if rows are few. 0 trains on all rows.
-        split: number of the train/test split, for the UCI sets, digits and .csv files.
-        target: column of a .csv file to predict; default the last.
+        split: number of the train/test split, for the UCI sets, digits and tables.
+        target: column of a table to predict; default the last.
         task: classification or regression, for data of your own; default by its targets.
         channels: first or last, the channel axis of images in an .npz file; default by their shape.
+        drop: columns of a table to leave out, separated by commas.
+        group: column of a table whose groups are not split between training and test rows, such as a patient.
+        time: column of a table with dates or numbers; the latest rows are the test rows.
+        weight: column of a table with the weights of the rows in training.
+        types: types of columns of a table, such as zip=category,when=date; one of number, comma (decimal comma),
+            boolean, category, embedding, date, day (first), month (first). Default by their cells.
         root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.
         late: share of the epochs before the network is converted; default by method, 0 converts at the start.
         device: auto, cpu, cuda or mps.
@@ -114,6 +120,11 @@ class Common:
     target: str | None = None
     task: Literal["classification", "regression"] | None = None
     channels: Literal["first", "last"] | None = None
+    drop: str | None = None
+    group: str | None = None
+    time: str | None = None
+    weight: str | None = None
+    types: str | None = None
     root: str | None = None
     late: float | None = None
     device: str = "auto"
@@ -301,13 +312,23 @@ def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     where = f" (channels {loaded.channels} in the file)" if loaded.channels and own else ""
     rows = {"image": f"images {shape}{where}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}
     kind = rows.get(loaded.kind, f"{shape} columns")
+    if loaded.table is not None and not loaded.table.plain:
+        kind = f"{shape} inputs from {len(loaded.table.columns)} columns"
     seeds = list(dict.fromkeys(job.seed for job in jobs))
     named = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     test = min(jobs[0].evaluation.test_images or len(loaded.test), len(loaded.test))
-    return (
+    sentence = (
         f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {test:,} rows, {kind}; "
         f"network {net}; {counted(len(jobs), 'run')} of {_epochs(jobs[0].recipe)}; {named}"
     )
+    return "\n  ".join((sentence, *loaded.notes, *_largest_class(loaded)))
+
+
+def _largest_class(loaded: data.DataSet) -> list[str]:
+    if loaded.table is None or loaded.largest_class is None:
+        return []
+    name, share = loaded.largest_class
+    return [f"always predicting the largest class, {name!r}, is right for {100 * share:.1f} % of the test rows"]
 
 
 def _epochs(recipe: Recipe) -> str:

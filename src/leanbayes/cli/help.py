@@ -16,9 +16,10 @@ SCREEN = """usage: leanbayes {command} [--FLAG VALUE ...]        every flag: lea
 {purpose}
 
 data
-  --data DATA           a known name (leanbayes list data), .npz, .csv, or a folder with images
+  --data DATA           a known name (leanbayes list data), .npz, a table, or a folder with images
                         train/CLASS/*.png, test/CLASS/*.png; default digits
-  --target COLUMN       column of a .csv file to predict; default the last
+  --target COLUMN       column of a table to predict; default the last; --drop LIST leaves columns out
+  --group COLUMN        whose groups are not split; --time COLUMN, the latest rows are the test rows
   --task TASK           classification or regression, for your own data; default by its targets
   --train-rows N        number of training rows, --test-images N of test rows; 0 is all
   --hold-out N          evaluate on N training rows instead of the test set, to choose settings

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal
 
 from leanbayes.cli.main import complain, parse
 from leanbayes.compare.batch_predict import describe_scores, find_rows, predict_rows, TABLE
 from leanbayes.compare.experiment import pick_device
+from leanbayes.compare.job import file_name
 from leanbayes.compare.load_run import load_run
+from leanbayes.data.files.folder import is_image
 
 
 @dataclass(frozen=True)
@@ -19,8 +22,9 @@ class Predict:
 
     Attributes:
         checkpoint: folder of a run, such as runs/digits/digits/small/rank1/seed0, or the model.safetensors in it.
-        data: rows: .npy; .npz with one array, or one named x or x_test; .csv; or a known data set (leanbayes list
-            data), for its test rows. Default the test rows of the run.
+        data: rows: .npy; .npz with one array, or one named x or x_test; .csv or .parquet; an image file, a folder of
+            images, or a pattern such as "new/*.png"; or a known data set (leanbayes list data), for its test
+            rows. Default the test rows of the run.
         net: the network of the run as package.module:function, if it is your own. A name in the run's folder is never
             imported.
         out: folder of the predictions: predictions.csv for a spreadsheet, part-*.npz for Python (read_scores). Default
@@ -52,12 +56,13 @@ class Predict:
 
 def predict(arguments: list[str]) -> int:
     """Predict, part by part, and print where the predictions are."""
-    options = parse(Predict, arguments, "predict")
+    options = parse(Predict, _one_value(arguments), "predict")
     device = pick_device(options.device)
     run = load_run(options.checkpoint, options.root, options.net)
     request = find_rows(options.data, run, options.root)
-    out = options.out or Path("predictions") / Path(options.data or run.data.name).stem
+    out = options.out or Path("predictions") / _default_name(options.data or run.data.name)
     sys.stderr.write(f"{request.name}; network {run.net}, {run.method}, of '{run.folder}'\n")
+    sys.stderr.writelines(f"  {note}\n" for note in request.notes)
     run.model.to(device)
     how = {name: getattr(options, name) for name in ("samples", "seed", "part_rows", "workers", "backend", "fresh")}
     try:
@@ -69,3 +74,18 @@ def predict(arguments: list[str]) -> int:
         sys.stdout.write(f"{describe_scores(out, request.y, run.data.task)}\n")
     sys.stdout.write(f"predictions: {out / TABLE}\n")
     return 0
+
+
+def _one_value(arguments: list[str]) -> list[str]:
+    """Join image files after --data, as a shell makes them of new/*.png, to one value."""
+    if "--data" not in arguments:
+        return arguments
+    first = arguments.index("--data") + 1
+    images = list(takewhile(is_image, map(Path, arguments[first:])))
+    return [*arguments[:first], "\n".join(map(str, images)), *arguments[first + len(images) :]] if images else arguments
+
+
+def _default_name(given: str) -> str:
+    """Return the name of the data; of several images, that of their folder."""
+    path = Path(given.split("\n")[0])
+    return file_name(path.absolute().parent.name if "\n" in given else path.stem)

@@ -5,8 +5,9 @@ rows. `OUT/scores.json` holds their settings. Draw i of a seed is the same netwo
 equal those of one `lb.predict`.
 
 `predict_rows` predicts with a run of a comparison and adds `OUT/predictions.csv`, one line per row. Columns for
-classes: row, predicted, probability, total, aleatoric, epistemic. Columns for real targets, in their own units: row,
-mean, std, total, aleatoric, epistemic.
+classes: row, predicted, probability, total, aleatoric, epistemic, and p(CLASS) for every class. Columns for real
+targets: row, mean, std, lower, upper, aleatoric_std and epistemic_std in the units of the target, and the variances
+total, aleatoric, epistemic. Image files have the column file after row.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ from leanbayes.core.checkpoint import load
 from leanbayes.core.conversion import own_likelihood, unwrap
 from leanbayes.core.predictor import predict
 from leanbayes.data.files.csv import read_features
+from leanbayes.data.files.folder import find_images, ImageFiles
 from leanbayes.data.files.npz import array_names, read_array
+from leanbayes.data.loading import read_own_table, TABLES
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.evaluation.evaluate import in_units, Units
 from leanbayes.evaluation.result import difference, read_json, write_json
@@ -45,10 +48,10 @@ from leanbayes.training.progress import display
 SETTINGS_FILE = "scores.json"
 FIELDS = ("mean", "total", "aleatoric", "epistemic")
 TABLE = "predictions.csv"
-TABLES = (".csv", ".tsv")
+WIDE = 1.959964  # standard deviations from the mean to the ends of the interval that holds 95 % of a Normal
 POLL = 0.5  # seconds between two counts of the finished parts
 Rows = Any
-"""A .npy or .npz file, a tensor or array, or a data set with a length, whose items are inputs or (inputs, ...)."""
+"""A .npy or .npz file, image files, a tensor or array, or a data set with a length, of inputs or (inputs, ...)."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +239,7 @@ def _find_array(data: Path) -> str:
 def _take(rows: Any, start: int, stop: int) -> Tensor:
     if isinstance(rows, Tensor):
         return rows[start:stop]
-    if isinstance(rows, np.ndarray):
+    if isinstance(rows, (np.ndarray, ImageFiles)):
         return torch.from_numpy(np.array(rows[start:stop]))
     items = (rows[i] for i in range(start, stop))
     return torch.stack([torch.as_tensor(item[0] if isinstance(item, (tuple, list)) else item) for item in items])
@@ -262,6 +265,8 @@ def _identify(data: Rows) -> str:
         return f"{data.name}, {data.stat().st_size} bytes, {data.stat().st_mtime_ns}"
     if isinstance(data, (Tensor, np.ndarray)):
         return _digest(torch.as_tensor(data))
+    if isinstance(data, ImageFiles):
+        return hashlib.sha256(data.state.encode()).hexdigest()[:16]
     return type(data).__name__
 
 
@@ -312,6 +317,8 @@ class Request:
     name: str
     x: Rows
     y: Tensor | None = None
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def find_rows(given: str, run: LoadedRun, root: str | None = None) -> Request:
@@ -333,7 +340,7 @@ def predict_rows(run: LoadedRun, request: Request, out: Path, *, part_rows: int,
     before = 0 if fresh else _count_parts(out)
     with progress(out, rows, part_rows, before):
         parts = score(run.model, request.x, out, part_rows=part_rows, fresh=fresh, **own, **how)
-    write_table(parts, out / TABLE, run.data.classes)
+    write_table(parts, out / TABLE, run.data.classes, request.files)
     return parts
 
 
@@ -348,12 +355,12 @@ def describe_scores(out: Path, y: Tensor, task: str) -> str:
     return f"RMSE {metrics.rmse(found['mean'], y):.4g}, NLL {nll:.4f} of a Normal with these means and deviations"
 
 
-def write_table(parts: Sequence[Path], path: Path, classes: Sequence[str]) -> None:
-    """Write one line per row; `classes` names the classes and is empty for real targets."""
+def write_table(parts: Sequence[Path], path: Path, classes: Sequence[str], files: Sequence[str] = ()) -> None:
+    """Write one line per row; `classes` is empty for real targets, `files` names image files."""
 
     def write(temporary: Path) -> None:
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            _write_lines(file, parts, classes)
+            _write_lines(file, parts, classes, files)
 
     remove_leftovers(path)
     write_whole(path, write)
@@ -367,14 +374,29 @@ def _find(path: Path, given: str, run: LoadedRun, root: str | None) -> Request:
     if path.suffix in (".npy", ".npz"):
         return Request(path.name, path)
     if path.suffix.lower() in TABLES:
-        like = trained_on if trained_on.suffix.lower() in TABLES else None
-        return Request(path.name, read_features(path, like, run.source.target))
+        return _find_in_table(path, run)
+    if images := find_images(given):
+        deep = run.data.train.x.is_floating_point()
+        rows = ImageFiles.like(images, run.data.input_shape, deep=deep)
+        count = "1 image" if len(images) == 1 else f"{len(images)} images"
+        where = str(images[0].parent) if "\n" in given else given
+        return Request(f"{count} of {where}", rows, files=tuple(map(str, images)))
     other = known_data.load(given, root or run.source.root)
     alike = other.task == "classification" and other.classes == run.data.classes
     return Request(f"the test rows of {other.name}", other.test.x, other.test.y if alike else None)
 
 
-def _write_lines(file: TextIO, parts: Sequence[Path], classes: Sequence[str]) -> None:
+def _find_in_table(path: Path, run: LoadedRun) -> Request:
+    table = run.data.table
+    if table is None:
+        return Request(path.name, read_features(path))
+    cells = read_own_table(path, names=table.header)
+    x, notes = table.read(cells)
+    y = table.targets(cells, run.data.classes)
+    return Request(path.name, x, None if y is None else torch.from_numpy(y).to(run.data.test.y), notes=tuple(notes))
+
+
+def _write_lines(file: TextIO, parts: Sequence[Path], classes: Sequence[str], files: Sequence[str]) -> None:
     writer = csv.writer(file)
     row = 0
     for number, part in enumerate(parts):
@@ -382,9 +404,9 @@ def _write_lines(file: TextIO, parts: Sequence[Path], classes: Sequence[str]) ->
             found = {name: arrays[name] for name in FIELDS}
         columns = _columns(found, classes)
         if number == 0:
-            writer.writerow(["row", *columns])
+            writer.writerow(["row", *(["file"] if files else []), *columns])
         for cells in zip(*columns.values(), strict=True):
-            writer.writerow([row, *cells])
+            writer.writerow([row, *files[row : row + 1], *cells])
             row += 1
 
 
@@ -393,8 +415,11 @@ def _columns(found: dict[str, Any], classes: Sequence[str]) -> dict[str, list[st
     mean, others = found["mean"], {name: found[name] for name in FIELDS[1:]}
     if classes:
         columns = {"predicted": [classes[k] for k in mean.argmax(1)], "probability": _format(mean.max(1))}
-        return columns | {name: _format(values) for name, values in others.items()}
-    values = {"mean": mean, "std": np.sqrt(found["total"]), **others}
+        columns |= {name: _format(values) for name, values in others.items()}
+        return columns | {f"p({name})": _format(mean[:, k]) for k, name in enumerate(classes)}
+    std = np.sqrt(found["total"])
+    values = {"mean": mean, "std": std, "lower": mean - WIDE * std, "upper": mean + WIDE * std}
+    values |= {f"{name}_std": np.sqrt(found[name]) for name in ("aleatoric", "epistemic")} | others
     targets = mean.shape[1]
     return {
         name if targets == 1 else f"{name}_{k + 1}": _format(values[name][:, k])

@@ -6,8 +6,8 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,14 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes import data, models
-from leanbayes.compare.job import DataSpec, EvaluationSpec
+from leanbayes.compare.job import DataSpec, EvaluationSpec, TABLE_FIELDS
 from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
+from leanbayes.data.holdout import held_out
+from leanbayes.data.table import select
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.methods._base import Method
+from leanbayes.models.table import embedded_width
 from leanbayes.shift.sweep import Shift
 
 OWN_NETWORK = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
@@ -52,7 +55,8 @@ class Experiment:
         self.evaluation = evaluation
         self.data = load(source)
         self.root = source.root
-        self.make = maker(net, num_outputs=self.data.num_outputs, input_shape=self.data.input_shape)
+        shape: dict[str, Any] = {"num_outputs": self.data.num_outputs, "input_shape": self.data.input_shape}
+        self.make = maker(net, **shape, embedded=self.data.embedded)
         self._try_network(net)
         self.ood  # noqa: B018  # an unknown name raises now
 
@@ -144,27 +148,35 @@ def units_of(data: DataSet) -> tuple[Tensor, Tensor] | None:
 
 def load(source: DataSpec) -> DataSet:
     """Return a data set with the rows that its spec asks for."""
-    own = {"target": source.target, "task": source.task, "channels": source.channels}
+    own = {name: getattr(source, name) for name in ("target", "task", "channels", *TABLE_FIELDS)}
     whole = data.load(source.name, source.root, split=source.split, **own)
     if wanted := source.hold_out:
         rows = len(whole.train)
         if wanted >= rows:
             raise ValueError(f"expected --hold-out to be below the {rows:,} training rows, got {wanted:,}")
-        held = torch.zeros(rows, dtype=torch.bool)
-        held[_evenly(rows, wanted)] = True
-        whole = replace(_train_on(whole, ~held), test=Split(whole.train.x[held], whole.train.y[held]))
+        held = _hold_out(whole.train, wanted)
+        whole = _train_on(whole, ~held, held)
     if 0 < source.train_rows < len(whole.train):
         whole = _train_on(whole, _evenly(len(whole.train), source.train_rows))
     return whole
 
 
-def _train_on(whole: DataSet, rows: Tensor) -> DataSet:
-    """Return the data set with some of its training rows; every class must keep one."""
-    some = Split(whole.train.x[rows], whole.train.y[rows])
+def _hold_out(split: Split, wanted: int) -> Tensor:
+    """Mark evenly spaced rows; of a table with times the latest ones, of one with groups whole groups."""
+    if split.time is not None or split.group is not None:
+        return held_out(split.y, wanted / len(split), 0, groups=split.group, time=split.time)
+    held = torch.zeros(len(split), dtype=torch.bool)
+    held[_evenly(len(split), wanted)] = True
+    return held
+
+
+def _train_on(whole: DataSet, rows: Tensor, test: Tensor | None = None) -> DataSet:
+    """Return the data set with some of its training rows, others to test on; every class must keep one."""
+    some = whole.train.take(rows)
     if whole.task == "classification" and (missing := set(range(len(whole.classes))) - set(some.y.tolist())):
         name = whole.classes[min(missing)]
         raise ValueError(f"{len(some)} training rows leave class {name!r} of {whole.name} without any; take more")
-    return replace(whole, train=some)
+    return select(whole, rows, test)
 
 
 def _evenly(rows: int, wanted: int) -> Tensor:
@@ -174,15 +186,22 @@ def _evenly(rows: int, wanted: int) -> Tensor:
     return torch.arange(wanted) * rows // wanted
 
 
-def maker(net: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> Callable[[], nn.Module]:
+def maker(
+    net: str, *, num_outputs: int, input_shape: tuple[int, ...], embedded: Mapping[int, int] | None = None
+) -> Callable[[], nn.Module]:
     """Return a function that makes a new network at each call.
 
     A user's own function receives `num_outputs` and `input_shape` if it accepts them. The current folder is importable.
-    Such a name must come from the command line, never from a file: it runs code.
+    Such a name must come from the command line, never from a file: it runs code. Columns of codes (`embedded`, as in
+    `DataSet`) become learned vectors, and the network takes these instead.
 
     Raises:
         ValueError: in one sentence, if the network is unknown or cannot be made.
     """
+    if embedded:
+        (inputs,) = input_shape
+        body = maker(net, num_outputs=num_outputs, input_shape=(embedded_width(inputs, embedded),))
+        return lambda: models.TableNet(lambda _: body(), inputs, embedded)
     known: dict[str, Any] = {"num_outputs": num_outputs, "input_shape": input_shape}
     if ":" not in net:
         return lambda: models.build(net, **known)

@@ -30,6 +30,7 @@ FEW = 5000  # fewer training images than this get small batches: they need many 
 PATIENCE = 30  # epochs without improvement on the held-out rows of a table
 MOST_EPOCHS = 500  # of a table
 KL_EPOCHS = 200  # epochs until the KL has its full weight, as in the papers; shorter trainings end before
+TABLE_FIELDS = ("drop", "group", "time", "weight", "types")  # of `DataSpec`, for tables
 METHOD = re.compile(r"\s*([\w-]+)\s*(?:\[([^\]]*)\])?\s*(?:,|$)")
 
 
@@ -75,6 +76,7 @@ class DataSpec:
             trained on.
         validation: share of the training rows that validate the training instead; 0 trains on all rows.
         channels: "first" or "last": the channel axis of images in an .npz file; None infers it from the shape.
+        drop, group, time, weight, types: options for tables, as texts; see `leanbayes.data.load`.
     """
 
     name: str
@@ -85,7 +87,12 @@ class DataSpec:
     train_rows: int = 0
     hold_out: int = 0
     validation: float = field(default=0.0, repr=False)
-    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it
+    channels: str | None = field(default=None, repr=False)  # digests in older folder names lack it and those below
+    drop: str | None = field(default=None, repr=False)
+    group: str | None = field(default=None, repr=False)
+    time: str | None = field(default=None, repr=False)
+    weight: str | None = field(default=None, repr=False)
+    types: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _check_counts(0, train_rows=self.train_rows, hold_out=self.hold_out, split=self.split)
@@ -93,7 +100,7 @@ class DataSpec:
             raise ValueError(f"expected validation to be at least 0 and below 1, got {self.validation}")
 
 
-LATER: dict[str, Any] = {"channels": None, "validation": 0.0}
+LATER: dict[str, Any] = {"channels": None, "validation": 0.0} | dict.fromkeys(TABLE_FIELDS)
 """Fields of `DataSpec` that ids leave out at these defaults."""
 
 
@@ -145,7 +152,7 @@ class Job:
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the run, OUT/<data>/<net>/<method>/seed<k>."""
-        parts = (_file_name(Path(self.source.name).stem), _file_name(self.net), self.title)
+        parts = (file_name(Path(self.source.name).stem), file_name(self.net), self.title)
         return out.joinpath(*parts, f"seed{self.seed}")
 
     def settings(self) -> dict[str, Any]:
@@ -193,7 +200,8 @@ def _check_counts(least: int, **numbers: int) -> None:
             raise ValueError(f"expected {name.replace('_', '-')} to be at least {least}, got {number}")
 
 
-def _file_name(name: str) -> str:
+def file_name(name: str) -> str:
+    """Return a name with signs that any file system takes."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "unnamed"
 
 

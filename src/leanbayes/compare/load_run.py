@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from leanbayes.data import DataSet
 from leanbayes.data.checks import check_inputs
 from leanbayes.data.dataset import Channels, normalised
 from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
+from leanbayes.data.table import FILE as TABLE_FILE
+from leanbayes.data.table import prepared_by, TablePreparation
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import read_json, read_result
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
@@ -110,7 +113,8 @@ def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
         source = replace(source, name=Path(name).name)  # a file that was moved to the current folder
     net = experiment.check_network(recorded, net, folder)
     data = _load_data(folder, source)
-    network = experiment.maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape)()
+    shape = data.input_shape
+    network = experiment.maker(net, num_outputs=data.num_outputs, input_shape=shape, embedded=data.embedded)()
     model = at_full_width(_load_model(folder / MODEL, network, method), data)
     likelihood = own_likelihood(model) or _load_likelihood(folder, data)
     return LoadedRun(folder, net, method, model, likelihood, source, data)
@@ -140,7 +144,9 @@ def _find_folder(path: Path) -> Path:
 
 def _load_data(folder: Path, source: DataSpec) -> DataSet:
     try:
-        data = experiment.load(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the training said them
+            data = experiment.load(source)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"the training data of '{folder}' decide how its inputs are normalised, and cannot be read: {error}"
@@ -152,7 +158,17 @@ def _load_data(folder: Path, source: DataSpec) -> DataSet:
             f"the training data {source.name!r} of '{folder}' have changed, so inputs would be normalised differently; "
             "restore the old ones, or train again"
         )
-    return data
+    return data if data.table is None else _with_stored_table(data, folder / TABLE_FILE)
+
+
+def _with_stored_table(data: DataSet, path: Path) -> DataSet:
+    """Prepare the columns of a table as the run did; runs from before this file prepared numbers alone."""
+    if not path.is_file():
+        return data
+    try:
+        return prepared_by(data, TablePreparation.from_json(read_json(path)))
+    except ValueError as error:
+        raise ValueError(f"'{path}' is damaged ({error}); train again") from error
 
 
 def _load_model(path: Path, network: nn.Module, method: str) -> nn.Module:

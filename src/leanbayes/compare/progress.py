@@ -175,7 +175,8 @@ def title_of(job: Job) -> str:
 def _trainings(job: Job, rows: int, *, plain_runs: bool) -> dict[str, Part]:
     if job.baseline or job.members:
         return {"training": Part("train", 0, 0)}
-    recipe, stops = job.recipe, bool(job.recipe.patience)
+    recipe = job.recipe if job.method is None else job.method.extended(job.recipe)
+    stops, trained = bool(recipe.patience), _trained(job)
     folds = stops and bool(job.source.validation) and rows < FEW
     work = BACKWARD * rows
     names = [f"fold {number + 1} of {FOLDS}" for number in range(FOLDS)] if folds else ["training"]
@@ -183,11 +184,11 @@ def _trainings(job: Job, rows: int, *, plain_runs: bool) -> dict[str, Part]:
     if stops and job.source.validation and recipe.convert_at_epoch and not plain_runs:
         parts = {f"plain {name}": Part("train", recipe.epochs, work, stops) for name in names}
     final = ["training"] if folds else []
-    return parts | {name: Part("train", recipe.epochs * _members(job), work, stops) for name in names + final}
+    return parts | {name: Part("train", recipe.all_epochs * trained, work, stops) for name in names + final}
 
 
 def _evaluations(job: Job, experiment: Experiment, *, corrupts: bool) -> dict[str, Part]:
-    passes = job.evaluation.samples if job.method is not None and job.method.targets else _members(job)
+    passes = job.evaluation.samples if job.method is not None and job.method.targets else _networks(job)
     rows, sets = len(experiment.test[0]), 1 + len(experiment.ood)
     parts = {"test": Part("predict", sets, passes * rows)}
     shift = experiment.shift if experiment.data.task == "classification" else None
@@ -199,11 +200,16 @@ def _evaluations(job: Job, experiment: Experiment, *, corrupts: bool) -> dict[st
     return parts | {"cost": Part("cost", 1, TURNS * passes * min(rows, PREDICTED_ROWS_ON_CPU))}
 
 
-def _members(job: Job) -> int:
+def _networks(job: Job) -> int:
     """Return the number of whole networks in a row: of an ensemble its members, else one."""
     if job.members:
         return len(job.members)
     return 1 if job.method is None or job.method.targets else int(job.method.fields().get("components", 1))
+
+
+def _trained(job: Job) -> int:
+    """Return the number of networks that are trained; members may also come from one training."""
+    return 1 if job.method is not None and job.method.post_hoc else _networks(job)
 
 
 class Overview:

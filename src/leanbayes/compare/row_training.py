@@ -23,18 +23,18 @@ from typing import Any
 import torch
 from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 from torch import nn, Tensor
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from leanbayes.core.prediction import concatenate, Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Gaussian, Likelihood
 from leanbayes.evaluation.result import read_json, write_json
-from leanbayes.methods.ensemble import members_of
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of
 from leanbayes.training import History, Recipe
 from leanbayes.training.early_stopping import best_epoch
-from leanbayes.training.fit import fit
+from leanbayes.training.fit import epochs_of, fit
 from leanbayes.training.logs import Logger
 from leanbayes.training.objective import autocast
 
@@ -44,6 +44,8 @@ FEW = 2000
 
 FILE = "validation.json"
 Made = tuple[nn.Module, Likelihood]
+Tensors = tuple[Tensor, ...]
+"""Inputs, targets and, for some tables, weights of rows."""
 Watch = Callable[[str, int], tuple[Callable[[Any], object], ...]]
 
 
@@ -63,7 +65,7 @@ class Row:
     Attributes:
         make: returns the untrained model and its likelihood, always the same ones.
         recipe: the training.
-        data: inputs and targets of all training rows.
+        data: inputs and targets of all training rows; weights may follow, see `weighted`.
         held: how rows are held out; None trains on all of them.
         folder: of the run.
         samples: draws per prediction.
@@ -78,7 +80,7 @@ class Row:
 
     make: Callable[[], Made]
     recipe: Recipe
-    data: tuple[Tensor, Tensor]
+    data: Tensors
     held: Held | None
     folder: Path
     samples: int
@@ -223,8 +225,8 @@ def _kept(row: Row, compute: Callable[[], Mapping[str, Any]]) -> Validation:
 def _fitted(
     row: Row,
     recipe: Recipe,
-    data: tuple[Tensor, Tensor],
-    valid: tuple[Tensor, Tensor] | None = None,
+    data: Tensors,
+    valid: Tensors | None = None,
     fold: int | None = None,
 ) -> tuple[nn.Module, Likelihood, History]:
     """Train the final network of a row, or that of a fold; resume if its folder has a state."""
@@ -232,11 +234,24 @@ def _fitted(
     name, folder = (
         ("training", row.folder) if fold is None else (f"fold {fold + 1} of {FOLDS}", row.folder / f"fold{fold}")
     )
-    given: dict[str, Any] = {"folder": folder, "resume": True, "progress": False, "validation": valid}
-    given["callbacks"] = row.watch(name, recipe.epochs * max(1, len(members_of(model))))
+    given: dict[str, Any] = {"folder": folder, "resume": True, "progress": False, "likelihood": likelihood}
+    given["callbacks"] = row.watch(name, epochs_of(model, recipe))
     if fold is None:
         given |= {"callbacks": (*given["callbacks"], *row.callbacks), "loggers": row.loggers}
-    return model, likelihood, fit(model, data, recipe, likelihood=likelihood, **given)
+    given["validation"] = None if valid is None else valid[:2]
+    return model, likelihood, fit(model, weighted(data, recipe), recipe, **given)
+
+
+def weighted(data: Tensors, recipe: Recipe) -> Any:
+    """Return data for `fit`; rows with weights are drawn in proportion to them, with replacement."""
+    inputs, targets, *weights = data
+    if not weights:
+        return inputs, targets
+    generator = torch.Generator()
+    sampler = WeightedRandomSampler(weights[0].double().tolist(), len(inputs), generator=generator)
+    how: dict[str, Any] = {"batch_size": recipe.batch_size, "sampler": sampler, "generator": generator}
+    lone = len(inputs) % recipe.batch_size == 1  # one row has no batch statistics
+    return DataLoader(TensorDataset(inputs, targets), drop_last=lone, **how)
 
 
 def _predicted(row: Row, model: nn.Module, likelihood: Likelihood, x: Tensor) -> Prediction:
@@ -260,8 +275,8 @@ def _mean_nll(history: History, best: list[int]) -> float | None:
     return statistics.fmean(known) if known else None
 
 
-def _rows(data: tuple[Tensor, Tensor], chosen: Tensor) -> tuple[Tensor, Tensor]:
-    return data[0][chosen], data[1][chosen]
+def _rows(data: Tensors, chosen: Tensor) -> Tensors:
+    return tuple(part[chosen] for part in data)
 
 
 def _calibrated(p: Prediction, y: Tensor) -> tuple[float, float]:

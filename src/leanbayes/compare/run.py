@@ -29,6 +29,8 @@ from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.summary import summary
 from leanbayes.data import DataSet
+from leanbayes.data.table import FILE as TABLE_FILE
+from leanbayes.data.table import one_hot_codes
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
 from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
@@ -163,6 +165,8 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
     folder = job.folder(out)
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
+    if is_first() and experiment.data.table is not None:
+        results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
     trained = (
         _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, hooks))
     )
@@ -190,12 +194,14 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
     data = experiment.data
     classes = data.num_outputs if data.task == "classification" else 0
     start = time.perf_counter()
-    fitted = BASELINES[job.baseline](*data.prepared(data.train), classes, job.seed)
+    inputs, targets = data.prepared(data.train)
+    codes = data.embedded if job.baseline == "linear" else {}  # trees split codes, a linear model cannot
+    fitted = BASELINES[job.baseline](one_hot_codes(inputs, codes), targets, classes, job.seed)
     seconds = time.perf_counter() - start
     _, x, y = experiment.test
 
     def predict(rows: Tensor) -> Prediction:
-        p = fitted.predict(rows)
+        p = fitted.predict(one_hot_codes(rows, codes))
         return p if experiment.units is None else in_units(p, *experiment.units)
 
     start = time.perf_counter()
@@ -204,7 +210,7 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
     found, figures = metrics_of(prediction, y, {name: predict(rows) for name, (rows, _) in experiment.ood.items()})
     if fitted.quantiles is not None and experiment.units is not None:
         mean, std = experiment.units
-        low, high = (end * std + mean for end in fitted.quantiles(x))
+        low, high = (end * std + mean for end in fitted.quantiles(one_hot_codes(x, codes)))
         found["test"] |= {
             "quantile_coverage": float(scores.interval_coverage(low, high, y)),
             "quantile_width": float((high - low).mean()),
@@ -222,8 +228,8 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
     row = Row(
         make=partial(_make, job, experiment),
         recipe=job.recipe,
-        data=data.prepared(data.train),
-        held=Held(share) if share else None,
+        data=(*data.prepared(data.train), *([] if data.train.weight is None else [data.train.weight])),
+        held=Held(share, data.train.group, data.train.time) if share else None,
         folder=job.folder(out),
         samples=job.evaluation.samples,
         key=_training_settings(job) | {"samples": job.evaluation.samples},
@@ -320,12 +326,25 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
             "held_out": job.source.hold_out,
             "sha256": data.sha256,
             "classes": list(data.classes),
+            **_table_facts(data, experiment.test[2]),
         },
         "recipe": settings["recipe"],
         "settings": settings,
         **{"metrics": {}, "cost": {}, "figures": {}, "history": []},
         "environment": results.environment(pick_device(job.recipe.accelerator)) | _launch(job),
     }
+
+
+def _table_facts(data: DataSet, labels: Tensor) -> dict[str, Any]:
+    """Return notes on the columns of the user's own table, and the largest class with its share of evaluated rows."""
+    if data.table is None:
+        return {}
+    facts: dict[str, Any] = {"notes": list(data.notes)}
+    if data.task == "classification":
+        largest = int(torch.bincount(data.train.y).argmax())
+        share = float((labels == largest).double().mean())
+        facts["largest_class"] = {"name": data.classes[largest], "share": share}
+    return facts
 
 
 def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[str, Any]:

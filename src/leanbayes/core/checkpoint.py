@@ -34,7 +34,7 @@ from leanbayes.core.conversion import (
 from leanbayes.distributions.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods._base import Method
-from leanbayes.methods.ensemble import DeepEnsemble, members_of
+from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import (
     check_fields,
     local,
@@ -94,8 +94,8 @@ def save(
     tensors, others = untied(_state(model, only))
     if only == "posterior" and _own_weights(chain, tensors):
         raise ValueError(
-            "a deep ensemble has no posterior next to its weights, which every member has for itself; save all of it: "
-            "only='all'"
+            "an ensemble of whole networks has no posterior next to its weights, which every member has for itself; "
+            "save all of it: only='all'"
         )
     header = {
         "format": FORMAT,
@@ -136,8 +136,8 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
     chain = [header, *header.get("chain", [])]
     if header.get("only") == "posterior" and _own_weights(chain, tensors):
         raise ValueError(
-            f"'{path}' holds the posterior of a deep ensemble without the weights of its members; save all of it: "
-            "lb.save(ensemble, path)"
+            f"'{path}' holds the posterior of an ensemble of whole networks without the weights of its members; "
+            "save all of it: lb.save(ensemble, path)"
         )
     methods = [_method(step, method, path) for step in chain]
     _check_sizes(chain, methods, tensors, path)
@@ -251,7 +251,8 @@ def _method(step: Mapping[str, Any], given: Method | None, path: PathLike) -> Me
 
 def _own_weights(chain: list[dict[str, Any]], posterior: Mapping[str, Tensor]) -> bool:
     """Return whether a model has weights that are neither in its posterior nor in the plain network."""
-    whole = [step["fields"] for step in chain if step["method"] == DeepEnsemble.name]
+    known = all_methods()
+    whole = [step["fields"] for step in chain if step["method"] in known and not known[step["method"]].targets]
     return any(fields.get("init") != "copy" for fields in whole) or (bool(whole) and not posterior)
 
 

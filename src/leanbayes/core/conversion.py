@@ -15,7 +15,7 @@ from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.layers.composites.lowering import aliases, lower, raise_back, RowsFirst
 from leanbayes.layers.composites.recurrent import Recurrent
 from leanbayes.layers.family import DROPOUTS, refusal
-from leanbayes.layers.hooks import copy_hooks, follow_ties
+from leanbayes.layers.hooks import copy_hooks, every_module, follow_ties
 from leanbayes.layers.select import choose, Where
 from leanbayes.methods import as_method
 from leanbayes.methods._base import Method, StochasticLayer
@@ -142,7 +142,7 @@ def stochastic_layers(model: nn.Module) -> Iterator[tuple[str, StochasticLayer]]
 
 def is_stochastic(model: nn.Module) -> bool:
     """Return whether a model has a stochastic layer."""
-    return any(isinstance(module, StochasticLayer) for module in model.modules())
+    return any(isinstance(module, StochasticLayer) for module in every_module(model))
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

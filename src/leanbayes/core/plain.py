@@ -14,6 +14,7 @@ from leanbayes.layers.composites.lowering import raise_back
 from leanbayes.layers.hooks import copy_hooks
 from leanbayes.methods._checks import whole_number
 from leanbayes.methods.ensemble import member_of, members_of
+from leanbayes.runtime.noise import Design
 from leanbayes.runtime.passes import draws, Width
 from leanbayes.runtime.twins import copied, tensors_of, twin
 
@@ -25,10 +26,11 @@ def draw(
     index: int = 0,
     component: int | None = None,
     width: Width = None,
+    design: Design = "independent",
 ) -> Network:
     """Return one posterior draw as an ordinary network of the original class, without leanbayes inside.
 
-    It equals sample `index` of `predict(model, x, seed=seed)` and shares no tensor with `model`.
+    It equals sample `index` of `predict(model, x, seed=seed, design=design)` and shares no tensor with `model`.
 
     Example:
         >>> plain = lb.draw(bnn, seed=0)
@@ -38,8 +40,8 @@ def draw(
     members = members_of(inner)
     if members:
         member, own = member_of(members, index, component)
-        return cast(Network, draw(member, seed=seed, index=own, width=width))
-    return cast(Network, _frozen_copy(inner, seed=seed, index=index, component=component, width=width))
+        return cast(Network, draw(member, seed=seed, index=own, width=width, design=design))
+    return cast(Network, _frozen_copy(inner, seed=seed, index=index, component=component, width=width, design=design))
 
 
 def mean(model: Network, *, component: int | None = None) -> Network:

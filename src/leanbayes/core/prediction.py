@@ -43,6 +43,7 @@ class Prediction:
         variances: variances of the draws (S, B, D), for Gaussian likelihoods.
         likelihood: the likelihood of the outputs.
         weights: shares of the draws (S,), at least zero, with sum one; None for equal shares.
+        draws: number of draws that each row took (B,), if `predict` had a tolerance; else None.
     """
 
     mean: Tensor
@@ -53,6 +54,7 @@ class Prediction:
     variances: Tensor | None
     likelihood: Likelihood
     weights: Tensor | None = None
+    draws: Tensor | None = None
 
     def __post_init__(self) -> None:
         draws = 0 if self.samples is None else len(self.samples)
@@ -158,7 +160,7 @@ def _contents(p: Prediction) -> str:
     elif isinstance(p.likelihood, Bernoulli):
         what = "yes or no" if math.prod(inner) == 1 else f"{math.prod(inner):,} times yes or no"
     space = f" of {' x '.join(map(str, inner))}" if inner and isinstance(p.likelihood, Categorical) else ""
-    draws = "draws not kept"
+    draws = "draws not kept" if p.draws is None else f"{p.draws.double().mean():.3g} draws an example"
     if p.samples is not None:
         draws = counted(len(p.samples), "draw" if p.weights is None else "weighted draw")
     return f"{counted(examples, 'example')}{space}, {what}, {draws}"
@@ -197,10 +199,11 @@ def concatenate(parts: list[Prediction]) -> Prediction:
         variances=torch.cat(variances, 1) if variances else None,
         likelihood=first.likelihood,
         weights=first.weights,
+        draws=None if first.draws is None else torch.cat([part.draws for part in parts if part.draws is not None]),
     )
 
 
-ROW_AXES = {"mean": 0, "total": 0, "aleatoric": 0, "epistemic": 0, "samples": 1, "variances": 1}
+ROW_AXES = {"mean": 0, "total": 0, "aleatoric": 0, "epistemic": 0, "samples": 1, "variances": 1, "draws": 0}
 """The axis of the rows in each tensor of a prediction."""
 
 
@@ -268,6 +271,24 @@ class RunningUncertainty:
         self.own += (own - self.own) / self.count
         if self.measure == "variance":
             self.squares += gap * (mean - self.mean)
+
+    def add_all(self, means: Tensor, own: Tensor) -> None:
+        """Add several draws at once: predictions (G, B, ...) and their own uncertainties."""
+        count = len(means)
+        if count == 1:
+            self.add(means[0], own[0])
+            return
+        mean, average_own = means.mean(0), own.mean(0)
+        squares = (means - mean).square().sum(0) if self.measure == "variance" else torch.zeros_like(mean)
+        if self.count == 0:
+            self.count, self.mean, self.own, self.squares = count, mean, average_own, squares
+            return
+        # The parallel form of Welford's update (Chan, Golub, LeVeque, 1979).
+        self.count += count
+        gap, share = mean - self.mean, count / self.count
+        self.squares += squares + gap.square() * (share * (self.count - count))
+        self.mean += gap * share
+        self.own += (average_own - self.own) * share
 
     def result(self) -> Decomposition:
         """Return the decomposition over the added draws."""

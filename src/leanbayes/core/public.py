@@ -16,7 +16,7 @@ from torch import nn
 from leanbayes.core import objective
 from leanbayes.core import predictor as prediction
 from leanbayes.core.conversion import unwrap
-from leanbayes.runtime.passes import states_of
+from leanbayes.runtime.passes import PassState
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -34,13 +34,17 @@ def _warning(function: Callable[P, R]) -> Callable[P, R]:
         model: Any = args[0] if args else kwargs.get("model")
         if not torch.compiler.is_compiling() and isinstance(model, nn.Module):
             model = unwrap(model)
-            if type(model) not in warned and not states_of(model):
+            if type(model) not in warned and not _is_converted(model):
                 warned.add(type(model))
                 message = "this network has no stochastic layer; did you mean lb.convert(net, lb.Rank1())?"
                 warnings.warn(message, stacklevel=2)
         return function(*args, **kwargs)
 
     return public
+
+
+def _is_converted(model: nn.Module) -> bool:
+    return any(isinstance(vars(module).get("state"), PassState) for module in model.modules())
 
 
 predict = _warning(prediction.predict)

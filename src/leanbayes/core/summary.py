@@ -55,7 +55,7 @@ class Summary:
         rows: every layer, converted or not.
         nodes: number of random variables of one draw.
         parameters: parameters of the network without its posterior.
-        extra_parameters: parameters of the posterior.
+        extra_parameters: parameters of the posterior, and numbers that it stores untrained.
         log_networks: log of the number of different draws; infinite for continuous noise.
         covered: share of the network's weights in stochastic layers, each weight counted once.
         eligible: layers that the methods convert by default; stochastic ones always count.
@@ -160,7 +160,7 @@ def summary(model: nn.Module) -> Summary:
         rows=tuple(_rows("", model, methods, mine)),
         nodes=sum(layer.nodes for _, layer in layers),
         parameters=parameters,
-        extra_parameters=sum(posterior.values()),
+        extra_parameters=sum(posterior.values()) + sum(layer.stored for _, layer in layers),
         log_networks=math.log(components_of(model)) + sum(layer.log_choices for _, layer in layers),
         covered=covered / parameters if parameters else 0.0,
         eligible=len({path for path, _ in layers} | _eligible(model, methods)),

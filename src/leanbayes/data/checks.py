@@ -68,8 +68,8 @@ def check_not_one_hot(y: Array, where: str) -> None:
         )
 
 
-def warn_of_whole_targets(y: Array, where: str) -> None:
-    """Warn of real targets with few distinct whole values: they may be labels."""
+def warn_of_whole_targets(y: Array, where: str, stacklevel: int = 5) -> None:
+    """Warn of real targets with few distinct whole values: they may be labels; `stacklevel` as in `warnings.warn`."""
     if y.ndim > 2 or y[:1].size != 1 or y.dtype.kind != "f" or not np.isfinite(y).all():
         return
     values = np.unique(y)
@@ -81,7 +81,7 @@ def warn_of_whole_targets(y: Array, where: str) -> None:
     warnings.warn(
         f"{where} has the values {named} alone, and they are taken for real targets. If they are classes, "
         f"{'' if numbered else 'number them from 0 and '}say {CLASSIFICATION}; if not, {REGRESSION} ends this warning.",
-        stacklevel=5,
+        stacklevel=stacklevel,
     )
 
 

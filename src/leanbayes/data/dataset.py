@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TYPE_CHECKING
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from leanbayes.data.table import TablePreparation, TableRows
 
 # N rows, C channels, H height, W width, d columns, T steps or tokens, V variables, D targets
 
@@ -39,13 +42,24 @@ class Split:
         x: images (N, C, H, W), uint8 or float32 in [0, 1]; float32 features (N, d); or int64 tokens, of a series
             (N, T, V) or of a text (N, T); 0 means no token.
         y: int64 labels (N,), or float32 targets (N, D) in their own units.
+        weight: float32 weights of the rows in training (N,); None for equal ones.
+        group: int64 numbers of the groups that a split keeps together (N,); None if there are none.
+        time: float64 times by which a split is ordered (N,); None if there are none.
     """
 
     x: Tensor
     y: Tensor
+    weight: Tensor | None = None
+    group: Tensor | None = None
+    time: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def take(self, rows: Tensor) -> Split:
+        """Return some rows, by numbers or a mask."""
+        others = {name: getattr(self, name) for name in ("weight", "group", "time")}
+        return Split(self.x[rows], self.y[rows], **{n: v if v is None else v[rows] for n, v in others.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +67,8 @@ class DataSet:
     """Two splits, and the normalisation that the training split defines.
 
     The inputs of a network are ``inputs(x) = (x - mean) / std``, with the moments of each channel (pixels in [0, 1]) or
-    column of the training split. A constant channel or column is only centred. Tokens are not changed. Real targets
-    are standardised in the same way.
+    column of the training split. A constant channel or column is only centred. Tokens are not changed, nor are ones,
+    zeros and codes for text and gaps of a table. Real targets are standardised in the same way.
 
     Attributes:
         name: name in results and folders.
@@ -67,6 +81,9 @@ class DataSet:
         vocabulary: the word of every token of a text, empty for other sets.
         further: further splits by name, such as a validation split or a second test split.
         channels: axis of the channels in the files ("first" or "last"); None if the files had no such axis.
+        table: how the columns of the user's own table become inputs; None for other sets.
+        rows: cells of that table as text, to prepare other rows of it.
+        notes: sentences on the columns and cells of that table.
     """
 
     name: str
@@ -79,6 +96,9 @@ class DataSet:
     vocabulary: tuple[str, ...] = field(default=(), repr=False)
     further: Mapping[str, Split] = field(default_factory=dict, repr=False)
     channels: Channels | None = field(default=None, repr=False)
+    table: TablePreparation | None = field(default=None, repr=False)
+    rows: TableRows | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def kind(self) -> Kind:
@@ -96,6 +116,19 @@ class DataSet:
     def num_outputs(self) -> int:
         """Return the number of classes, or of targets."""
         return len(self.classes) if self.task == "classification" else self.train.y.shape[1]
+
+    @property
+    def embedded(self) -> dict[int, int]:
+        """Return the number of codes of each input that is a code, by position; see `leanbayes.models.EmbedCodes`."""
+        return {} if self.table is None else self.table.embedded
+
+    @property
+    def largest_class(self) -> tuple[str, float] | None:
+        """Return the most frequent class of the training rows, and its share of the test rows; None for regression."""
+        if self.task == "regression":
+            return None
+        label = int(torch.bincount(self.train.y).argmax())
+        return self.classes[label], float((self.test.y == label).double().mean())
 
     @property
     def mean(self) -> Tensor:
@@ -142,7 +175,11 @@ class DataSet:
     def _input_moments(self) -> tuple[Tensor, Tensor]:
         if self.kind in ("series", "text"):
             raise ValueError(f"{self.name} has tokens; only images and features have a mean and a std.")
-        return moments(self.train.x)
+        mean, std = moments(self.train.x)
+        if self.table is None or self.table.scaled.all():
+            return mean, std
+        scaled = self.table.scaled.to(mean.device)
+        return torch.where(scaled, mean, 0.0), torch.where(scaled, std, 1.0)
 
     @cached_property
     def _target_moments(self) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +18,17 @@ from leanbayes.data.cache import data_root, read_cached, sha256_of_arrays, sha25
 from leanbayes.data.catalogue import find, lookup, Piece, Source, SOURCES
 from leanbayes.data.checks import check, check_not_one_hot, check_task, warn_of_whole_targets
 from leanbayes.data.dataset import Array, Channels, DataSet, Raw, Split, Task
-from leanbayes.data.files.csv import read_csv
+from leanbayes.data.files.csv import read_table, Table
 from leanbayes.data.files.folder import image_files, read_folder
+from leanbayes.data.files.frame import frame_table, is_frame, read_parquet
 from leanbayes.data.files.npz import as_text, channel_axis, channels_first, check_channels, read_array, read_npz, tensor
+from leanbayes.data.tabular import load_table, LoadedTable, TableOptions
 from leanbayes.runtime._files import local
 
 DEMO = "fashion-demo"  # the embedded images
-_TABLES = (".csv", ".tsv")
+TABLES = (".csv", ".tsv", ".parquet")
+_NO_OPTIONS = TableOptions()
+_FEWEST_LINES = 3  # a header and an example for each split
 _DIGITS_TRAIN = 1000
 
 
@@ -52,41 +58,59 @@ def describe(root: str | Path | None = None) -> list[Row]:
     ]
 
 
-def load(
-    name: str | Path,
+def load(  # noqa: PLR0913  # keywords, most of them for tables
+    name: Any,
     root: str | Path | None = None,
     *,
     split: int = 0,
     target: str | int | None = None,
     task: str | None = None,
     channels: str | None = None,
+    drop: str | Iterable[str] | None = None,
+    group: str | None = None,
+    time: str | None = None,
+    weight: str | None = None,
+    types: str | Mapping[str, str] | None = None,
 ) -> DataSet:
-    """Return a data set by name, or the user's own by path.
+    """Return a data set by name, or the user's own by path or as a frame.
+
+    Text, gaps and dates of a table become network inputs, see ``leanbayes.data.columns``; ``DataSet.notes`` has the
+    types of its columns and the faults of its cells.
 
     Args:
         name: One of ``names()`` (case, hyphens and underscores do not matter), or a path: an `.npz` file with x_train,
-            y_train, x_test, y_test (and `classes`, optional names), a `.csv` file, or a folder of images with
-            train/<class>/ and test/<class>/ (or val/<class>/).
+            y_train, x_test, y_test (and `classes`, optional names), a `.csv` or `.parquet` file, or a folder of images
+            with train/<class>/ and test/<class>/ (or val/<class>/); or a frame of pandas, polars or pyarrow.
         root: Folder of the known sets; else ``$LEANBAYES_DATA``, else one in the user's cache folder.
-        split: Number of the train/test split, for the UCI sets, digits and `.csv` files.
-        target: Column to predict of a `.csv` file, by header or position; None is the last.
+        split: Number of the train/test split, for the UCI sets, digits and tables.
+        target: Column of a table to predict, by header or position; None is the last.
         task: "classification" or "regression" for the user's own data; None goes by the targets.
         channels: "first" or "last", the axis of the channels in an `.npz` file; None goes by the shape, and raises an
             error if both are possible.
+        drop: Columns of a table to leave out, a list or names separated by commas.
+        group: Column of a table whose groups are not split: all rows of a group train or test.
+        time: Column of a table with dates or numbers: the latest rows test.
+        weight: Column of a table with the weights of the rows in training.
+        types: Types of columns of a table, a dict or text such as "zip=category,when=date"; None goes by the cells.
 
     Raises:
         FileNotFoundError: The set is not in the cache; the message names the missing files.
         ValueError: The name is unknown, or the data are not valid.
     """
+    options = TableOptions(
+        target=target, task=task, split=split, drop=drop, group=group, time=time, weight=weight, types=types
+    )
+    if is_frame(name):
+        return _load_frame(name, options)
     if isinstance(name, str) and annotated_name(name):
         raise ValueError(f"{name} has several annotators an image, not one target. Use data.load_annotated({name!r}).")
     known = resolve(name)
     if isinstance(known, Path):
-        return _load_own(known, split=split, target=target, task=task, channels=channels)
-    if target is not None or channels is not None or task not in (None, known.task):
+        return _load_own(known, options, channels)
+    if options.given or channels is not None or task not in (None, known.task):
         raise ValueError(
             f"{known.name} is for {known.task} and has its own target; target, task and channels are for your own "
-            "data. Leave them out."
+            "data, as are the options for tables. Leave them out."
         )
     return _load_known(known, data_root(root), split)
 
@@ -97,7 +121,7 @@ def resolve(name: str | Path) -> Source | Path:
     A path has a separator or a known ending. Any other folder counts only if no known set has its name.
     """
     path = local(name).expanduser()
-    if isinstance(name, Path) or "/" in name or os.sep in name or path.suffix.lower() in (".npz", *_TABLES):
+    if isinstance(name, Path) or "/" in name or os.sep in name or path.suffix.lower() in (".npz", *TABLES):
         return path
     return path if lookup(name) is None and path.is_dir() else find(name)
 
@@ -117,29 +141,56 @@ def read_test_inputs(name: str, root: str | Path | None = None) -> tuple[Array, 
     return x, "first" if x.ndim == 4 else None
 
 
-def _load_own(
-    path: Path, *, split: int = 0, target: str | int | None = None, task: str | None = None, channels: str | None = None
-) -> DataSet:
+def _load_own(path: Path, options: TableOptions = _NO_OPTIONS, channels: str | None = None) -> DataSet:
     if not path.exists():
         raise FileNotFoundError(f"there is no file or folder {path} (looked in {Path.cwd()}). Check the path.")
-    is_table = path.suffix.lower() in _TABLES
-    if target is not None and not is_table:
-        raise ValueError(f"a target column is for .csv files, got target={target!r} with {path}. Leave it out.")
-    if channels is not None and (is_table or path.is_dir()):
+    table = is_table(path)
+    if options.given and not table:
+        given = options.given[0]
+        which = "a target column is" if given == "target" else f"{given} is"
+        raise ValueError(f"{which} for .csv files, got {given}={getattr(options, given)!r} with {path}. Leave it out.")
+    if channels is not None and (table or path.is_dir()):
         raise ValueError(f"channels are for .npz files, got channels={channels!r} with {path}. Leave them out.")
-    files = [path]
+    about: dict[str, Any] = {"name": path.resolve().stem, "task": options.task}
+    if table:
+        found = load_table(read_own_table(path, _FEWEST_LINES), options)
+        about |= {"task": found.task, "sha256": sha256_of_files([path])}
+        if options.task is None and found.task == "regression":
+            where = f"{path}, column {found.table.target!r}"
+            warn_of_whole_targets(np.concatenate([found.raw.y_train, found.raw.y_test]), where, stacklevel=4)
+        return _with_table(_build(found.raw, **about), found)
     if path.is_dir():
         raw, files = read_folder(path), [file for split in image_files(path).values() for file in split]
-    elif is_table:
-        raw, task = read_csv(path, target=target, split=split, task=task)
-    elif path.suffix.lower() == ".npz":
-        raw = read_npz(path)
-    else:
-        raise ValueError(f"expected an .npz file, a .csv file or a folder of images, got {path}. Convert it to one.")
-    about: dict[str, Any] = {"name": path.resolve().stem, "sha256": sha256_of_files(files), "task": task}
-    if path.is_dir():
-        return replace(_build(raw, **about, channels="first"), channels=None)  # image files have no such axis
-    return _build(raw, **about, channels=channels)
+        built = _build(raw, **about, sha256=sha256_of_files(files), channels="first")
+        return replace(built, channels=None)  # image files have no such axis
+    if path.suffix.lower() == ".npz":
+        return _build(read_npz(path), **about, sha256=sha256_of_files([path]), channels=channels)
+    raise ValueError(
+        f"expected an .npz file, a .csv file or a folder of images, got {path}. Convert it to one, or to .parquet."
+    )
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is that of a table, by its ending."""
+    return path.suffix.lower() in TABLES and not path.is_dir()
+
+
+def read_own_table(path: Path, fewest: int = 1, names: Collection[str] = ()) -> Table:
+    """Read the cells of a `.csv`, `.tsv` or `.parquet` file; the arguments are those of `read_table`."""
+    return read_parquet(path) if path.suffix.lower() == ".parquet" else read_table(path, fewest, names)
+
+
+def _load_frame(frame: Any, options: TableOptions) -> DataSet:
+    table = frame_table(frame)
+    cells = "\0".join("\0".join((name, *column)) for name, column in zip(table.header, table.columns, strict=True))
+    sha256 = hashlib.sha256(cells.encode("utf-8", "replace")).hexdigest()
+    found = load_table(table, options)
+    return _with_table(_build(found.raw, name="table", sha256=sha256, task=found.task), found)
+
+
+def _with_table(built: DataSet, found: LoadedTable) -> DataSet:
+    train, test = (replace(getattr(built, split), **found.extra[split]) for split in ("train", "test"))
+    return replace(built, train=train, test=test, table=found.table, rows=found.rows, notes=found.notes)
 
 
 def _build(

@@ -11,7 +11,7 @@ from torch import Tensor
 from leanbayes.data.checks import check_inputs
 from leanbayes.data.dataset import DataSet
 from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
-from leanbayes.data.loading import read_test_inputs, resolve
+from leanbayes.data.loading import is_table, read_own_table, read_test_inputs, resolve
 
 # N rows, C channels, H height, W width, d columns
 
@@ -24,7 +24,8 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     """Return raw inputs of another set in the shape of `like`.
 
     Images become uint8 with the channels and size of `like`: grey is repeated, colour becomes luma, sizes are changed
-    bilinearly with antialiasing. Features must agree in number. Three sets are made from `like` with a fixed seed:
+    bilinearly with antialiasing. Features must agree in number; if `like` is a table with text or gaps, all rows of
+    another table are prepared as its rows were. Three sets are made from `like` with a fixed seed:
 
     - "noise": uniform pixels; features uniform over the range of each column;
     - "shuffled": the pixels of each test image in random order; each column shuffled over the test rows;
@@ -42,7 +43,10 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
         return _made_up(name, like)
     if name in like.further:
         return like.further[name].x
-    own = isinstance(resolve(name), Path)
+    known = resolve(name)
+    own = isinstance(known, Path)
+    if isinstance(known, Path) and is_table(known) and like.table is not None and not like.table.plain:
+        return tensor(like.table.read(read_own_table(known, names=like.table.header))[0])
     raw, channels = read_test_inputs(name, root)
     channels = channels or channel_axis_like(raw.shape[1:], like.input_shape, like.channels if own else None)
     ask = "Save them as (rows, channels, height, width) of one size."

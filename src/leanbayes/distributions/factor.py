@@ -12,6 +12,9 @@ from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.law import law, LawName
 from leanbayes.distributions.positive import inverse_softplus, softplus
 
+LARGE_ENOUGH = (torch.float32, torch.float64, torch.bfloat16)
+"""Types whose exponents reach far: a product with a tiny factor, divided by it, loses nothing."""
+
 
 class Factor(nn.Module):
     """K distributions over n factors, z_k ~ law(loc_k, softplus(rho_k)); shapes (K, n)."""
@@ -44,13 +47,16 @@ class Factor(nn.Module):
         return known.shape[1]
 
     def forward(self, component: Assignment | None, noise: Tensor | None) -> Tensor:
-        """Return factors (R, n) of the rows' components: samples under noise (R, n), or centres if noise is None.
+        """Return factors (R, n) of the rows' components: samples under noise, or centres if noise is None.
 
-        If `component` is None, return the centres averaged over all components (1, n).
+        Noise is (R, n), or (1, K, n) for rows that share that of their component. If `component` is None, return the
+        centres averaged over all components (1, n).
         """
         loc, scale = self.parameters_of_all()
         if component is None:
             return self.law.centre(loc, scale).mean(0, keepdim=True)
+        if noise is not None and noise.dim() > 2:
+            return component.take(self.law.sample(loc, scale, noise[0]))
         loc, scale = component.by_block(loc), component.by_block(scale)
         if noise is None:
             return self.law.centre(loc, scale).expand(-1, component.each, -1).flatten(0, 1)
@@ -74,17 +80,37 @@ def joint_distribution(factors: Sequence[Factor]) -> Distribution:
     return kind.distribution(values.get("loc", nothing), softplus(values["rho"]) if "rho" in values else nothing)
 
 
-def joint_sample(factors: Sequence[Factor], component: Assignment, noise: Sequence[Tensor]) -> list[Tensor]:
-    """Return samples (R, n_1), (R, n_2), ... of several factors of one `Law`, by a few large operations."""
+def joint_sample(
+    factors: Sequence[Factor], component: Assignment, noise: Sequence[Tensor], dtype: torch.dtype
+) -> list[Tensor]:
+    """Return samples (R, n_1), (R, n_2), ... of several factors of one `Law`, by a few large operations.
+
+    Noise is (R, n_1), ..., or (1, K, n_1), ... for rows that share that of their component. The samples are rounded to
+    `dtype`, in which layers compute, and none is zero.
+    """
     kind = factors[0].law
     parts = {name: torch.cat([getattr(factor, name) for factor in factors], 1) for name in factors[0].names}
     nothing = torch.zeros_like(next(iter(parts.values())))
     scale = softplus(parts["rho"]) if "rho" in parts else nothing
-    loc, scale = component.by_block(parts.get("loc", nothing)), component.by_block(scale)
-    joined = torch.cat(list(noise), 1)
-    by_block = joined.view(len(loc), len(joined) // len(loc), joined.shape[1])
-    z = kind.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
-    return list(torch.split(z, [factor.count for factor in factors], 1))
+    loc, joined = parts.get("loc", nothing), torch.cat(list(noise), -1)
+    if joined.dim() > 2:
+        z = component.take(kind.sample(loc, scale, joined.squeeze(0)))
+    else:
+        loc, scale = component.by_block(loc), component.by_block(scale)
+        by_block = joined.view(len(loc), len(joined) // len(loc), joined.shape[1])
+        z = kind.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
+    return list(torch.split(away_from_zero(z.to(dtype)), [factor.count for factor in factors], 1))
+
+
+def away_from_zero(factors: Tensor) -> Tensor:
+    """Move factors that are zero to a number as good as zero; their gradients stay unchanged.
+
+    A layer can then divide by its factors. Types with few exponents have no such number: they stay unchanged.
+    """
+    if factors.dtype not in LARGE_ENOUGH:
+        return factors
+    tiny = torch.finfo(factors.dtype).tiny ** 0.5
+    return torch.add(factors, factors.detach().abs() < tiny, alpha=tiny)
 
 
 def require_positive(centres: Tensor) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.objective import elbo, parameter_groups
 from leanbayes.core.predictor import distinct_draws, Predictor
 from leanbayes.core.summary import summary
@@ -35,7 +36,8 @@ class Cost:
         parameters: of the plain network.
         extra_parameters: parameters that the method adds.
         extra_percent: the same in percent.
-        train_step_ratio: time of a training step / time of a plain step on the same batch.
+        train_step_ratio: time of a training step / time of a plain step on the same batch. For methods that train the
+            plain network, it is the number of their epochs / that of a plain training.
         predict_ratio: time of a prediction / time of the same number of plain passes.
         passes: forward passes per prediction.
         answer_ms: time of a prediction in milliseconds, per row of a large batch.
@@ -91,7 +93,8 @@ def measure_cost(
             call(twin, x, output).float().softmax(1)
 
     is_plain = counts.extra_parameters == 0 and distinct_draws(model) == 1
-    steps_taken = [(1.0, 1.0)] if is_plain else times(steps[0], steps[1], turns, device)
+    known = 1.0 if is_plain else _known_ratio(model)
+    steps_taken = times(steps[0], steps[1], turns, device) if known is None else [(known, 1.0)]
     answers = times(lambda: predictor(x), plain_passes, turns, device)
     alone = times(lambda: predictor(one_row), lambda: None, turns, device)
     predicted = [(1.0, 1.0)] if is_plain else answers
@@ -107,6 +110,15 @@ def measure_cost(
         train_quartiles=_quartiles(_ratios(steps_taken)),
         predict_quartiles=_quartiles(_ratios(predicted)),
     )
+
+
+def _known_ratio(model: nn.Module) -> float | None:
+    """Return the cost of a training in plain ones, if all methods of a model train the plain network."""
+    whole: Any = model
+    methods = {whole.method} if members_of(model) else {layer.method for _, layer in stochastic_layers(model)}
+    ratios = [method.training_ratio for method in methods]
+    known = [each for each in ratios if each is not None]
+    return max(known) if known and len(known) == len(ratios) else None
 
 
 def ratio(one: Work, other: Work, turns: int, device: torch.device) -> float:

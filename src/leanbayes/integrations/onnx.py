@@ -121,7 +121,7 @@ class Function(nn.Module):
         super().__init__()
         found = dict(stochastic_layers(model))
         with draws(model, mean=True):
-            plain: dict[int, nn.Module] = {id(layer): layer.twin() for layer in found.values()}
+            plain = {id(layer): layer.twin(one_draw(layer.variables(), 0)) for layer in found.values()}
         with many_draws(model, seed, range(samples)):
             sampled = [layer.variables() for layer in found.values()]
         self.example = example

@@ -2,10 +2,8 @@
 
 A `Family` record defines input channels, output channels and the linear map of a Linear, a convolution, a transposed
 convolution, an embedding, a norm or a dropout. No method knows a layer class. An embedding is the linear map of unit
-vectors; its input channels are the words.
-
-A layer with its own forward belongs to a family if `recognise` finds that it computes the same map. `register` adds a
-family for another class.
+vectors; its input channels are the words. A layer with its own forward belongs to a family if `recognise` finds that it
+computes the same map. `register` adds a family for another class.
 """
 
 from __future__ import annotations
@@ -69,8 +67,7 @@ class Family:
 
     Attributes:
         kind: the layer type that this record describes.
-        inputs: number of input channels of a layer.
-        outputs: number of output channels of a layer.
+        inputs, outputs: numbers of input and output channels of a layer.
         axis: the channel axis of inputs and outputs, counted from the right (from the left for batch-like norms).
         weight: `layer -> weight`, the effective weight as a function of the stored one; None: the stored one.
         plain: `(layer, tensors) -> layer'`, a plain layer with these tensors; None: the same class can hold them.
@@ -88,6 +85,9 @@ class Family:
     form: str = ""
     way: str = ""
     by_channel: bool = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Family:
+        return self  # it cannot change: copies of models share it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _record, (self.kind, Finding(self.form, self.way, "", self.by_channel))

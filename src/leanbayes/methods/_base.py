@@ -6,7 +6,7 @@ import abc
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -19,9 +19,13 @@ from leanbayes.distributions.factor import Factor
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.layers.family import Family, family_of
 from leanbayes.layers.hooks import copy_hooks, move_hooks
+from leanbayes.runtime.batches import Output
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import PassState, Variables, Width
 from leanbayes.runtime.rows import align_rows, broadcast_channels, Layout, one_row, ROWS
+
+Training = tuple[Any, Tensor] | Iterable[Any]
+"""A training set: one pair (inputs, targets), or batches of such pairs."""
 
 READ = ("weight", "bias")
 """Parameters that a network may read instead of calling their layer."""
@@ -38,6 +42,7 @@ class StochasticLayer(nn.Module, abc.ABC):
         family: where the channels of `base` are.
         components: number of mixture components of the posterior.
         nodes: number of random variables of one draw.
+        stored: number of the posterior's numbers that no gradient trains; they count as parameters of the method.
         state: the state of the current pass, shared by all layers of a model.
         path: dotted path at conversion; names the layer in errors and seeds its noise.
         arguments: names of the arguments of `base.forward`.
@@ -55,6 +60,7 @@ class StochasticLayer(nn.Module, abc.ABC):
     posterior: Any
     components: int = 1
     nodes: int = 0
+    stored: int = 0
     row_noise: bool = True
     ordered: bool = False
     sequential: bool = False
@@ -122,6 +128,18 @@ class StochasticLayer(nn.Module, abc.ABC):
         """Return the random variables of the current pass for `rows` rows."""
         return self.state.variables_of(self, rows)
 
+    @property
+    def is_sampled_ahead(self) -> bool:
+        """Whether the variables of the current pass are those of `sample_of`."""
+        return self.state.holds_variables_of(self)
+
+    @property
+    def computed_in(self) -> torch.dtype:
+        """The dtype of activations in a pass that begins now: that of autocast, or that of the weights."""
+        weight: Tensor = self.base.weight
+        autocast = weight.dtype != torch.float64 and torch.is_autocast_enabled(weight.device.type)
+        return torch.get_autocast_dtype(weight.device.type) if autocast else weight.dtype
+
     @abc.abstractmethod
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors of the plain layer under the variables of one draw (no first axis), by name."""
@@ -142,15 +160,15 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def freeze(self) -> nn.Module:
         """Return an ordinary layer with the current draw folded into its weights."""
+        return self.twin(one_draw(self.variables(), 0))
+
+    def twin(self, variables: Mapping[str, Tensor]) -> nn.Module:
+        """Return an ordinary layer under the variables of one draw; `fold` gives the tensors of another draw."""
         make = self.family.plain or plain_copy
-        plain = make(self.base, self.fold(one_draw(self.variables(), 0)))
+        plain = make(self.base, self.fold(variables))
         plain.train(self.training)
         copy_hooks(self, plain)
         return plain
-
-    def twin(self) -> nn.Module:
-        """Return an ordinary layer. `fold` of another draw gives replacements for its tensors."""
-        return self.freeze()
 
     def spread(self, variable: Tensor, x: Tensor) -> Tensor:
         """Return variables (R, n) in a shape that multiplies the channels of x, row by row."""
@@ -194,7 +212,8 @@ class StochasticLayer(nn.Module, abc.ABC):
     @property
     def device(self) -> torch.device:
         """The device of the layer's parameters."""
-        return next(itertools.chain(self.parameters(), self.buffers())).device
+        own = next((tensor for tensor in self.base._parameters.values() if tensor is not None), None)
+        return next(itertools.chain(self.parameters(), self.buffers())).device if own is None else own.device
 
     def __getattr__(self, name: str) -> Any:
         """Look up missing attributes (`in_features`, `stride`, ...) in the original layer.
@@ -253,6 +272,7 @@ class Method(abc.ABC):
         later: fields that older results do not have, with their defaults. `fields` leaves them out at the default.
         late: default of `leanbayes compare` for the share of plain epochs before the conversion; 0 converts first.
         posterior_rate: default of `leanbayes compare` for the posterior's learning rate, relative to the weights'.
+        post_hoc: whether the plain network is trained, and the posterior comes from `after_training`.
     """
 
     name: ClassVar[str]
@@ -262,6 +282,11 @@ class Method(abc.ABC):
     later: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     late: ClassVar[float] = 0.7
     posterior_rate: ClassVar[float] = 1.0
+    post_hoc: ClassVar[bool] = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return the method itself, which cannot change: copies of models share it."""
+        return self
 
     @abc.abstractmethod
     def wrap(self, layer: nn.Module) -> StochasticLayer:
@@ -294,6 +319,35 @@ class Method(abc.ABC):
     def whole(self, model: nn.Module) -> nn.Module | None:
         """Return a new model around whole copies of this one; None for methods that wrap layers."""
         return None
+
+    def before_training(  # noqa: B027
+        self, model: nn.Module, data: Training, likelihood: object = None, *, output: Output | None = None
+    ) -> None:
+        """Raise if `after_training` could not use these arguments after the training; by default all are fine."""
+
+    def after_training(  # noqa: B027
+        self, model: nn.Module, data: Training, likelihood: object = None, *, output: Output | None = None
+    ) -> None:
+        """Compute the part of the posterior that no gradient trains, from the trained weights; by default nothing.
+
+        `fit` calls it once, at the end. Call it yourself after a training loop of your own.
+
+        Args:
+            model: the trained model, changed in place.
+            data: the training set: a pair `(inputs, targets)`, or batches of such pairs, which can be read repeatedly
+                (a DataLoader). With several processes, each gives its own rows.
+            likelihood: the loss of the training; default the model's own likelihood.
+            output: picks the tensor from the model's result.
+        """
+
+    def extended(self, recipe: Any) -> Any:
+        """Return the recipe of a training, with the further epochs that the method needs."""
+        return recipe
+
+    @property
+    def training_ratio(self) -> float | None:
+        """The cost of a training in plain ones, where the plain network is trained; None if it has to be measured."""
+        return 1.0 if self.post_hoc else None
 
     @classmethod
     def examples(cls) -> dict[str, Method]:

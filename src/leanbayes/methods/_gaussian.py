@@ -39,9 +39,11 @@ class GaussianLayer(StochasticLayer):
 
     Attributes:
         padding: the row of an embedding's padding, which is not random; None for no padding.
+        samples_weights: whether a training pass samples one weight matrix instead of pre-activations.
     """
 
     family: LinearFamily
+    samples_weights: bool = False
 
     def __init__(self, base: Any, method: Method) -> None:
         super().__init__(base, method)
@@ -62,16 +64,17 @@ class GaussianLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        if self.sequential or self.state.current().shared:
-            return self.linear(x, self.state.variables_of(self, 1)["weight"][0], args)
+        if self.sequential or self.samples_weights or self.state.current().shared:
+            weight = self.state.variables_of(self, 1)["weight"]
+            return self.linear(x, weight.squeeze(0) if len(weight) == 1 else weight[0], args)
         return self.local(x, args)
 
     def local(self, x: Tensor, args: Any) -> Tensor:
         """Sample the pre-activations."""
         means = self.means
         mean = None if means is None else self.linear(x, means, args)
-        with torch.autocast(x.device.type, enabled=False):  # small variances underflow in half precision
-            wide = torch.promote_types(x.dtype, torch.float32)
+        wide = _variances_in(x)
+        with torch.autocast(x.device.type, enabled=False):
             # Fused with the mean over pixels before it, the square of a vector does not compile with Triton 3.6.
             squares = (materialise(x) if x.dim() == 2 else x).to(wide).square()
             variance = self.linear(squares, self.scales.square().to(wide), args, bias=False)
@@ -86,7 +89,8 @@ class GaussianLayer(StochasticLayer):
     @override
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
         table = NoiseSpec("normal", tuple(self.base.weight.shape), per_row=False, counted=True)
-        return (table,) if shared or self.sequential else ()  # else noise is on pre-activations
+        known = shared or self.sequential or self.samples_weights
+        return (table,) if known else ()  # else noise is on pre-activations
 
     @override
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
@@ -133,6 +137,16 @@ class GaussianLayer(StochasticLayer):
         return y + self.spread(bias[None], y)
 
 
+def _variances_in(x: Tensor) -> torch.dtype:
+    """Return the dtype of variances: float32 or better, or bfloat16 under its autocast.
+
+    bfloat16 has the exponents of float32; in float16 small variances underflow.
+    """
+    dtype = _computed_in(x)
+    is_cast = dtype == torch.bfloat16 and torch.is_autocast_enabled(x.device.type)
+    return dtype if is_cast else torch.promote_types(x.dtype, torch.float32)
+
+
 def _computed_in(x: Tensor) -> torch.dtype:
     kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+    return torch.get_autocast_dtype(kind) if x.dtype != torch.float64 and torch.is_autocast_enabled(kind) else x.dtype

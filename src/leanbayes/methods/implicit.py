@@ -31,6 +31,7 @@ from leanbayes.distributions.positive import SMALLEST_STD
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
 from leanbayes.methods._base import factor_noise, Method, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_components, check_positive, check_std
+from leanbayes.methods._scaled_map import scaled_map
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
 
@@ -65,6 +66,9 @@ class ImplicitLayer(StochasticLayer):
         if self.embeds:
             vectors: Tensor = self.base(x, *args)
             return vectors * self.spread(z, vectors)
+        known = None if self.bias_node else scaled_map(self, x, z, None, self.bias_now, args)
+        if known is not None:
+            return known
         x = x * self.spread(z[:, : self.inputs], x)
         if not self.bias_node:
             y: Tensor = self.base(x, *args)
@@ -96,7 +100,8 @@ class ImplicitLayer(StochasticLayer):
     def sample_of(
         cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
     ) -> list[Variables]:
-        nodes = joint_sample([layer.posterior for layer in layers], component, [own for (own,) in noise])
+        parts = [own for (own,) in noise]
+        nodes = joint_sample([layer.posterior for layer in layers], component, parts, layers[0].computed_in)
         return [{"nodes": z} for z in nodes]
 
     @override

@@ -117,8 +117,8 @@ class DropoutLayer(StochasticLayer):
         return plain.train(self.training)
 
     @override
-    def twin(self) -> nn.Module:
-        plain = _Masked(self.base.p, self._same_over, self.variables()["seed"])
+    def twin(self, variables: Mapping[str, Tensor]) -> nn.Module:
+        plain = _Masked(self.base.p, self._same_over, variables["seed"][None])
         copy_hooks(self, plain)
         return plain
 

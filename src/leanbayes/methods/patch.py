@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import torch
+import torch.nn.functional as F
 from torch import nn, Tensor
 from torch.func import functional_call
 from typing_extensions import override
@@ -42,6 +43,7 @@ from leanbayes.runtime.passes import Variables, Width
 
 Mixing = Literal["uniform", "learned"]
 ROLES = ("norm", "input", "output")
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class PatchLayer(StochasticLayer):
@@ -49,6 +51,7 @@ class PatchLayer(StochasticLayer):
 
     method: ModelPatch
     row_noise = False
+    sampled_together = True
 
     def __init__(self, base: Any, method: ModelPatch) -> None:
         """Spread the copies around the given tensors; their mean is exact."""
@@ -74,10 +77,10 @@ class PatchLayer(StochasticLayer):
 
     @override
     def forward(self, x: Tensor, *args: Any) -> Tensor:
-        chosen = {name: tensor[0] for name, tensor in self.state.variables_of(self, x.shape[0]).items()}
+        variables = self.state.variables_of(self, x.shape[0])
+        chosen = {name: tensor.squeeze(0) if len(tensor) == 1 else tensor[0] for name, tensor in variables.items()}
         if not isinstance(self.family, LinearFamily):
-            y: Tensor = functional_call(self.base, chosen, (x, *args))
-            return y
+            return norm_with(self.base, x, chosen, args)
         y = self.family.linear(self.base, x, chosen["weight"], *args)
         return y + self.spread(chosen["bias"][None], y) if "bias" in chosen else y
 
@@ -88,7 +91,7 @@ class PatchLayer(StochasticLayer):
         precisions = torch.cat([layer.posterior.precisions for layer in layers]).float()
         with layers[0]._exact():
             if method.mixing == "uniform":
-                centres = torch.cat([layer._centre() for layer in layers]).float()
+                centres = torch.cat([tensor for layer in layers for tensor in layer._tensors()]).float()
                 apart = torch.cat([layer.posterior.contrasts for layer in layers], 1).float()
                 return 0.5 * (precisions @ (centres.square() + apart.square().sum(0) / method.components))
             squares = torch.cat([layer.probabilities.float() @ layer.every_copy().float().square() for layer in layers])
@@ -104,9 +107,32 @@ class PatchLayer(StochasticLayer):
         """Return the "weight" and "bias" (R, ...), R = 1 unless several draws are fixed."""
         with self._exact():
             flat = self._average()[None] if noise is None else self._choose(pick_between(noise[0], self._cuts()))
-        parts = zip(self.names, torch.split(flat, self.sizes, 1), strict=True)
+        return self._shaped(torch.split(flat, self.sizes, 1))
+
+    def _shaped(self, parts: Sequence[Tensor]) -> Variables:
+        """Return weight and bias (R, ...) out of rows (R, n) of each."""
         likes = {name: getattr(self.base, name) for name in self.names}
-        return {name: part.view(-1, *likes[name].shape).to(likes[name].dtype) for name, part in parts}
+        named = zip(self.names, parts, strict=True)
+        return {name: part.view(-1, *likes[name].shape).to(likes[name].dtype) for name, part in named}
+
+    @override
+    @classmethod
+    def sample_of(
+        cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
+    ) -> list[Variables]:
+        first = layers[0]
+        if first.method.mixing == "learned" or first.base.weight.is_meta:  # each layer has its own probabilities
+            return super().sample_of(layers, component, noise, width)
+        posteriors, every = [layer.posterior for layer in layers], [sum(layer.sizes) for layer in layers]
+        with first._exact():
+            index = pick_between(torch.cat([own for (own,) in noise], 1), first._cuts())
+            parts = torch.split(index, [layer.nodes for layer in layers], 1)
+            index = torch.cat([part.expand(-1, count) for part, count in zip(parts, every, strict=True)], 1)
+            centre = torch.cat([tensor for layer in layers for tensor in layer._tensors()])
+            contrasts = torch.cat([posterior.contrasts for posterior in posteriors], 1)
+            flat = torch.addmm(centre, posteriors[0].basis, contrasts).gather(0, index)
+        pieces = iter(torch.split(flat, [size for layer in layers for size in layer.sizes], 1))
+        return [layer._shaped([next(pieces) for _ in layer.sizes]) for layer in layers]
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -131,9 +157,13 @@ class PatchLayer(StochasticLayer):
         return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
     def _centre(self) -> Tensor:
+        return torch.cat(self._tensors())
+
+    def _tensors(self) -> list[Tensor]:
+        """Return weight and bias, flat, in the dtype of the contrasts."""
         dtype = self.posterior.contrasts.dtype
-        tensors = {name: self.weight_now if name == "weight" else self.base.bias for name in self.names}
-        return torch.cat([tensor.flatten().to(dtype) for tensor in tensors.values()])
+        tensors = [self.weight_now if name == "weight" else self.base.bias for name in self.names]
+        return [tensor.flatten().to(dtype) for tensor in tensors]
 
     def _choose(self, index: Tensor) -> Tensor:
         """Return the copies of the indices, one (R, 1) or one for each element (R, n)."""
@@ -247,6 +277,33 @@ class ModelPatch(Method):
             "crossed": cls(crossed=True, components=3, patch=("*",)),
             "learned": cls(mixing="learned", components=3, bias_precision=0.5),
         }
+
+
+def norm_with(norm: Any, x: Tensor, tensors: Mapping[str, Tensor], args: Any) -> Tensor:
+    """Return the output of a norm with another weight and bias; torch's own classes by their functions."""
+    weight, bias = tensors["weight"], tensors.get("bias")
+    if type(norm) in BATCH_NORMS:
+        return _batch_norm(norm, x, weight, bias)
+    if type(norm) is nn.LayerNorm:
+        return F.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+    if type(norm) is nn.GroupNorm:
+        return F.group_norm(x, norm.num_groups, weight, bias, norm.eps)
+    y: Tensor = functional_call(norm, dict(tensors), (x, *args))
+    return y
+
+
+def _batch_norm(norm: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return the output of a batch norm, and update its running statistics as `nn.BatchNorm2d` does."""
+    norm._check_input_dim(x)
+    momentum = 0.0 if norm.momentum is None else norm.momentum
+    tracks = norm.training and norm.track_running_stats
+    if tracks and norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        momentum = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else momentum
+    mean, var = norm.running_mean, norm.running_var
+    from_batch = norm.training or (mean is None and var is None)
+    mean, var = (mean, var) if not norm.training or norm.track_running_stats else (None, None)
+    return F.batch_norm(x, mean, var, weight, bias, from_batch, momentum, norm.eps)
 
 
 def contrasts(count: int) -> Tensor:

@@ -44,12 +44,14 @@ from leanbayes.methods._checks import (
     check_share,
     check_std,
 )
+from leanbayes.methods._scaled_map import scaled_map
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
 
 Factors = Literal["both", "input", "output"]
 Init = Literal["around_one", "random_sign"]
 KlOver = Literal["mean", "sum"]
+NoiseOf = Literal["row", "component"]
 Perturbation = Literal["multiplicative", "additive"]
 
 
@@ -67,6 +69,7 @@ class Rank1Layer(StochasticLayer):
         super().__init__(base, method)
         self.config = config
         self.components = config.components
+        self.row_noise = config.noise == "row"
         self.log_choices = 0.0 if config.posterior == "point" else math.inf  # points: the rows' component is all
         weight = self.weight_now.detach()
         for side, centre in config.centres(base).items():
@@ -102,7 +105,10 @@ class Rank1Layer(StochasticLayer):
 
     @override
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
-        return tuple(factor_noise(factor) for factor in self.posterior.children())
+        specs = tuple(factor_noise(factor) for factor in self.posterior.children())
+        if shared or self.config.noise == "row":
+            return specs
+        return tuple(NoiseSpec(spec.kind, (self.components, *spec.shape), per_row=False) for spec in specs)
 
     @override
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
@@ -124,7 +130,8 @@ class Rank1Layer(StochasticLayer):
         cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
     ) -> list[Variables]:
         factors = [factor for layer in layers for factor in layer.posterior.children()]
-        drawn = iter(joint_sample(factors, component, [part for own in noise for part in own]))
+        parts = [part for own in noise for part in own]
+        drawn = iter(joint_sample(factors, component, parts, layers[0].computed_in))
         found = [{side: next(drawn) for side, _ in layer.posterior.named_children()} for layer in layers]
         own = [layer for layer in layers if "bias" in layer.posterior._parameters]
         if own:
@@ -152,6 +159,11 @@ class Rank1Layer(StochasticLayer):
 
     def _multiply(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return (W (x * s)) * r + b."""
+        s, r, bias = (variables.get(name) for name in ("input", "output", "bias"))
+        if r is not None or "bias" not in self.posterior._parameters:
+            z = scaled_map(self, x, s, r, self.bias_now if r is None else bias, args)
+            if z is not None:
+                return z
         if "input" in variables:
             x = x * self.spread(variables["input"], x)
         if "output" not in variables and "bias" not in self.posterior._parameters:
@@ -198,6 +210,8 @@ class Rank1(Method):
         component_bias: give every component its own bias, if the layer has one.
         perturbation: multiply the weights by the factors, or add their outer product.
         embeddings: convert embeddings, too, with a factor for each feature.
+        noise: in training, each "row" has its own noise, or the rows of a "component" share one draw a pass, as in the
+            authors' code. Sharing needs fewer random numbers and gives the gradient more variance.
 
     Example:
         >>> bnn = lb.convert(net, lb.Rank1(components=4, prior_std=0.1))
@@ -205,7 +219,7 @@ class Rank1(Method):
 
     name: ClassVar[str] = "rank1"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
-    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False})
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "noise": "row"})
 
     components: int = 4
     posterior: LawName = "normal"
@@ -220,9 +234,11 @@ class Rank1(Method):
     component_bias: bool = True
     perturbation: Perturbation = "multiplicative"
     embeddings: bool = False
+    noise: NoiseOf = "row"
 
     def __post_init__(self) -> None:
         check_components(self.components)
+        check_choice("noise", self.noise, get_args(NoiseOf))
         check_positive(prior_std=self.prior_std)
         check_std(init_std=self.init_std)
         check_at_least_zero(init_spread=self.init_spread)

@@ -33,11 +33,13 @@ from leanbayes.models.classic import (
     VGGLike,
 )
 from leanbayes.models.resnet import MobileNetV2, PyramidNet, ResNet, resnet18, resnet50, ResNeXt, WideResNet
+from leanbayes.models.table import EmbedCodes, TableNet
 
 __all__ = [
     "MLP",
     "VGG",
     "EHRNet",
+    "EmbedCodes",
     "LeNet",
     "LeNet5",
     "MobileNetV2",
@@ -47,6 +49,7 @@ __all__ = [
     "ResNeXt",
     "ResNet",
     "SmallConvNet",
+    "TableNet",
     "UNet",
     "VGGLike",
     "WideResNet",

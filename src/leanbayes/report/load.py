@@ -37,7 +37,7 @@ ABOVE = {  # lower limits of these numbers
 }
 LONGEST = 80  # characters of a label on the page; the whole label shows on hover
 TAIL = 24  # of them from the end, where versions differ
-COLOURS = 11  # number of colours in the style sheet
+COLOURS = 13  # number of colours in the style sheet
 VERSIONS = 4  # looks of one colour: the method, and three for its versions
 UNKNOWN_SHAPE = 7  # the marker of methods that are not in FIXED
 FIXED = {  # colour and marker
@@ -53,6 +53,8 @@ FIXED = {  # colour and marker
     "dropconnect": (8, 3),
     "mc_dropout": (9, 1),
     "mean_field": (10, 2),
+    "laplace": (11, 4),
+    "swag": (12, 6),
 }
 
 

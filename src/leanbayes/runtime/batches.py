@@ -125,6 +125,25 @@ def slice_rows(inputs: Any, rows: int, start: int, stop: int) -> Any:
     return map_rows(inputs, rows, lambda tensor: tensor[start:stop])
 
 
+def pairs_of(data: Any, size: int) -> Iterator[tuple[Any, Tensor]]:
+    """Yield batches `(inputs, targets)`: those of an iterable, or `size` rows at a time of one pair of tensors.
+
+    Raises:
+        TypeError: if the data are neither.
+    """
+    if not isinstance(data, tuple):
+        for batch in data:
+            if not (isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor)):
+                raise TypeError(f"expected batches (inputs, targets), got {type(batch).__name__}; give a DataLoader")
+            yield tuple(batch[0]) if isinstance(batch[0], list) else batch[0], batch[1]
+        return
+    if not (len(data) == 2 and isinstance(data[1], Tensor)):
+        raise TypeError(f"expected one pair (inputs, targets) of tensors, got a tuple of {len(data)}")
+    x, y = data
+    for start in range(0, len(y), size):
+        yield slice_rows(x, len(y), start, start + size), y[start : start + size]
+
+
 def leading_rows(inputs: Any) -> int | None:
     """Return the size of the first axis of the first tensor in nested inputs; None without a tensor."""
     first = _first(inputs)

@@ -13,6 +13,9 @@ from torch import distributed, nn, Tensor
 INTERACTIVE = ("bash", "interactive")
 """Names of interactive Slurm jobs, which start processes themselves (as in Lightning Fabric)."""
 
+HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
+"""Modules that define DTensor; torch 2.4 has the second."""
+
 
 class Launch(NamedTuple):
     """Processes that a launcher started: its name, the number on each machine, and the number of machines."""
@@ -55,6 +58,13 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
+def summed(tensor: Tensor) -> Tensor:
+    """Return the sum of a tensor over all processes; of a single process, the tensor itself."""
+    if rank_and_world()[1] > 1:
+        distributed.all_reduce(tensor)
+    return tensor
+
+
 def is_first() -> bool:
     """Return whether this process prints and writes for all; before they join, the environment has the rank."""
     if distributed.is_available() and distributed.is_initialized():
@@ -82,7 +92,8 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
         >>> with gathered(layer.posterior for _, layer in lb.stochastic_layers(bnn)):
         ...     divergence = lb.kl(bnn)
     """
-    holders: list[dict[str, Any]] = [module._parameters for top in modules for module in top.modules()]
+    tops = modules if may_have_shards() else ()
+    holders: list[dict[str, Any]] = [module._parameters for top in tops for module in top.modules()]
     shards = [(holder, name, p) for holder in holders for name, p in holder.items() if is_shard(p)]
     whole: dict[int, Any] = {}
     for _, _, shard in shards:  # a tied parameter is gathered once
@@ -115,7 +126,12 @@ def has_shards(model: nn.Module) -> bool:
     return any(kind.__name__ in names for kind in classes)
 
 
+def may_have_shards() -> bool:
+    """Return whether DTensors can exist in this process: their module is imported."""
+    return any(home in sys.modules for home in HOMES)
+
+
 def is_shard(tensor: Any) -> bool:
     """Return whether a tensor is a DTensor, without the slow import: before it there are none."""
-    homes = map(sys.modules.get, ("torch.distributed.tensor", "torch.distributed._tensor"))  # torch 2.4: the second
+    homes = map(sys.modules.get, HOMES)
     return any(isinstance(tensor, getattr(home, "DTensor", ())) for home in homes)

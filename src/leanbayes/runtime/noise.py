@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, get_args, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from leanbayes.distributions.random import Kind, normals, standard
+from leanbayes.distributions.random import Kind, normals, Rows, standard, standard_rows
 from leanbayes.runtime.distributed import rank_and_world
 
 Noise = tuple[Tensor, ...]
@@ -109,14 +109,45 @@ def row_noise(layer: Noisy, rows: int, *name: int | str) -> Noise:
     return tuple(_draw(spec, rows, layer.device, generator) for spec in pass_specs(layer))
 
 
+Design = Literal["independent", "paired"]
+"""How the draws of one seed depend on each other; each of them alone is a draw from the posterior."""
+
+BELOW_ONE = 1 - 2**-24
+"""The largest number of float32 below one."""
+
+
+def designed_noise(layer: Noisy, names: Sequence[tuple[int, int, int]], design: Design) -> Noise:
+    """Return the noise of functions that are named by seed, index and ordinal, one row each.
+
+    Paired: function 2j + 1 has the noise of function 2j, mirrored: -n for normal, 1 - u for uniform numbers. Integer
+    seeds have no mirror image and stay independent.
+    """
+    if design == "independent":
+        return function_noise(layer, names)
+    sources = [(seed, index - index % 2, ordinal) for seed, index, ordinal in names]
+    row = {source: position for position, source in enumerate(dict.fromkeys(sources))}
+    specs = layer.noise_specs(shared=True)
+    own = function_noise(layer, names) if any(spec.kind == "seed" for spec in specs) else ()
+    drawn = function_noise(layer, list(row))
+    rows = torch.tensor([row[source] for source in sources], device=layer.device)
+    odd = torch.tensor([index % 2 == 1 for _, index, _ in names], device=layer.device)
+    return tuple(
+        own[position] if spec.kind == "seed" else _mirrored(drawn[position][rows], odd, spec.kind)
+        for position, spec in enumerate(specs)
+    )
+
+
+def _mirrored(noise: Tensor, odd: Tensor, kind: Kind) -> Tensor:
+    """Return noise whose odd rows are mirrored."""
+    mirror = -noise if kind == "normal" else (1 - noise).clamp(max=BELOW_ONE)
+    return torch.where(odd.view(-1, *[1] * (noise.dim() - 1)), mirror, noise)
+
+
 def function_noise(layer: Noisy, names: Sequence[tuple[int | str, ...]]) -> Noise:
     """Return the noise of named functions, one row each."""
-    specs = layer.noise_specs(shared=True)
-    rows = []
-    for name in names:
-        generator = generator_of(*name, layer.path)
-        rows.append([_draw(spec, 1, layer.device, generator) for spec in specs])
-    return tuple(torch.cat(parts) for parts in zip(*rows, strict=True))
+    wanted = [Rows(spec.kind, spec.shape, spec.counted) for spec in layer.noise_specs(shared=True)]
+    seeds = [_seed_of(*name, layer.path) for name in names] if wanted else []
+    return tuple(standard_rows(wanted, seeds, layer.device))
 
 
 def activation_noise(x: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -129,6 +160,14 @@ def activation_noise(x: Tensor, generator: torch.Generator | None) -> Tensor:
     return drawn if world == 1 else drawn[:, rank].contiguous()
 
 
+def check_design(design: str, *, shared: bool = True) -> None:
+    """Raise unless the design exists, and fits the noise: only one function for all rows can be mirrored."""
+    if design not in get_args(Design):
+        raise ValueError(f"expected design to be one of {', '.join(get_args(Design))}, got {design!r}")
+    if design != "independent" and not shared:
+        raise ValueError(f"noise per row has no design: expected design='independent', got {design!r}")
+
+
 def pass_specs(layer: Noisy) -> tuple[NoiseSpec, ...]:
     """Return the noise that a layer needs in a fresh pass to sample its variables."""
     return layer.noise_specs(shared=False) or layer.noise_specs(shared=True)
@@ -136,8 +175,12 @@ def pass_specs(layer: Noisy) -> tuple[NoiseSpec, ...]:
 
 def generator_of(*name: int | str, device: torch.device | None = None) -> torch.Generator:
     """Return the generator of a draw's and a layer's name; a hash keeps similar names independent."""
+    return torch.Generator(device or "cpu").manual_seed(_seed_of(*name))
+
+
+def _seed_of(*name: int | str) -> int:
     digest = hashlib.blake2b("/".join(map(str, name)).encode(), digest_size=8).digest()
-    return torch.Generator(device or "cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
 
 
 def is_captured() -> bool:

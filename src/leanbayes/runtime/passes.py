@@ -26,11 +26,15 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes.distributions.assignment import Assignment, blocks
+from leanbayes.layers.hooks import every_module
 from leanbayes.runtime.batches import rows_of, tensors_in
-from leanbayes.runtime.distributed import has_shards, is_shard, rank_and_world, refuse_shards
+from leanbayes.runtime.distributed import has_shards, is_shard, may_have_shards, rank_and_world, refuse_shards
 from leanbayes.runtime.history import History, in_backward
 from leanbayes.runtime.noise import (
     activation_noise,
+    check_design,
+    Design,
+    designed_noise,
     fresh_noise,
     function_noise,
     generator_of,
@@ -209,9 +213,15 @@ class PassState:
 
         A layer inside a checkpointed region samples its own variables there, as the recomputation will.
         """
-        if id(layer) in self.variables and self.live and not torch.compiler.is_compiling() and self.region == _region():
+        if self.holds_variables_of(layer):
             return self.variables[id(layer)]
         return layer.sample(*self.inputs_of(layer, rows))
+
+    def holds_variables_of(self, layer: Layer) -> bool:
+        """Return whether the variables of a layer were sampled when the pass began, and are those of this region."""
+        if id(layer) not in self.variables or not self.live or torch.compiler.is_compiling():
+            return False
+        return bool(self.region == _region())
 
     def inputs_of(self, layer: Drawing, rows: int) -> tuple[Assignment | None, Noise | None, Width]:
         """Return component, noise and width of one layer call: the arguments of its `sample`.
@@ -312,7 +322,8 @@ class _Plan:
             return
         for layers in self.groups:
             used = [layer for layer in layers if layer.used is not False]
-            if used and not any(is_shard(next(layer.posterior.parameters())) for layer in used):
+            shards = may_have_shards() and any(is_shard(next(layer.posterior.parameters())) for layer in used)
+            if used and not shards:
                 yield used
 
     def holds(self) -> bool:
@@ -324,7 +335,7 @@ class _Plan:
 
 
 @contextmanager
-def draws(
+def draws(  # noqa: PLR0913, a promised signature
     model: nn.Module,
     *,
     seed: int | None = None,
@@ -333,6 +344,7 @@ def draws(
     width: Width = None,
     shared: bool = True,
     mean: bool = False,
+    design: Design = "independent",
 ) -> Iterator[nn.Module]:
     """Fix the draw of every forward pass of `model` inside the context.
 
@@ -344,6 +356,7 @@ def draws(
         width: share (float) or number (int) of channel groups to keep, for layers that order their channels.
         shared: one function for all rows (the default), or noise per row.
         mean: use the centres of the posteriors, of one component or averaged over all.
+        design: "independent", or "paired": draw 2j + 1 has the mirrored noise of draw 2j.
 
     Example:
         >>> with draws(bnn, seed=0, index=3):
@@ -354,12 +367,13 @@ def draws(
     elif seed is None:
         seed = int(torch.randint(2**62, ()))
         index = seed if component is None else index
-    with many_draws(model, seed, [index], component=component, width=width, shared=shared, mean=mean):
+    wanted: dict[str, Any] = {"shared": shared, "mean": mean, "design": design}
+    with many_draws(model, seed, [index], component=component, width=width, **wanted):
         yield model
 
 
 @contextmanager
-def many_draws(
+def many_draws(  # noqa: PLR0913, the arguments of `draws`
     model: nn.Module,
     seed: int,
     indices: Sequence[int],
@@ -368,10 +382,12 @@ def many_draws(
     width: Width = None,
     shared: bool = True,
     mean: bool = False,
+    design: Design = "independent",
 ) -> Iterator[None]:
     """Fix several draws at once: the variables of a layer have one row per draw."""
+    check_design(design, shared=shared)
     owners, strides = states_of(model), _strides(model)
-    _check(component, width, [layer for _, layers in owners for layer in layers])
+    check_draws(component, width, [layer for _, layers in owners for layer in layers])
     with ExitStack() as stack:
         for ordinal, (state, layers) in enumerate(owners):
             stride = strides.get(id(state), 1)
@@ -385,7 +401,7 @@ def many_draws(
             elif shared:
                 other.mode, other.rows = Fixed(seed, tuple(own), width), len(indices)
                 names = [(seed, index, ordinal) for index in own]
-                other.noise = {layer.path: function_noise(layer, names) for layer in layers}
+                other.noise = {layer.path: designed_noise(layer, names, design) for layer in layers}
             else:
                 other.mode = Fresh(component_of, (seed, own[0], ordinal), width)
             stack.enter_context(swapped(state, other))
@@ -406,7 +422,7 @@ def assigned(model: nn.Module, component: Assignment) -> Iterator[None]:
 def states_of(model: nn.Module) -> list[tuple[PassState, list[Any]]]:
     """Return every `PassState` in a model with its layers; several if the model joins converted models."""
     found: dict[int, tuple[PassState, list[Any]]] = {}
-    for module in model.modules():
+    for module in every_module(model):
         state = vars(module).get("state")
         if isinstance(state, PassState):
             found.setdefault(id(state), (state, []))[1].append(module)
@@ -446,14 +462,15 @@ def swapped(state: PassState, other: PassState) -> Iterator[None]:
 def _strides(model: nn.Module) -> dict[int, int]:
     """Return S for every state inside an ensemble of S models: draw i of it is draw i // S of a member."""
     strides: dict[int, int] = {}
-    for module in model.modules():
+    for module in every_module(model):
         members = members_in(module)
         for state, _ in states_of(members) if members is not None else ():
             strides[id(state)] = strides.get(id(state), 1) * len(members or ())
     return strides
 
 
-def _check(component: int | None, width: Width, layers: list[Any]) -> None:
+def check_draws(component: int | None, width: Width, layers: list[Any]) -> None:
+    """Raise unless some layer has this component, and one can be narrowed if a width is given."""
     count = max((layer.components for layer in layers), default=1)
     if component is not None and not 0 <= component < count:
         raise ValueError(f"expected a component from 0 to {count - 1}, got {component}")

@@ -25,8 +25,9 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 
 from leanbayes.core.conversion import own_likelihood, unwrap
+from leanbayes.core.frozen import FrozenDraws, RowDraws
 from leanbayes.core.prediction import Prediction
-from leanbayes.core.predictor import distinct_draws, FrozenDraws, NoiseOf, predict, Predictor, RowDraws
+from leanbayes.core.predictor import distinct_draws, NoiseOf, predict, Predictor
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._checks import check_choice, check_positive
 from leanbayes.metrics._validate import check_whole

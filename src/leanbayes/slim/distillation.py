@@ -28,7 +28,6 @@ from torch import nn, Tensor
 from torch.distributions import Dirichlet
 
 from leanbayes.core.conversion import convert, own_likelihood, unwrap
-from leanbayes.core.norm import update_norm
 from leanbayes.core.plain import mean
 from leanbayes.distributions.likelihoods import Categorical
 from leanbayes.methods._checks import check_at_least_zero, check_choice
@@ -36,6 +35,7 @@ from leanbayes.methods.nested.config import NestedDropout
 from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm
 from leanbayes.methods.nested.units import LIMIT, OrderingUnit
 from leanbayes.runtime.batches import call, Inputs, repeat_rows
+from leanbayes.runtime.norm import update_norm
 from leanbayes.runtime.passes import draws
 from leanbayes.slim.narrowing import narrow
 from leanbayes.training.data import Batch, Data, Placement, training_batches

@@ -27,7 +27,6 @@ from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
 from leanbayes.core.conversion import attach_likelihood, own_likelihood, unwrap
-from leanbayes.core.norm import update_norm
 from leanbayes.core.plain import mean
 from leanbayes.core.predictor import predict
 from leanbayes.evaluation.evaluate import Data, evaluate, Result
@@ -39,6 +38,7 @@ from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm,
 from leanbayes.methods.nested.units import OrderingUnit
 from leanbayes.runtime._files import local, write_whole
 from leanbayes.runtime.batches import Inputs
+from leanbayes.runtime.norm import update_norm
 from leanbayes.runtime.passes import draws
 
 _SIZES = ("in_features", "in_channels", "nx", "out_features", "out_channels", "nf")

@@ -53,6 +53,16 @@ class Batches(Protocol):
 
 
 @dataclass(frozen=True)
+class InOrder:
+    """The rows of this process in their order, which can be read repeatedly."""
+
+    batches: Batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.batches.in_order()
+
+
+@dataclass(frozen=True)
 class Placement:
     """The device and process of a batch, and the recipe for its size, order, augmentation and memory order."""
 

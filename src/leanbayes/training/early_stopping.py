@@ -56,8 +56,12 @@ def split_rows(train: Data, share: float, seed: int) -> tuple[Data, Data]:
 
 
 def best_epoch(history: History, recipe: Recipe) -> int | None:
-    """Return the epoch, from 1, with the lowest valid_nll after the conversion; None if there is none yet."""
-    scores = [(row.get("valid_nll"), row["epoch"]) for row in history[recipe.convert_at_epoch :]]
+    """Return the epoch, from 1, with the lowest valid_nll after the conversion; None if there is none yet.
+
+    Further epochs after the schedule do not count.
+    """
+    rows = [row for row in history[recipe.convert_at_epoch :] if not row.get("extra")]
+    scores = [(row.get("valid_nll"), row["epoch"]) for row in rows]
     known = [(math.inf if nll is None else nll, epoch) for nll, epoch in scores]
     return min(known)[1] if known else None
 
@@ -66,6 +70,19 @@ def is_over(history: History, recipe: Recipe) -> bool:
     """Return whether the training has not improved for `recipe.patience` epochs."""
     best = best_epoch(history, recipe) if recipe.patience else None
     return best is not None and len(history) - best >= recipe.patience
+
+
+def next_epoch(history: History, recipe: Recipe) -> int | None:
+    """Return the time of the schedule at which the next epoch begins, from `recipe.epochs` on for further epochs.
+
+    None is the end. A training that stops early has as many fewer further epochs, but at least two.
+    """
+    further = sum(bool(row.get("extra")) for row in history)
+    done = len(history) - further
+    if not further and done < recipe.epochs and not is_over(history, recipe):
+        return done
+    wanted = max(min(2, recipe.extra_epochs), math.ceil(recipe.extra_epochs * done / recipe.epochs))
+    return recipe.epochs + further if further < wanted else None
 
 
 class BestState:

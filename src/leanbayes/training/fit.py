@@ -18,19 +18,29 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import is_stochastic, own_likelihood, unwrap
+from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.objective import check_mixture, Loss
 from leanbayes.core.plain import plain_view
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
+from leanbayes.methods._members import Members
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import local, PathLike
 from leanbayes.runtime.batches import Inputs, Output
 from leanbayes.training import diagnostics, objective
 from leanbayes.training import recipe as schedule
-from leanbayes.training.data import Batch, batches_of, Data, groups, Placement, TensorBatches, training_batches
+from leanbayes.training.data import (
+    Batch,
+    batches_of,
+    Data,
+    groups,
+    InOrder,
+    Placement,
+    TensorBatches,
+    training_batches,
+)
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
-from leanbayes.training.early_stopping import BestState, is_over, split_rows
+from leanbayes.training.early_stopping import BestState, next_epoch, split_rows
 from leanbayes.training.logs import check_loggers, EpochLog, Logger
 from leanbayes.training.objective import LossFunction, NetworkWithLikelihood
 from leanbayes.training.progress import Display, display, History, peak_memory_mb
@@ -72,6 +82,8 @@ class FitArguments:
     callbacks: Sequence[Callable[[EpochState], object]]
     output: Output | None
     log: EpochLog
+    ensemble: Members | None = None
+    """The model of several networks that this training alone serves."""
 
 
 def fit(  # noqa: PLR0913
@@ -91,9 +103,10 @@ def fit(  # noqa: PLR0913
     """Train a model in place and return the history of its epochs.
 
     A converted model is trained on the evidence lower bound, a plain one on its likelihood, an ensemble member by
-    member. In the end the model has the device and the modes it came with. The recipe seeds torch's generators, and
-    training advances them. On a CPU the same recipe, model and data give the same weights to the last bit. Kills,
-    resumption and random draws in callbacks do not change them.
+    member. Methods that do not train their posterior (`LastLayerLaplace`, `SWAG`) train the plain network and compute
+    it afterwards (`Method.after_training`). In the end the model has the device and the modes it came with. The recipe
+    seeds torch's generators, and training advances them. On a CPU the same recipe, model and data give the same weights
+    to the last bit. Kills, resumption and random draws in callbacks do not change them.
 
     Args:
         model: converted or plain; itself trained, not a copy.
@@ -136,7 +149,7 @@ def fit(  # noqa: PLR0913
     arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output, log)
     networks = list(_networks(unwrap(model), recipe, arguments))
     history = History()
-    with display(recipe.epochs * len(networks), shown=progress and fabric.is_global_zero) as shown:
+    with display(epochs_of(unwrap(model), recipe), shown=progress and fabric.is_global_zero) as shown:
         for network, own_recipe, own_arguments, columns in networks:
             with _trainer(network, own_recipe, own_arguments, fabric) as trainer:
                 rows = trainer.run(shown, len(history), columns)
@@ -152,6 +165,12 @@ def _networks(
     members = members_of(model)
     if not members:
         yield model, recipe, arguments, {}
+    ensemble: Any = model
+    if members and ensemble.method.post_hoc:
+        likelihood = arguments.likelihood or ensemble.likelihood
+        own_arguments = replace(arguments, likelihood=likelihood, ensemble=ensemble)
+        yield members[0], ensemble.method.extended(recipe), own_arguments, {}
+        return
     for k, member in enumerate(members):
         own_recipe = replace(recipe, seed=recipe.seed + MEMBER_SEEDS * k)
         folder = None if arguments.folder is None else arguments.folder / f"member{k}"
@@ -159,6 +178,17 @@ def _networks(
         own_arguments = replace(arguments, folder=folder, likelihood=likelihood)
         for network, its_recipe, its_arguments, _ in _networks(member, own_recipe, own_arguments):
             yield network, its_recipe, its_arguments, {"member": k}
+
+
+def epochs_of(model: nn.Module, recipe: Recipe) -> int:
+    """Return the epochs of all networks that `fit` trains; early stopping may end one before."""
+    members = members_of(model)
+    if not members:
+        return recipe.all_epochs
+    ensemble: Any = model
+    if ensemble.method.post_hoc:
+        return int(ensemble.method.extended(recipe).all_epochs)
+    return sum(epochs_of(member, recipe) for member in members)
 
 
 @contextmanager
@@ -177,6 +207,7 @@ class Trainer:
     Attributes:
         model: the network with its likelihood.
         plain: the network trained before a late conversion, of the same weights; without one, `model`.
+        convert_at: the first epoch that trains `model`; methods that fit their posterior afterwards have none.
         current: the one of both that is trained in this epoch.
         loss: of this epoch.
     """
@@ -187,6 +218,11 @@ class Trainer:
         self.recipe, self.arguments, self.fabric, self.likelihood = recipe, arguments, fabric, likelihood
         check_mixture(likelihood, recipe.aggregate)  # now, not in the last epochs
         self._place_data(model.network)
+        self.methods = list(dict.fromkeys(layer.method for _, layer in stochastic_layers(model)))
+        for method in self.methods:
+            method.before_training(model.network, InOrder(self.batches), likelihood, output=arguments.output)
+        post_hoc = bool(self.methods) and all(method.post_hoc for method in self.methods)
+        self.convert_at = recipe.all_epochs if post_hoc else recipe.convert_at_epoch
         self.checkpoint: Checkpoint | None = None
         if arguments.folder is not None:
             self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows)
@@ -195,10 +231,11 @@ class Trainer:
         if not arguments.resume and fabric.is_global_zero:
             self.best.forget()
         self.model = self.plain = model
-        if recipe.convert_at_epoch and is_stochastic(model):
+        if self.convert_at and is_stochastic(model):
             self.plain = NetworkWithLikelihood(plain_view(model.network), likelihood, recipe.precision)
         # With several processes Fabric wraps them in DistributedDataParallel.
         self.modules = {one: fabric.strategy.setup_module(one) for one in dict.fromkeys((self.model, self.plain))}
+        self.collector: Any = None
         self.losses: dict[tuple[nn.Module, bool], LossFunction] = {}
         self.optimizer = objective.make_optimizer(model, recipe)
         self.meter = Meter(fabric, self.optimizer)
@@ -209,26 +246,24 @@ class Trainer:
 
         `done` epochs of other networks come before; `columns` are added to the rows that are logged.
         """
-        if self.fabric.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.fabric.device)
-        torch.manual_seed(self.recipe.seed)
-        history = History() if self.checkpoint is None else self.checkpoint.load(self.model, self.optimizer)
-        log = self.arguments.log
+        history, log = self._start(), self.arguments.log
         log.catch_up(done, [row | columns for row in history])
         shown.begin(done + len(history))
-        for epoch in range(len(history), self.recipe.epochs):
-            if is_over(history, self.recipe):
-                break
+        while (begin := next_epoch(history, self.recipe)) is not None:
+            epoch = len(history)
+            if begin == self.recipe.epochs:
+                self.best.restore(self.model, history)
             self._start_epoch(epoch)
             with self._failure_explained(epoch):
                 for group in groups(self.batches.epoch(epoch), self.recipe.accumulate):
-                    progress = epoch + self.meter.steps / self.batches.steps
-                    if self.step(group, progress):
+                    share = self.meter.steps / self.batches.steps
+                    if self.step(group, begin + share):
                         speed = self.fabric.world_size * self.meter.rows / (time.perf_counter() - self.clock)
                         values = self.meter.means() | {"lr": self.lr, "rows_per_second": speed}
-                        shown.step(done + progress, values)
+                        shown.step(done + epoch + share, values)
                 self.meter.look()
-            history.append(self._end_epoch(epoch))
+            history.append(self._end_epoch(epoch, further=begin >= self.recipe.epochs))
+            self._collect(history)
             self.best.consider(self.model, history, writes=self.fabric.is_global_zero)
             if self.checkpoint is not None:
                 on_first(self.fabric, partial(self.checkpoint.save, self.model, self.optimizer, history))
@@ -239,7 +274,7 @@ class Trainer:
                 with self._own_randomness():
                     callback(EpochState(len(history), self.current.network, history[-1], history, self.fabric))
         self.optimizer.zero_grad()
-        self.best.restore(self.model, history)
+        self._complete(history)
         return history
 
     def step(self, group: list[Batch], progress: float) -> bool:
@@ -273,9 +308,31 @@ class Trainer:
         if self.validation is not None and not isinstance(self.likelihood, Likelihood):
             raise TypeError("validation needs a likelihood that predicts, such as lb.Categorical(), got a plain loss")
 
+    def _start(self) -> History:
+        """Seed torch's generators, or restore the stored state; return the history so far."""
+        if self.fabric.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.fabric.device)
+        torch.manual_seed(self.recipe.seed)
+        if self.checkpoint is None:
+            return History()
+        return self.checkpoint.load(self.model, self.optimizer, self._keep_collector)
+
+    def _keep_collector(self, history: History) -> None:
+        """Keep what an ensemble collects with the state, if the last epoch was a further one."""
+        ensemble = self.arguments.ensemble
+        further = bool(history) and history[-1].get("extra", False)
+        found = ensemble.new_collector() if further and self.collector is None and ensemble is not None else None
+        if found is not None:
+            self.collector = self.model.collector = found.to(self.fabric.device)
+
+    def _collect(self, history: History) -> None:
+        self._keep_collector(history)
+        if self.collector is not None:
+            self.collector.collect(self.model.network)
+
     def _start_epoch(self, epoch: int) -> None:
         """Choose the network and the loss of an epoch."""
-        self.current = self.plain if epoch < self.recipe.convert_at_epoch else self.model
+        self.current = self.plain if epoch < self.convert_at else self.model
         self.tile = schedule.tile(self.recipe, epoch)
         key = self.current, self.tile
         if key not in self.losses:
@@ -301,9 +358,10 @@ class Trainer:
         with diagnostics.types_explained(x), checked:
             yield
 
-    def _end_epoch(self, epoch: int) -> dict[str, Any]:
+    def _end_epoch(self, epoch: int, *, further: bool) -> dict[str, Any]:
         """Return the epoch's row of the history, with scores on the validation data."""
         row = {"epoch": epoch + 1, **self.meter.means(), "beta": self.beta, "lr": self.lr}
+        row |= {"extra": True} if further else {}
         row |= {"seconds": time.perf_counter() - self.clock, "peak_memory_mb": peak_memory_mb(self.fabric.device)}
         share_buffers(self.fabric, self.model)
         if self.validation is None:
@@ -312,6 +370,22 @@ class Trainer:
         with self._own_randomness():
             where = self.validation, self.likelihood, self.arguments.output, self.fabric
             return row | objective.validate(self.current, *where)
+
+    def _complete(self, history: History) -> None:
+        """Return to the best state, and let the methods compute the part of the posterior that is not trained.
+
+        The time counts in the last epoch. Further epochs have begun at the best state, and are kept.
+        """
+        if not history[-1].get("extra"):
+            self.best.restore(self.model, history)
+        clock, ensemble = time.perf_counter(), self.arguments.ensemble
+        owners = [(method, self.model.network) for method in self.methods]
+        owners += [] if ensemble is None else [(ensemble.method, ensemble)]
+        with self._own_randomness():
+            for method, model in owners:
+                method.after_training(model, InOrder(self.batches), self.likelihood, output=self.arguments.output)
+        if any(method.post_hoc for method, _ in owners):
+            history[-1] |= {"seconds": history[-1]["seconds"] + time.perf_counter() - clock}
 
     def _own_randomness(self) -> AbstractContextManager[None]:
         """Return a context whose random draws do not change the training."""

@@ -24,7 +24,7 @@ Precision = Literal["32-true", "bf16-mixed"]
 HIGHEST_ADAM_RATE = 0.1
 """Adam moves every weight by about its rate at every step: higher rates only destroy."""
 
-OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False, "patience": 0}
+OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False, "patience": 0, "extra_epochs": 0, "extra_rate": 0.2}
 """Fields that `Recipe.fields` leaves out at these defaults: stored results are older and keep their job ids."""
 
 LINEAR_START, LINEAR_END, LINEAR_FLOOR = 0.5, 0.9, 0.01
@@ -53,6 +53,8 @@ class Recipe:
         milestones: epochs of the steps; () is 30, 60 and 80 % of the epochs.
         decay: factor of each step.
         warmup_epochs: over which the rate rises from zero.
+        extra_epochs: further epochs after the schedule, at a constant rate. `SWAG` sets them itself.
+        extra_rate: the rate of these epochs, relative to `lr`.
         beta: weight of the KL; 1 is the evidence lower bound.
         anneal_epochs: over which the KL's weight rises from zero, counted from the conversion.
         tile: give every row to every component (K times the work) instead of one component per row.
@@ -93,6 +95,8 @@ class Recipe:
     milestones: tuple[int, ...] = ()
     decay: float = 0.2
     warmup_epochs: float = 0.0
+    extra_epochs: int = 0
+    extra_rate: float = 0.2
     beta: float = 1.0
     anneal_epochs: float = 0.0
     tile: bool = False
@@ -115,10 +119,17 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON has lists only
         self._check_whole(1, "epochs", "batch_size", "accumulate", "samples", "devices", "nodes")
-        self._check_whole(0, "patience", "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "seed")
+        self._check_whole(
+            0, "patience", "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "extra_epochs", "seed"
+        )
         self._check_numbers()
         self._check_choices()
         self._check_epochs()
+
+    @property
+    def all_epochs(self) -> int:
+        """Epochs of the schedule, and those after it."""
+        return self.epochs + self.extra_epochs
 
     @property
     def steps_down(self) -> tuple[int, ...]:
@@ -137,7 +148,7 @@ class Recipe:
                 raise ValueError(f"expected {name} to be a whole number of at least {least}, got {value!r}")
 
     def _check_numbers(self) -> None:
-        check_positive(lr=self.lr)
+        check_positive(lr=self.lr, extra_rate=self.extra_rate)
         for name in ("posterior_lr", "clip_norm"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
@@ -178,6 +189,8 @@ def rate(recipe: Recipe, progress: float) -> float:
     """Return the factor of the learning rate of the weights after `progress` epochs."""
     if progress < recipe.warmup_epochs:
         return progress / recipe.warmup_epochs
+    if recipe.extra_epochs and progress >= recipe.epochs:
+        return recipe.extra_rate
     share = (progress - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
     match recipe.schedule:
         case "cosine":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,17 @@ class Checkpoint:
                 f"({error.strerror or error}); {kept}: make room, and resume"
             ) from error
 
-    def load(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> History:
-        """Restore the last state and return its history, empty without one; a file that does not fit raises."""
+    def load(
+        self, module: nn.Module, optimizer: torch.optim.Optimizer, before: Callable[[History], None] = lambda rows: None
+    ) -> History:
+        """Restore the last state and return its history, empty without one; a file that does not fit raises.
+
+        `before` is called with the history, before the module is compared and filled.
+        """
         if not self.path.is_file():
             return History()
         header, tensors = self._read()
+        before(History(header["history"]))
         self._compare(header, module)
         tensors = _files.tied(tensors, header["tied"])
         model, kept, random = (with_prefix(tensors, kind) for kind in (MODEL, OPTIMIZER, RANDOM))
@@ -133,7 +139,7 @@ class Checkpoint:
             raise ValueError(f"'{self.path}' has format {version}, this leanbayes reads up to {FORMAT}: update it")
         with self._explained():
             _files.check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in NEWER))
-            _check_history(header, self.recipe["epochs"])
+            _check_history(header, self.recipe["epochs"] + self.recipe.get("extra_epochs", 0))
             if header.get("tensors", there := _numbers_of(tensors)) != there:
                 raise ValueError(f"expected the tensors {header['tensors']}, as stated, got {there}")
         return header, tensors

@@ -7,10 +7,12 @@ by 65535, 8-bit values by 255. Palettes and CMYK become RGB. An opaque alpha cha
 from __future__ import annotations
 
 import contextlib
+import glob
 import math
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,13 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from leanbayes.data.dataset import Array, Raw
-from leanbayes.data.files.npz import check_memory
+from leanbayes.data.files.npz import check_memory, USUAL
 
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # "I" has 32 bits; for a 16-bit .pgm file Pillow uses 16 of them
 _GREY = ("1", "L", "LA", *_DEEP)
 _COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")
 _BRIGHTEST = 65535
 _ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_PATTERN = "*?["  # signs of a pattern of file names
 _TEST_NAMES = ("test", "val", "validation")
 _LARGEST = 224  # pixels of a side
 
@@ -65,6 +68,84 @@ class Form(NamedTuple):
         return np.float32 if self.deep else np.uint8
 
 
+@dataclass(frozen=True, eq=False)
+class ImageFiles:
+    """Image files in the form of a training set, decoded when they are read.
+
+    Attributes:
+        paths: the files.
+        form: the form of the training set.
+    """
+
+    paths: list[Path]
+    form: Form
+
+    @classmethod
+    def like(cls, paths: list[Path], shape: tuple[int, ...], *, deep: bool) -> ImageFiles:
+        """Return files for a network that takes images of a shape (C, H, W), `deep` ones as floats from 0 to 1.
+
+        Raises:
+            ValueError: A file is no image, or images of this shape are neither grey nor in colours.
+        """
+        if len(shape) != 3 or shape[0] not in USUAL:
+            raise ValueError(
+                f"expected rows of shape {shape}, as in training, got image files, which are grey or have three "
+                "colours. Save the rows to an .npz or .csv file."
+            )
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(read_header, paths))
+        return cls(paths, Form((shape[1], shape[2]), colour=shape[0] == 3, deep=deep))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, rows: slice) -> Array:
+        """Return the pixels of consecutive files, (n, C, H, W)."""
+        return read_all(self.paths[rows], partial(decode, form=self.form), self.form.shape, self.form.dtype)
+
+    @property
+    def state(self) -> str:
+        """Return names, sizes and times of the files as one text."""
+        stats = [(str(path), path.stat()) for path in self.paths]
+        return "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
+
+
+def find_images(given: str) -> list[Path] | None:
+    """Return the image files that a path or a pattern such as "new/*.png" names; None if it names none.
+
+    Several paths are separated by line ends. A folder counts with the images in it, or in its folders. A folder with
+    train/ and test/ is a data set instead.
+
+    Raises:
+        FileNotFoundError: An image file does not exist, or a folder has no images.
+    """
+    if "\n" in given:
+        return [image for one in given.split("\n") for image in find_images(one) or ()]
+    path = Path(given).expanduser()
+    if path.is_dir():
+        if (path / "train").is_dir():
+            return None
+        images = sorted(filter(is_image, path.iterdir())) or sorted(filter(is_image, path.rglob("*")))
+        if not images:
+            raise FileNotFoundError(
+                f"{path} has no images; expected files with one of the endings {', '.join(_ENDINGS)}. Check the path."
+            )
+        return images
+    if is_image(path):
+        return [path]
+    if path.suffix.lower() in _ENDINGS and not any(sign in given for sign in _PATTERN):
+        raise FileNotFoundError(f"there is no image {path} (looked in {Path.cwd()}). Check the path.")
+    if any(sign in given for sign in _PATTERN):
+        found = glob.glob(str(path), recursive=True)  # noqa: PTH207  # patterns may be absolute
+        return sorted(filter(is_image, map(Path, found))) or None
+    return None
+
+
+def is_image(path: Path) -> bool:
+    """Return whether there is an image file, by its ending."""
+    return path.suffix.lower() in _ENDINGS and path.is_file() and not path.name.startswith(".")
+
+
 def read_header(path: Path) -> Header:
     """Read mode and size of an image, without its pixels.
 
@@ -102,6 +183,8 @@ def decode(path: Path, form: Form) -> Array:
     pixels = np.asarray(picture)
     if form.deep:
         pixels = pixels.astype(np.float32) / np.float32(_BRIGHTEST if deep else 255)
+    elif deep:  # a new image for a network of 8-bit images
+        pixels = np.round(pixels * (255 / _BRIGHTEST)).astype(np.uint8)
     channels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
     return np.broadcast_to(channels, form.shape)
 

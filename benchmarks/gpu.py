@@ -1,0 +1,235 @@
+"""The table of training steps on a GPU: `python -m benchmarks.cost --device cuda`.
+
+Each pair of a network and a method is measured in a process of its own, next to the plain network: groups of ten steps
+of either in turn, after a warm-up. The result is one JSON file per pair, so that the command can be interrupted; a
+second call skips the pairs that are finished. Time is by CUDA events; memory is the most that steady steps allocate.
+Compiled pairs are compiled beforehand, several at a time. The pairs come in the order of `pairs`, the large networks
+first, and the command stops at its budget of seconds.
+
+`--rehearse` runs the same on a CPU with tiny networks and one group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.problems import converted, Problem, PROBLEMS, Step, train_step
+
+LEAN = ("rank1", "batch_ensemble", "implicit", "patch")
+LARGE = ("wrn-28-10", "resnet-50", "bert-base")
+GROUPS, STEPS, WARM_UP = 7, 10, 3
+BUDGET = 12 * 60
+"""Seconds of all pairs together."""
+
+
+class Pair(NamedTuple):
+    """A network, a method and a mode."""
+
+    net: str
+    method: str
+    mode: str
+
+    @property
+    def file(self) -> str:
+        """The name of the result."""
+        return f"{self.net}-{self.mode}-{self.method}.json"
+
+
+def pairs() -> list[Pair]:
+    """Return all pairs in the order of their measurement."""
+    found = [Pair(net, method, "compiled") for net in LARGE for method in LEAN]
+    found += [Pair(net, method, "eager") for net in LARGE for method in LEAN]
+    small = (*LEAN, "mc_dropout", "mean_field", "variance", "patch_crossed", "nested")
+    found += [Pair("wrn-16-4", method, mode) for mode in ("compiled", "eager") for method in small]
+    others = ("mc_dropout", "mean_field", "variance", "mean_field_weights", "rank1_component")
+    return found + [Pair(net, method, "compiled") for net in LARGE for method in others]
+
+
+def run_all(options: argparse.Namespace) -> int:
+    """Measure every pair that has no result, print the table, and return the number of failures."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    chosen = [pair for pair in pairs() if not options.only or any(part in pair.file for part in options.only)]
+    started, failures, left = time.monotonic(), 0, 0
+    if options.device == "cuda":
+        warm(chosen, options)
+    for pair in chosen:
+        file = options.out / pair.file
+        if file.is_file():
+            continue
+        if time.monotonic() - started > options.budget:
+            left += 1
+            continue
+        done = subprocess.run(_command(pair, options), capture_output=True, text=True, check=False)
+        if done.returncode:
+            failures += 1
+            sys.stderr.write(f"{pair.file}: {done.stderr.strip()[-600:]}\n")
+        else:
+            sys.stderr.write(f"{pair.file}: {done.stdout.strip()}\n")
+    sys.stdout.write(table(options.out, chosen))
+    if left:
+        sys.stderr.write(f"{left} pairs are left at the budget of {options.budget} s; call the command again\n")
+    return failures
+
+
+def warm(chosen: Sequence[Pair], options: argparse.Namespace) -> None:
+    """Compile several pairs at a time, so that their measurement finds a warm cache."""
+    waiting = [pair for pair in chosen if pair.mode == "compiled" and not (options.out / pair.file).is_file()]
+    running: list[subprocess.Popen[bytes]] = []
+    for pair in waiting:
+        if len(running) >= options.workers:
+            running.pop(0).wait()
+        running.append(subprocess.Popen([*_command(pair, options), "--warm"], stdout=subprocess.DEVNULL))
+    for process in running:
+        process.wait()
+
+
+def _command(pair: Pair, options: argparse.Namespace) -> list[str]:
+    file = str(options.out / pair.file)
+    command = [sys.executable, "-m", "benchmarks.gpu", *pair, "--file", file, "--device", options.device]
+    return [*command, "--rehearse"] if options.rehearse else command
+
+
+def measure(pair: Pair, device: str, *, rehearse: bool) -> dict[str, Any]:
+    """Measure the plain network and one method in turn."""
+    problem = PROBLEMS[pair.net].shrunk() if rehearse else PROBLEMS[pair.net]
+    groups, steps = (1, 1) if rehearse else (GROUPS, STEPS)
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    alone: dict[str, dict[str, Any]] = {}
+    kept: dict[str, Step] = {}
+    for name in ("plain", pair.method):
+        before = torch.cuda.memory_allocated() if device == "cuda" else 0  # of the plain network, at rest
+        kept[name], first = _step(problem, name, pair.mode, device)
+        alone[name] = {"first_s": first, "bytes": _bytes(kept[name], device) - before}
+    times: dict[str, list[float]] = {name: [] for name in kept}
+    for _ in range(groups):
+        for name, step in kept.items():
+            times[name].append(_milliseconds(step, steps, device))
+    ratios = sorted(a / b for a, b in zip(times[pair.method], times["plain"], strict=True))
+    plain, method = alone["plain"], alone[pair.method]
+    return {
+        **pair._asdict(),
+        "batch": problem.batch,
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "plain_ms": round(statistics.median(times["plain"]), 3),
+        "ms": round(statistics.median(times[pair.method]), 3),
+        "ratio": round(statistics.median(ratios), 3),
+        "quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[3 * len(ratios) // 4], 3)],
+        "plain_bytes": plain["bytes"],
+        "bytes": method["bytes"],
+        "memory": round(method["bytes"] / plain["bytes"], 3) if plain["bytes"] else None,
+        "first_s": method["first_s"],
+        "plain_first_s": plain["first_s"],
+    }
+
+
+def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[Step, float]:
+    """Return a warm step, and the seconds of the first one, compilation included."""
+    torch.manual_seed(0)
+    x, y = problem.inputs(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a network without streams gets noise alone
+        model = converted(method, problem.network(device))
+    compiled = mode == "compiled" and device == "cuda"  # a CPU may have no compiler
+    step = train_step(model, x, y, half=True, compiled=compiled)
+    start = time.monotonic()
+    step()
+    _wait(device)
+    first = round(time.monotonic() - start, 2)
+    for _ in range(WARM_UP):
+        step()
+    return step, first
+
+
+def _bytes(step: Step, device: str) -> int:
+    """Return the most memory that a steady step allocates; 0 on a CPU."""
+    if device != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    step()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated())
+
+
+def _milliseconds(step: Step, steps: int, device: str) -> float:
+    if device != "cuda":
+        start = time.process_time()
+        for _ in range(steps):
+            step()
+        return 1e3 * (time.process_time() - start) / steps
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    begin.record()
+    for _ in range(steps):
+        step()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / steps
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def table(folder: Path, chosen: Sequence[Pair]) -> str:
+    """Return the finished pairs as a Markdown table: a row for each network and mode, ratios (quartiles), memory."""
+    found = {pair: json.loads((folder / pair.file).read_text()) for pair in chosen if (folder / pair.file).is_file()}
+    methods = list(dict.fromkeys(pair.method for pair in found))
+    rows = list(dict.fromkeys((pair.net, pair.mode) for pair in found))
+    lines = [["network, batch, mode", "plain, ms", *methods], ["---"] * (2 + len(methods))]
+    for net, mode in rows:
+        own = {pair.method: result for pair, result in found.items() if (pair.net, pair.mode) == (net, mode)}
+        plain = statistics.median(result["plain_ms"] for result in own.values())
+        batch = next(iter(own.values()))["batch"]
+        lines.append([f"{net}, {batch}, {mode}", f"{plain:.1f}", *(_cell(own.get(method)) for method in methods)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(result: Mapping[str, Any] | None) -> str:
+    if result is None:
+        return ""
+    low, high = result["quartiles"]
+    memory = "" if result["memory"] is None else f", memory {result['memory']:.2f}"
+    return f"{result['ratio']:.2f} ({low:.2f}-{high:.2f}){memory}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure one pair in this process and write its result."""
+    parser = argparse.ArgumentParser(description="measure one pair")
+    for name in Pair._fields:
+        parser.add_argument(name)
+    parser.add_argument("--file", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--warm", action="store_true", help="compile only")
+    chosen = parser.parse_args(arguments)
+    pair = Pair(chosen.net, chosen.method, chosen.mode)
+    if chosen.warm:
+        for name in ("plain", pair.method):
+            _step(PROBLEMS[pair.net], name, pair.mode, chosen.device)
+        return
+    result = measure(pair, chosen.device, rehearse=chosen.rehearse)
+    part = chosen.file.with_suffix(".part")
+    part.write_text(json.dumps(result, indent=2) + "\n")
+    part.replace(chosen.file)
+    sys.stdout.write(f"{result['ratio']} of {result['plain_ms']} ms, memory {result['memory']}\n")
+
+
+if __name__ == "__main__":
+    main()

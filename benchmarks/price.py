@@ -1,0 +1,87 @@
+"""Price of an answer of sixteen draws in plain passes of the same network: `python -m benchmarks.price`.
+
+One thread, process CPU time. Every repeat measures the plain network before and after the method; the result is the
+median of the ratios, for `lb.predict` and for a built `lb.Predictor`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn, Tensor
+
+import leanbayes as lb
+from leanbayes.methods import all_methods
+
+METHODS = ("rank1", "implicit", "batch_ensemble", "patch", "mean_field")
+CASES = {"mlp": (45,), "wrn-16-2": (1, 64)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--repeats", type=int, default=7)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found = []
+    for name, sizes in CASES.items():
+        for rows in sizes:
+            net, x = network(name, rows)
+            for method in METHODS:
+                record = {"net": name, "rows": rows, "method": method, **price(net, x, method, options.repeats)}
+                found.append(record)
+                print(json.dumps(record), flush=True)
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def network(name: str, rows: int) -> tuple[nn.Module, Tensor]:
+    """Return a plain network in eval mode and its inputs."""
+    torch.manual_seed(0)
+    if name == "mlp":
+        layers = (nn.Linear(4, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 3))
+        return nn.Sequential(*layers).eval(), torch.randn(rows, 4)
+    net = lb.models.build(name, num_outputs=10, input_shape=(3, 32, 32))
+    return net.eval(), torch.randn(rows, 3, 32, 32)
+
+
+@torch.no_grad()
+def price(net: nn.Module, x: Tensor, method: str, repeats: int) -> dict[str, float]:
+    """Return the plain pass in milliseconds, and both answers in plain passes."""
+    model = lb.convert(net, all_methods()[method]())
+    built = lb.Predictor(model, samples=16)
+    answers: dict[str, Callable[[], object]] = {
+        "predict": lambda: lb.predict(model, x, samples=16),
+        "built": lambda: built(x),
+    }
+    calls = max(1, int(0.02 / seconds(lambda: net(x), 3)))
+    ratios: dict[str, list[float]] = {name: [] for name in answers}
+    plain = []
+    for name, answer in answers.items():
+        answer()
+        for _ in range(repeats):
+            before = seconds(lambda: net(x), calls)
+            own = seconds(answer, max(1, calls // 16))
+            plain.append(before)
+            ratios[name].append(2 * own / (before + seconds(lambda: net(x), calls)))
+    return {"plain_ms": 1e3 * statistics.median(plain), **{n: statistics.median(r) for n, r in ratios.items()}}
+
+
+def seconds(run: Callable[[], object], times: int) -> float:
+    """Return the CPU seconds of one call."""
+    start = time.process_time()
+    for _ in range(times):
+        run()
+    return (time.process_time() - start) / times
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Load a table: choose its target, task, training and test rows; `table` prepares its columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from leanbayes.data.cells import are_gaps, NO_NUMBERS, notation_of, to_numbers
+from leanbayes.data.checks import check_task, MOST_CLASSES, REGRESSION
+from leanbayes.data.columns import Column, fit_column
+from leanbayes.data.dataset import Array, Raw, Task
+from leanbayes.data.files.csv import Table
+from leanbayes.data.table import check_quantity, likely_leaks, parse_names, parse_types, TablePreparation, TableRows
+
+_TEST_EVERY = 10
+_FEWEST_ROWS = 3
+_FEWEST_OF_A_CLASS = 5
+_FEW_ODD = 0.05  # share of the targets that may be unreadable as numbers
+_FEWEST_READABLE = 0.5  # share of the real targets
+_SHOWN = 5  # classes in a message
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Options for a table; see `leanbayes.data.load`."""
+
+    target: str | int | None = None
+    task: str | None = None
+    split: int = 0
+    drop: str | Iterable[str] | None = None
+    group: str | None = None
+    time: str | None = None
+    weight: str | None = None
+    types: str | Mapping[str, str] | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """Return the names of the options for tables that are not at their default."""
+        names = ("target", "drop", "group", "time", "weight", "types")
+        return [name for name in names if getattr(self, name) is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedTable:
+    """The arrays of a table, its task and preparation, and weights, groups and times of all rows by split."""
+
+    raw: Raw
+    task: Task
+    table: TablePreparation
+    rows: TableRows
+    notes: tuple[str, ...]
+    extra: Mapping[str, Mapping[str, torch.Tensor]]
+
+
+def load_table(table: Table, options: TableOptions) -> LoadedTable:
+    """Turn the cells of a table into inputs and targets.
+
+    Targets are labels if they are text, or whole numbers with at most 20 distinct values; the option `task` overrides
+    this. Rows are shuffled with `split` as the seed; every tenth row (of each class) is for testing. With groups, a
+    tenth of the rows in whole groups; with times, the latest tenth. Rows without target are left out.
+    """
+    target = len(table.header) - 1 if options.target is None else table.position(options.target)
+    special = _special(table, options, target)
+    if len(table.header) < 2:
+        raise ValueError(f"{table.where} has one column; expected features in addition to the target. Add columns.")
+    types = parse_types(options.types)
+    types = {table.header[table.position(name)]: kind for name, kind in types.items()}
+    table, values, task, notes = _targets(table, target, options.task, types.pop(table.header[target], None))
+    if len(values) < _FEWEST_ROWS:
+        raise ValueError(
+            f"{table.where} has {len(values)} rows with a target; expected at least {_FEWEST_ROWS}: two to train, one "
+            "to test. Add rows."
+        )
+    extra = _extra(table, options)
+    test = _test_rows(table, values, task, options.split, extra)
+    about = TablePreparation((), special, table.header[target], tuple(table.header), table.titled)
+    rows = TableRows(table, about, types, np.flatnonzero(~test), np.flatnonzero(test))
+    preparation, x_train, x_test, own = rows.fit()
+    notes += _leaks(preparation, rows, values[~test].astype(str) if task == "classification" else values[~test])
+    values, classes = _numbered(values, task)
+    return LoadedTable(
+        Raw(x_train, values[~test], x_test, values[test], classes),
+        task,
+        preparation,
+        replace(rows, notes=tuple(notes)),
+        (*own, *notes),
+        {
+            split: {name: torch.from_numpy(column[mask]) for name, column in extra.items()}
+            for split, mask in (("train", ~test), ("test", test))
+        },
+    )
+
+
+def _special(table: Table, options: TableOptions, target: int) -> dict[str, str]:
+    """Return the columns that are no features, with the reason; the target is not among them."""
+    found: dict[str, str] = {}
+    wanted = [(name, "dropped") for name in parse_names(options.drop)]
+    wanted += [
+        (name, reason)
+        for name, reason in (
+            (options.group, "groups of the split"),
+            (options.time, "time of the split"),
+            (options.weight, "weights of the rows"),
+        )
+        if name is not None
+    ]
+    for name, reason in wanted:
+        position = table.position(name)
+        if position == target:
+            raise ValueError(
+                f"{table.where}: column {table.header[target]!r} is the target and cannot be "
+                f"{'dropped' if reason == 'dropped' else 'the ' + reason}. Name another column, or another target."
+            )
+        found[table.header[position]] = reason
+    return found
+
+
+def _targets(table: Table, target: int, task: str | None, wanted: str | None) -> tuple[Table, Array, Task, list[str]]:
+    """Return the table of the rows with a target, the targets, the task, and notes."""
+    cells, name = table.columns[target], table.header[target]
+    there = ~are_gaps(cells)
+    if not there.any():
+        raise ValueError(
+            f"{table.where}: column {name!r} has no target, {len(cells)} gaps in {len(cells)} rows. Name another "
+            "column as the target."
+        )
+    notation = "comma" if wanted == "comma" else notation_of(cells[there]) or _unclear(table, name)
+    numbers = to_numbers(cells, notation)
+    readable = np.isfinite(numbers)
+    few_odd = readable[there].mean() >= 1 - _FEW_ODD and len(np.unique(numbers[readable])) > MOST_CLASSES
+    are_words = wanted == "category" or not (readable[there].all() or task == "regression" or few_odd)
+    kept = there if are_words else readable
+    if kept.sum() < _FEWEST_READABLE * there.sum():
+        example = cells[there & ~kept][0]
+        raise ValueError(
+            f"{table.where}: expected numbers in the target column {name!r}, got {example!r}. Leave out --task, or "
+            "name another --target."
+        )
+    labels = are_words or (all(cell.isdigit() for cell in cells[kept]) and len(np.unique(cells[kept])) <= MOST_CLASSES)
+    chosen = check_task(task, infer="classification" if labels else "regression")
+    if not are_words:
+        check_quantity(table.where, Column(name=name, kind="number", notation=notation), cells[kept])
+    columns = [column[kept] for column in table.columns]
+    lines = [line for line, keep in zip(table.lines, kept, strict=True) if keep]
+    values = columns[target].astype(str) if are_words else numbers[kept]
+    notes = _rows_left_out(cells[~kept], name)
+    return replace(table, columns=columns, lines=lines), values, chosen, notes
+
+
+def _unclear(table: Table, name: str) -> Any:
+    if table.separator == ";":
+        return "comma"
+    raise ValueError(
+        f"{table.where}, column {name!r}: expected numbers with a decimal point, got commas that may also separate "
+        f"thousands. Say which: --types {name}=comma or --types {name}=number."
+    )
+
+
+def _rows_left_out(cells: Array, name: str) -> list[str]:
+    if not len(cells):
+        return []
+    odd = cells[~are_gaps(cells, NO_NUMBERS)]
+    examples = f", {len(odd)} of them unreadable, such as {odd[0][:20]!r}" if len(odd) else ""
+    count = "1 row is" if len(cells) == 1 else f"{len(cells)} rows are"
+    return [f"{count} left out: no target in column {name!r}{examples}"]
+
+
+def _numbered(values: Array, task: Task) -> tuple[Array, tuple[str, ...]]:
+    """Number whole-number labels that are not 0, 1, 2, ..., and name the classes by them."""
+    if task == "regression" or values.dtype.kind != "f" or (values != np.round(values)).any():
+        return values, ()
+    classes, codes = np.unique(values, return_inverse=True)
+    if np.array_equal(classes, np.arange(len(classes))):
+        return values, ()
+    return codes, tuple(str(int(value)) for value in classes)
+
+
+def _extra(table: Table, options: TableOptions) -> dict[str, Array]:
+    """Return weights, groups and times of all rows, where they are asked for."""
+    found: dict[str, Array] = {}
+    if options.weight is not None:
+        found["weight"] = _weights(table, table.position(options.weight)).astype(np.float32)
+    if options.group is not None:
+        cells = table.columns[table.position(options.group)].astype(str)
+        found["group"] = np.unique(cells, return_inverse=True)[1].astype(np.int64)
+    if options.time is not None:
+        found["time"] = _times(table, table.position(options.time))
+    return found
+
+
+def _weights(table: Table, column: int) -> Array:
+    weights = to_numbers(table.columns[column])
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any() or not weights.any():
+        got = repr(table.columns[column][np.argmax(wrong)]) if wrong.any() else "zeros alone"
+        raise ValueError(
+            f"{table.where}, column {table.header[column]!r}: expected weights, numbers of at least zero in every row, "
+            f"got {got}. Fill them, or leave out --weight."
+        )
+    return weights
+
+
+def _times(table: Table, column: int) -> Array:
+    name, cells = table.header[column], table.columns[column]
+    fitted = fit_column(name, cells, table.types.get(name))
+    if isinstance(fitted, str) or fitted.kind not in ("number", "date"):
+        kind = fitted if isinstance(fitted, str) else fitted.kind
+        raise ValueError(f"{table.where}: expected dates or numbers in the column of times {name!r}, got {kind}.")
+    if fitted.gaps:
+        _, faults = fitted.encode(cells)
+        raise ValueError(
+            f"{table.where}: expected a time in every row of column {name!r}, got {faults.gaps + faults.odd} gaps. "
+            "Fill them, or drop these rows."
+        )
+    if fitted.kind == "number":
+        return fitted.encode(cells)[0][:, 0]
+    return replace(fitted, parts=("elapsed days",)).encode(cells)[0][:, 0]
+
+
+def _test_rows(table: Table, values: Array, task: Task, split: int, extra: Mapping[str, Array]) -> Array:
+    """Mark the test rows."""
+    if task == "classification":
+        _check_counts(table, values)
+    if "time" in extra:
+        return _latest(table, extra["time"], split)
+    if "group" in extra:
+        return _whole_groups(table, extra["group"], split)
+    return _held_out(values if task == "classification" else np.zeros(len(values)), split)
+
+
+def _check_counts(table: Table, labels: Array) -> None:
+    counts = Counter(labels.tolist())
+    rare = {f"{label:g}" if isinstance(label, float) else label: n for label, n in counts.items()}
+    rare = {label: n for label, n in rare.items() if n < _FEWEST_OF_A_CLASS}
+    if not rare:
+        return
+    shown = ", ".join(f"{label!r} has {n}" for label, n in list(rare.items())[:_SHOWN])
+    rest = f" and {len(rare) - _SHOWN} more" if len(rare) > _SHOWN else ""
+    raise ValueError(
+        f"{table.where}: expected at least {_FEWEST_OF_A_CLASS} rows of each of the {len(counts)} classes, but of "
+        f"{len(labels)} rows {shown}{rest}. Add rows, merge or drop these classes, name another --target, or say "
+        f"{REGRESSION} for targets that are quantities."
+    )
+
+
+def _held_out(labels: Array, seed: int) -> Array:
+    """Mark the test rows: of each class the second, twelfth, ... in random order."""
+    order = np.random.default_rng(seed).permutation(len(labels))
+    test = np.zeros(len(labels), bool)
+    for label in np.unique(labels):
+        test[order[labels[order] == label][1::_TEST_EVERY]] = True
+    return test
+
+
+def _whole_groups(table: Table, groups: Array, seed: int) -> Array:
+    """Mark groups in random order until they have a tenth of the rows."""
+    sizes = np.bincount(groups)
+    if len(sizes) < 2:
+        raise ValueError(f"{table.where}: expected at least two groups, got one. Name another column, or no --group.")
+    order = np.random.default_rng(seed).permutation(len(sizes))
+    enough = int(np.searchsorted(sizes[order].cumsum(), len(groups) / _TEST_EVERY)) + 1
+    return np.isin(groups, order[: min(enough, len(sizes) - 1)])
+
+
+def _latest(table: Table, times: Array, split: int) -> Array:
+    """Mark the latest tenth of the rows, and all rows of the same time as the first of them."""
+    if split:
+        raise ValueError(f"the latest rows are one split, got split={split}. Leave it at 0, or leave out --time.")
+    first = np.sort(times)[len(times) - max(1, len(times) // _TEST_EVERY)]
+    test = times >= first
+    if test.all():
+        raise ValueError(f"{table.where}: expected times that differ, got one time for most rows. Leave out --time.")
+    return np.asarray(test)
+
+
+def _leaks(preparation: TablePreparation, rows: TableRows, y: Array) -> list[str]:
+    columns = {}
+    for column in preparation.columns:
+        cells = rows.table.columns[rows.table.header.index(column.name)][rows.train]
+        columns[column.name] = column.encode(cells)[0][:, 0] if column.kind == "number" else cells
+    names = likely_leaks(columns, y)
+    return [
+        f"likely leak: column {name!r} determines the target {preparation.target!r}; if it is not known before the "
+        f"target, leave it out: --drop {name}"
+        for name in names
+    ]
