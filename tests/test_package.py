@@ -28,7 +28,9 @@ HEAVY = (
 
 
 def test_import_is_light_and_silent():
-    code = "import sys; import torch; before = set(sys.modules); import leanbayes; print(*set(sys.modules) - before)"
+    core = [name for name, home in lb._HOME.items() if not home.startswith(("leanbayes.training", "leanbayes.eval"))]
+    code = "import sys; import torch; before = set(sys.modules); from leanbayes import " + ", ".join(core)
+    code += "; print(*set(sys.modules) - before)"
     run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     loaded = run.stdout.split()
     assert not [name for name in loaded if name.startswith(HEAVY)]
@@ -36,6 +38,17 @@ def test_import_is_light_and_silent():
     assert len(others) < 20
     assert len(loaded) - len(others) <= 80
     assert run.stderr == ""
+
+
+def test_the_package_is_imported_before_torch_is():
+    code = "import sys; import leanbayes; print('torch' in sys.modules); leanbayes.Rank1; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.split() == ["False", "True"]
+
+
+def test_inner_packages_are_there_without_an_import():
+    code = "import leanbayes as lb; lb.methods.all_methods, lb.core, lb.runtime, lb.training.Recipe, lb.distributions"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_no_name_of_a_package_hides_a_module():

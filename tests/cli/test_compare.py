@@ -30,6 +30,7 @@ from tests.fixtures.comparison import PAIR
 from tests.report import make
 
 FAST = ["--recipe.epochs", "1", "--no-shift", "--ood", "none", "--test-images", "40", "--train-rows", "100"]
+FAST += ["--seeds", "0"]
 
 
 def complaint(capsys, *arguments: str) -> str:
@@ -167,7 +168,7 @@ def test_a_closed_pipe_does_not_lose_the_report(comparison):
 
 
 def test_converting_at_epoch_0_is_heard():
-    flags = ["--methods", "rank1", "--recipe.epochs", "4", "--recipe.convert-at-epoch", "0"]
+    flags = ["--methods", "rank1", "--recipe.epochs", "4", "--recipe.convert-at-epoch", "0", "--seeds", "0"]
     (job,) = plan_of(parse(comparison_options(), flags, "compare")).jobs
     assert job.recipe.convert_at_epoch == 0
 
@@ -196,7 +197,7 @@ def test_own_network_and_npz_go_through_unchanged(tmp_path, monkeypatch, capsys)
     )
     monkeypatch.chdir(tmp_path)
     command = ["compare", "--data", "mine.npz", "--net", "my_networks:make", "--methods", "plain,rank1,deep_ensemble",
-               "--recipe.epochs", "1", "--shift-images", "5", "--samples", "2"]  # fmt: skip
+               "--recipe.epochs", "1", "--shift-images", "5", "--samples", "2", "--seeds", "0"]  # fmt: skip
     assert main(command) == 0
     found = json.loads(next((tmp_path / "runs").rglob("rank1/seed0/result.json")).read_text())
     assert found["data"]["classes"] == ["0", "1", "2", "3", "4"]
@@ -219,6 +220,8 @@ def test_regression_from_csv(tmp_path, monkeypatch):
         "plain,implicit",
         "--recipe.epochs",
         "15",
+        "--seeds",
+        "0",
     ]
     assert main(command) == 0
     found = json.loads(next((tmp_path / "runs").rglob("implicit/seed0/result.json")).read_text())
@@ -234,7 +237,8 @@ def test_own_data_are_found_from_every_folder(tmp_path, monkeypatch, capsys):
     run = out / "table" / "mlp" / "plain" / "seed0"
 
     def compare(name: str) -> int:
-        return main(["compare", "--methods", "plain", "--recipe.epochs", "1", "--out", str(out), "--data", name])
+        flags = ["--methods", "plain", "--recipe.epochs", "1", "--seeds", "0"]
+        return main(["compare", *flags, "--out", str(out), "--data", name])
 
     monkeypatch.chdir(tmp_path)
     assert compare("table.csv") == 0
@@ -297,7 +301,7 @@ def test_interrupting_keeps_what_was_done_and_the_same_command_goes_on(tmp_path,
 
 
 TWO = ["compare", "--methods", "rank1", "--no-shift", "--ood", "noise", "--recipe.epochs", "2", "--late", "0.5"]
-TWO += ["--devices", "2", "--device", "cpu", "--train-rows", "200", "--out"]
+TWO += ["--seeds", "0", "--devices", "2", "--device", "cpu", "--train-rows", "200", "--out"]
 
 
 def _compare(rank: int, world: int, out: str) -> dict[str, str]:

@@ -37,7 +37,7 @@ def table(tmp_path_factory):
     y = 5 + 10 * x[:, 0] - 3 * x[:, 2] + random.normal(0, 2, 200)
     write_csv(folder / "t.csv", "a,y,b,c", np.column_stack([x[:, 0], y, x[:, 1:]]))
     np.save(folder / "x.npy", x)
-    flags = ["--data", str(folder / "t.csv"), "--target", "y", "--methods", "plain,rank1,deep_ensemble"]
+    flags = ["--data", str(folder / "t.csv"), "--target", "y", "--seeds", "0", "--methods", "plain,rank1,deep_ensemble"]
     flags += ["--recipe.epochs", "10", "--ood", "none", "--samples", "4", "--out", str(folder / "out")]
     assert main(["compare", *flags]) == 0
     return folder

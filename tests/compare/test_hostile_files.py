@@ -23,7 +23,7 @@ from leanbayes.compare.load_run import load_run
 from tests.fixtures.comparison import FLAGS
 
 NAMES = ("evil:make", "os:abort", "os.path:join")
-FAST = [*FLAGS, "--methods", "rank1"]
+FAST = [*FLAGS, "--methods", "rank1", "--seeds", "0"]
 RUN = "digits/small/rank1/seed0"
 EVIL = """
 from pathlib import Path

@@ -104,6 +104,8 @@ def test_the_command_asks_and_says_how_it_read(tmp_path, monkeypatch, capsys):
         "cubes.npz",
         "--methods",
         "plain",
+        "--seeds",
+        "0",
         "--recipe.epochs",
         "1",
         "--no-shift",

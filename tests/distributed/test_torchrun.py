@@ -57,6 +57,7 @@ def test_the_example_trains_alike_sharded_and_not(tmp_path, digits):
 @pytest.mark.slow  # torchrun and two more processes import everything from the beginning, twice: half a minute
 def test_the_command_line_trains_once_with_the_same_weights_in_all_processes(tmp_path, capsys):
     flags = ["--methods", "rank1", "--train-rows", "200", "--recipe.epochs", "2", "--late", "0.5", "--device", "cpu"]
+    flags += ["--seeds", "0"]
     models = []
     for devices in ([], ["--devices", "2"]):  # torchrun overrules it
         out = tmp_path / f"out{len(models)}"

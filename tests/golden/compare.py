@@ -20,7 +20,7 @@ from tests.report import make
 TINY = [
     "--data", "digits", "--train-rows", "200", "--test-images", "60", "--shift-images", "12", "--samples", "4",
     "--recipe.epochs", "2", "--device", "cpu", "--workers", "1", "--backend", "local",
-    "--validation", "0",
+    "--validation", "0", "--seeds", "0",
 ]  # fmt: skip
 MACHINE = ("created", "commit", "project_commit", "command", "environment", "seconds", "peak_memory_mb", "ratios")
 """Fields of results that say when, where and how fast; so do those that end as below."""

@@ -1,4 +1,4 @@
-"""Every epoch once: `history.jsonl` while the training runs, and loggers, through kills and resumed trainings."""
+"""Every epoch once: `history.jsonl` during the training, and loggers, through kills and resumed trainings."""
 
 from __future__ import annotations
 
@@ -136,8 +136,9 @@ def test_other_loggers_are_refused(wrong):
         fit(network(), images(), short(), progress=False, loggers=wrong)
 
 
-def test_a_damaged_file_is_read_to_its_first_damaged_line(tmp_path):
-    (tmp_path / FILE).write_text('{"epoch": 1}\n[2]\n{"epoch": 3}\n')
+@pytest.mark.parametrize("damage", ["[2]", "NaN", '{"loss": Infinity}', "[" * 100_000, "\0", '{"epoch": '])
+def test_a_damaged_file_is_read_to_its_first_damaged_line(tmp_path, damage):
+    (tmp_path / FILE).write_text(f'{{"epoch": 1}}\n{damage}\n{{"epoch": 3}}\n')
     assert read_history(tmp_path / FILE) == [{"epoch": 1}]
     assert read_history(tmp_path / "absent") == []
 

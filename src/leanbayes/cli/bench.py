@@ -16,7 +16,7 @@ from leanbayes.compare.job import PLAIN
 from leanbayes.core.conversion import convert
 from leanbayes.evaluation import result as results
 from leanbayes.evaluation.cost import measure_cost
-from leanbayes.methods import all_methods
+from leanbayes.methods import all_methods, closest, method_name
 from leanbayes.report.text import Table
 from leanbayes.runtime._files import write_text
 
@@ -78,10 +78,11 @@ def measure(options: Bench) -> dict[str, Any]:
     x = torch.randn(options.batch, *options.shape, device=device)
     y = torch.randint(options.classes, (options.batch,), device=device)
     kinds = all_methods()
-    wanted = list(kinds) if options.methods == "all" else [n for n in options.methods.split(",") if n != PLAIN]
+    given = list(kinds) if options.methods == "all" else [n for n in options.methods.split(",") if n != PLAIN]
+    wanted = [method_name(name) or name for name in given]
     for name in wanted:
         if name not in kinds:
-            raise ValueError(f"expected methods among {', '.join(kinds)}, got {name!r}")
+            raise ValueError(f"expected methods among {', '.join(kinds)}, got {name!r}{closest(name, kinds)}")
     counts: dict[str, Any] = {"samples": options.samples, "turns": options.turns}
     costs: dict[str, Any] = {}
     for name in wanted:

@@ -17,6 +17,7 @@ from leanbayes.cli.main import complain, parse
 from leanbayes.compare import job as jobs_of
 from leanbayes.compare.experiment import load, pick_device
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
+from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.run import Stage
 from leanbayes.compare.run_all import check_alike
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
@@ -25,6 +26,7 @@ from leanbayes.methods import all_methods, closest
 from leanbayes.report.load import load_results
 from leanbayes.report.page import build
 from leanbayes.report.text import markdown, terminal
+from leanbayes.runtime.display import counted
 from leanbayes.runtime.distributed import is_first
 from leanbayes.training import Recipe
 
@@ -41,6 +43,9 @@ OOD = {
 }
 """Default out-of-distribution sets; other images get noise and shuffled pixels."""
 
+SEEDS: dict[Budget, str] = {"quick": "0,1,2", "short": "0,1,2", "full": "0"}
+"""Default seeds by budget: one seed shows a difference, and cannot say whether it is chance."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Common:
@@ -54,7 +59,8 @@ class Common:
         methods: methods separated by commas; "all" for every one, "plain" is the unconverted network. One method in
             several versions: "patch,patch[crossed=true]".
         where: layers to convert, globs on dotted paths separated by commas; default the choice of each method.
-        seeds: separated by commas; several give standard errors.
+        seeds: separated by commas; several give standard errors. Default 0,1,2 for the budgets quick and short, 0 for
+            full.
         budget: length of the training: quick is minutes, short about an hour on two cores, full the papers' schedules.
         samples: draws per prediction.
         ood: out-of-distribution data sets, separated by commas; "none" for none; default the usual ones for the data
@@ -88,6 +94,8 @@ class Common:
             1, on a Ray cluster as many as it has resources for.
         backend: ray, or local processes. auto is ray if it is installed and there are several workers or RAY_ADDRESS
             names a cluster, else local. Results are the same.
+        log: also log every epoch: csv and tensorboard into the folder of the run, wandb and mlflow to their servers.
+            history.jsonl in the folder of the run has the epochs in any case.
         out: folder of the results; default runs/DATA.
         fresh: start again instead of keeping finished runs and resuming others.
     """
@@ -96,7 +104,7 @@ class Common:
     net: str = ""
     methods: str = "all"
     where: str = ""
-    seeds: str = "0"
+    seeds: str = ""
     budget: Budget = "quick"
     samples: int = 16
     ood: str = ""
@@ -124,6 +132,7 @@ class Common:
     devices: int = 1
     workers: int | None = None
     backend: Literal["auto", "local", "ray"] = "auto"
+    log: Log | None = None
     out: Path | None = None
     fresh: bool = False
 
@@ -200,7 +209,7 @@ def plan_of(options: Any) -> Plan:
     where = tuple(filter(None, options.where.split(",")))
     shared: dict[str, Any] = {"source": source, "net": net, "evaluation": evaluation, "where": where}
     jobs = []
-    seeds = _seeds(options.seeds)
+    seeds = _seeds(options.seeds or SEEDS[options.budget])
     for spec in _method_specs(options.methods, loaded):
         if spec.name == jobs_of.SEED_ENSEMBLE:
             own = replace(jobs_of.recipe_for(None, recipe), seed=seeds[0])
@@ -242,18 +251,16 @@ def _flags_of(kind: type[Spec], options: Any, **own: Any) -> Spec:
 def _run(arguments: list[str], stage: Stage) -> int:
     """Run the jobs of the flags; then print the table and write the report, unless they only trained."""
     options = parse(comparison_options(), arguments, stage)
+    check_log(options.log)
     plan, out = plan_of(options), out_of(options)
     check_alike(plan.jobs, out)
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
-    found = []
-    # An ensemble of seeds needs their networks: it comes last.
-    for jobs in ([job for job in plan.jobs if not job.members], [job for job in plan.jobs if job.members]):
-        how: dict[str, Any] = {"stage": stage, "fresh": options.fresh}
-        if jobs and on_ray(options.backend, options.workers):
-            found += run_on_ray(jobs, out, workers=options.workers, **how)
-        elif jobs:
-            found += run_on_workers(jobs, out, workers=options.workers or 1, **how)
+    how: dict[str, Any] = {"stage": stage, "fresh": options.fresh, "log": options.log}
+    if on_ray(options.backend, options.workers):
+        found = run_on_ray(plan.jobs, out, workers=options.workers, **how)
+    else:
+        found = run_on_workers(plan.jobs, out, workers=options.workers or 1, **how)
     code = 0 if all(result["status"] == "done" for result in found) else 1
     return max(code, _show(out)) if is_first() and stage != "train" else code
 
@@ -307,11 +314,12 @@ def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     kind = rows.get(loaded.kind, f"{shape} columns")
     if loaded.table is not None and not loaded.table.plain:
         kind = f"{shape} inputs from {len(loaded.table.columns)} columns"
-    runs = "1 run" if len(jobs) == 1 else f"{len(jobs)} runs"
+    seeds = list(dict.fromkeys(job.seed for job in jobs))
+    named = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
     test = min(jobs[0].evaluation.test_images or len(loaded.test), len(loaded.test))
     sentence = (
         f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {test:,} rows, {kind}; "
-        f"network {net}; {runs} of {jobs[0].recipe.epochs} epochs"
+        f"network {net}; {counted(len(jobs), 'run')} of {_epochs(jobs[0].recipe)}; {named}"
     )
     return "\n  ".join((sentence, *loaded.notes, *_largest_class(loaded)))
 
@@ -321,6 +329,11 @@ def _largest_class(loaded: data.DataSet) -> list[str]:
         return []
     name, share = loaded.largest_class
     return [f"always predicting the largest class, {name!r}, is right for {100 * share:.1f} % of the test rows"]
+
+
+def _epochs(recipe: Recipe) -> str:
+    epochs = counted(recipe.epochs, "epoch")
+    return f"at most {epochs}, until held-out rows stop improving" if recipe.patience else epochs
 
 
 def _seeds(text: str) -> list[int]:
@@ -361,9 +374,13 @@ def _recipe_flags() -> type[Any]:
 
     hints, documented = get_type_hints(Recipe), parse_docstring(Recipe.__doc__ or "").params
     helps = {p.arg_name: " ".join((p.description or "").split()) for p in documented}
+
+    def flag(name: str) -> Any:
+        return tyro.conf.arg(help=helps.get(name, ""), help_behavior_hint="(default: by --budget)")
+
     taken = ("seed", "accelerator", "devices", "precision")  # they have flags of their own
     members = [
-        (f.name, Annotated[hints[f.name] | None, tyro.conf.arg(help=helps.get(f.name, ""))], field(default=None))
+        (f.name, Annotated[hints[f.name] | None, flag(f.name)], field(default=None))
         for f in fields(Recipe)
         if f.name not in taken
     ]

@@ -1,4 +1,4 @@
-"""`leanbayes list`, `data` and `reproduce`: the names of everything, data sets, and suites of papers.
+"""`leanbayes data` and `reproduce`: data sets, and suites of papers.
 
 Other packages offer the suites, by the entry points `leanbayes.suites`.
 """
@@ -12,22 +12,11 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from leanbayes import models
 from leanbayes.cli.main import parse
+from leanbayes.cli.names import first_line
 from leanbayes.data import describe, describe_annotated, prepare
-from leanbayes.methods import all_methods
+from leanbayes.methods import closest
 from leanbayes.report.text import Table
-
-
-@dataclass(frozen=True)
-class Listing:
-    """List methods, nets, data or suites.
-
-    Attributes:
-        what: methods, nets, data or suites; all lists everything.
-    """
-
-    what: Literal["methods", "nets", "data", "suites", "all"]
 
 
 @dataclass(frozen=True)
@@ -56,20 +45,6 @@ class DataPrepare:
     source: str | None = None
 
 
-def list_names(arguments: list[str]) -> int:
-    """Print a table of names, with a line for each."""
-    options = parse(Listing, arguments or ["all"], "list")
-    tables = {
-        "methods": [("plain", "The unconverted network."), *((n, _summary(k)) for n, k in all_methods().items())],
-        "nets": list(models.describe().items()),
-        "suites": [(name, _summary(suite)) for name, suite in suites().items()],
-    }
-    for name, rows in tables.items():
-        if options.what in (name, "all"):
-            Table(heads=(name, "description"), rows=rows, left=2).print()
-    return data(["list"]) if options.what in ("data", "all") else 0
-
-
 def data(arguments: list[str]) -> int:
     """List or prepare data sets."""
     if not arguments or arguments[0] not in ("list", "prepare"):
@@ -90,10 +65,6 @@ def data(arguments: list[str]) -> int:
 def _print_sets(name: str, kind: str, sets: Sequence[tuple[Any, str]]) -> None:
     rows = [(r.name, own, f"{r.train:,}", f"{r.test:,}", "x".join(map(str, r.shape)), r.where) for r, own in sets]
     Table(heads=(name, kind, "train", "test", "shape", "where"), rows=rows, left=6).print()
-
-
-def _summary(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
 
 
 @dataclass(frozen=True)
@@ -128,7 +99,10 @@ def reproduce(arguments: list[str]) -> int:
     options = parse(Reproduce, arguments, "reproduce")
     packages = [package for package in _packages() if options.name in package.SUITES]
     if not packages:
-        raise ValueError(f"expected a suite among {', '.join(suites())}, got {options.name!r}")
+        known = suites()
+        raise ValueError(
+            f"expected a suite among {', '.join(known)}, got {options.name!r}{closest(options.name, known)}"
+        )
     out = options.out or Path("runs") / options.name
     code: int = packages[0].run_suite(options, out)
     return code
@@ -137,6 +111,11 @@ def reproduce(arguments: list[str]) -> int:
 def suites() -> dict[str, Any]:
     """Return the suites of all packages by name."""
     return {name: suite for package in _packages() for name, suite in package.SUITES.items()}
+
+
+def suite_lines() -> list[tuple[str, str]]:
+    """Return every suite with the first line of its docstring."""
+    return [(name, first_line(suite.__doc__)) for name, suite in suites().items()]
 
 
 def _packages() -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import sys
@@ -9,6 +10,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
+
+from leanbayes.cli.help import screen
 
 Options = TypeVar("Options")
 
@@ -19,11 +22,14 @@ COMMANDS = {
     "predict": "predict:predict",
     "report": "compare:report",
     "reproduce": "data:reproduce",
-    "list": "data:list_names",
+    "list": "names:list_names",
     "data": "data:data",
     "bench": "bench:bench",
 }
 """Module and function of each command; a module is imported when its command is called."""
+
+SPELLINGS = {"--resume": "--no-fresh", "--help-all": "--help"}
+"""Flags that the parser knows by another name."""
 
 USAGE = """leanbayes: parameter-efficient Bayesian deep learning for PyTorch, with its gain and its price measured.
 
@@ -45,8 +51,9 @@ Begin with:
   leanbayes compare --data fashion-mnist --net lenet    a known data set and network
   leanbayes compare --data my.npz --net my_module:make_network --methods plain,rank1,implicit
 
-leanbayes COMMAND --help explains the flags. Exit codes: 0 done, 1 a run failed, 2 wrong usage or input,
-130 interrupted (finished work is kept, the same command resumes).
+leanbayes COMMAND --help explains the flags; compare, train and evaluate have more of them: --help-all.
+Exit codes: 0 done, 1 a run failed, 2 wrong usage or input, 130 interrupted (finished work is kept, the
+same command resumes).
 """
 
 
@@ -54,17 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     _replace_unknown_signs()
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
-        sys.stdout.write(USAGE)
+    if (text := _answer(arguments)) is not None:
+        sys.stdout.write(text)
         return 0 if arguments else 2
-    if arguments[0] == "--version":
-        from leanbayes import __version__
-
-        sys.stdout.write(f"leanbayes {__version__}\n")
-        return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        complain(f"expected a command among {', '.join(COMMANDS)}, got {name!r}; see leanbayes --help")
+        near = difflib.get_close_matches(name.lower(), COMMANDS, n=1)
+        meant = f"; did you mean {near[0]!r}?" if near else "; see leanbayes --help"
+        complain(f"expected a command among {', '.join(COMMANDS)}, got {name!r}{meant}")
         return 2
     module, _, function = COMMANDS[name].partition(":")
     try:
@@ -84,6 +88,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _answer(arguments: Sequence[str]) -> str | None:
+    """Return help or the version, for which no command is imported; None for everything else."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        return USAGE
+    if arguments[0] == "--version":
+        from leanbayes import __version__
+
+        return f"leanbayes {__version__}\n"
+    return screen(arguments[0]) if {"-h", "--help"} & set(arguments[1:]) else None
+
+
 def parse(kind: type[Options], arguments: list[str], command: str) -> Options:
     """Parse flags into a dataclass; fields without a default are positional. --help and a wrong flag exit."""
     import tyro
@@ -92,7 +107,7 @@ def parse(kind: type[Options], arguments: list[str], command: str) -> Options:
 
     for argument in arguments:
         local(argument.partition("=")[2] if argument.startswith("--") else argument)
-    flags = ["--no-fresh" if argument == "--resume" else argument for argument in arguments]
+    flags = [SPELLINGS.get(argument, argument) for argument in arguments]
     positional: Any = tyro.conf.PositionalRequiredArgs
     found: Options = tyro.cli(kind, args=flags, prog=f"leanbayes {command}", config=(positional,))
     return found

@@ -34,7 +34,8 @@ from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of
 from leanbayes.training import History, Recipe
 from leanbayes.training.early_stopping import best_epoch
-from leanbayes.training.fit import fit
+from leanbayes.training.fit import epochs_of, fit
+from leanbayes.training.logs import Logger
 from leanbayes.training.objective import autocast
 
 FOLDS = 5
@@ -45,6 +46,7 @@ FILE = "validation.json"
 Made = tuple[nn.Module, Likelihood]
 Tensors = tuple[Tensor, ...]
 """Inputs, targets and, for some tables, weights of rows."""
+Watch = Callable[[str, int], tuple[Callable[[Any], object], ...]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Row:
         known: the `validation.json` of another run of the same row, which is read if its key is the same.
         evaluated: returns the network that is evaluated, such as a nested one at full width.
         callbacks: of the final training.
+        watch: called with the name and the epochs of each training; returns further callbacks of it.
+        loggers: of the final training.
     """
 
     make: Callable[[], Made]
@@ -85,6 +89,8 @@ class Row:
     known: Path | None = None
     evaluated: Callable[[nn.Module], nn.Module] = lambda model: model
     callbacks: tuple[Callable[[Any], object], ...] = ()
+    watch: Watch = lambda name, epochs: ()
+    loggers: tuple[Logger, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class Trained:
 def train_row(row: Row) -> Trained:
     """Train a row of the comparison; resume if its folder has a state."""
     if row.held is None:
-        return Trained(*_fitted(row, row.recipe, row.data, row.folder, callbacks=row.callbacks), None)
+        return Trained(*_fitted(row, row.recipe, row.data), None)
     if row.recipe.patience and len(row.data[1]) < FEW:
         return _train_after_folds(row, row.held)
     return _train_on_split(row, row.held)
@@ -138,7 +144,7 @@ def _train_on_split(row: Row, held: Held) -> Trained:
     recipe = _converted_where_plain_is_best(row)
     out = held_out(row.data[1], held.share, recipe.seed, groups=held.groups, time=held.time)
     train, valid = _rows(row.data, ~out), _rows(row.data, out)
-    model, likelihood, history = _fitted(row, recipe, train, row.folder, valid, row.callbacks)
+    model, likelihood, history = _fitted(row, recipe, train, valid)
 
     def compute() -> dict[str, Any]:
         best = _best_epochs(history, recipe)
@@ -153,7 +159,7 @@ def _train_on_split(row: Row, held: Held) -> Trained:
 def _train_after_folds(row: Row, held: Held) -> Trained:
     validation = _kept(row, lambda: asdict(_by_folds(row, held)))
     recipe = replace(row.recipe, patience=0, epochs=validation.epochs, convert_at_epoch=validation.convert_at_epoch)
-    model, likelihood, history = _fitted(row, recipe, row.data, row.folder, callbacks=row.callbacks)
+    model, likelihood, history = _fitted(row, recipe, row.data)
     return Trained(model, with_noise(likelihood, validation.noise), history, validation)
 
 
@@ -164,7 +170,7 @@ def _by_folds(row: Row, held: Held) -> Validation:
     predictions, targets, best, nlls, seconds = [], [], [], [], 0.0
     for number in range(FOLDS):
         train, valid = _rows(row.data, fold != number), _rows(row.data, fold == number)
-        model, likelihood, history = _fitted(row, recipe, train, row.folder / f"fold{number}", valid)
+        model, likelihood, history = _fitted(row, recipe, train, valid, fold=number)
         predictions.append(_predicted(row, model, likelihood, valid[0]))
         targets.append(valid[1])
         best += _best_epochs(history, recipe)
@@ -220,13 +226,19 @@ def _fitted(
     row: Row,
     recipe: Recipe,
     data: Tensors,
-    folder: Path,
     valid: Tensors | None = None,
-    callbacks: tuple[Callable[[Any], object], ...] = (),
+    fold: int | None = None,
 ) -> tuple[nn.Module, Likelihood, History]:
+    """Train the final network of a row, or that of a fold; resume if its folder has a state."""
     model, likelihood = row.make()
-    given: dict[str, Any] = {"folder": folder, "resume": True, "progress": False, "callbacks": callbacks}
-    given |= {"likelihood": likelihood, "validation": None if valid is None else valid[:2]}
+    name, folder = (
+        ("training", row.folder) if fold is None else (f"fold {fold + 1} of {FOLDS}", row.folder / f"fold{fold}")
+    )
+    given: dict[str, Any] = {"folder": folder, "resume": True, "progress": False, "likelihood": likelihood}
+    given["callbacks"] = row.watch(name, epochs_of(model, recipe))
+    if fold is None:
+        given |= {"callbacks": (*given["callbacks"], *row.callbacks), "loggers": row.loggers}
+    given["validation"] = None if valid is None else valid[:2]
     return model, likelihood, fit(model, weighted(data, recipe), recipe, **given)
 
 

@@ -9,7 +9,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from leanbayes import metrics as scores
 from leanbayes.compare.baselines import BASELINES
 from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Job, located, recipe_for
+from leanbayes.compare.progress import RunProgress
 from leanbayes.compare.row_training import FILE as VALIDATION
 from leanbayes.compare.row_training import Held, Row, train_row, Trained
 from leanbayes.core.checkpoint import save
@@ -40,6 +41,7 @@ from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
 from leanbayes.training import History
+from leanbayes.training.logs import Logger
 from leanbayes.training.objective import autocast
 
 MODEL = "model.safetensors"
@@ -50,6 +52,21 @@ Stage = Literal["train", "evaluate", "compare"]
 Callback = Callable[[Any], object]
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """All that follows a run.
+
+    Attributes:
+        callbacks: called after every epoch of the final training.
+        progress: of the run.
+        loggers: of the epochs of the final training.
+    """
+
+    callbacks: tuple[Callback, ...] = ()
+    progress: RunProgress = field(default_factory=lambda: RunProgress("", ""))
+    loggers: tuple[Logger, ...] = ()
+
+
 def perform(
     job: Job,
     experiment: Experiment,
@@ -57,7 +74,7 @@ def perform(
     *,
     stage: Stage = "compare",
     fresh: bool = False,
-    callbacks: tuple[Callback, ...] = (),
+    hooks: Hooks | None = None,
 ) -> dict[str, Any]:
     """Train and evaluate one job, and return its result; an error is recorded as a failed run.
 
@@ -78,7 +95,7 @@ def perform(
     if is_first():  # from now on a run with other settings raises, even during training
         results.write_json(_training_settings(job) | {"environment": _launch(job)}, folder / SETTINGS_FILE)
     try:
-        result = _perform(job, experiment, out, stage, callbacks)
+        result = _perform(job, experiment, out, stage, hooks or Hooks())
     except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
         result = _header(job, experiment) | {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         result["trace"] = traceback.format_exc().splitlines()[-12:]
@@ -142,9 +159,7 @@ def _relocated(settings: Any, job: Job) -> dict[str, Any]:
     return known | {"data": data | {"name": here}} if moved or str(there) == here else known
 
 
-def _perform(
-    job: Job, experiment: Experiment, out: Path, stage: Stage, callbacks: tuple[Callback, ...]
-) -> dict[str, Any]:
+def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hooks) -> dict[str, Any]:
     if job.baseline:
         return _header(job, experiment) | _baseline(job, experiment) | {"status": "done"}
     folder = job.folder(out)
@@ -153,7 +168,7 @@ def _perform(
     if is_first() and experiment.data.table is not None:
         results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
     trained = (
-        _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, callbacks))
+        _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, hooks))
     )
     if is_first():
         write_model(trained.model, folder / MODEL)
@@ -162,7 +177,7 @@ def _perform(
         header["validation"] = asdict(trained.validation)
     if stage == "train":
         return header | {"status": "done", "history": list(trained.history)}
-    result = _evaluate(job, experiment, trained)
+    result = _evaluate(job, experiment, trained, hooks.progress)
     return header | _outcome(experiment, trained, result) | {"status": "done"}
 
 
@@ -206,9 +221,10 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
     return {"metrics": found, "figures": figures | losses, "cost": known, "history": []}
 
 
-def row_of(job: Job, experiment: Experiment, out: Path, callbacks: tuple[Callback, ...] = ()) -> Row:
+def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = None) -> Row:
     """Return a job as a row to train; a method that converts late knows the plain network of its seed."""
     share, data = job.source.validation, experiment.data
+    hooks = hooks or Hooks()
     row = Row(
         make=partial(_make, job, experiment),
         recipe=job.recipe,
@@ -218,13 +234,16 @@ def row_of(job: Job, experiment: Experiment, out: Path, callbacks: tuple[Callbac
         samples=job.evaluation.samples,
         key=_training_settings(job) | {"samples": job.evaluation.samples},
         evaluated=partial(at_full_width, data=data),
-        callbacks=callbacks,
+        callbacks=hooks.callbacks,
+        watch=hooks.progress.training,
+        loggers=hooks.loggers,
     )
     if not (row.held and job.recipe.patience and job.recipe.convert_at_epoch):
         return row
     recipe = recipe_for(None, job.recipe)
     plain = row_of(replace(job, method=None, recipe=recipe, label="", where=()), experiment, out)
-    return replace(row, plain=replace(plain, folder=row.folder / "plain", known=plain.folder / VALIDATION))
+    folder, known = row.folder / "plain", plain.folder / VALIDATION
+    return replace(row, plain=replace(plain, folder=folder, known=known, watch=hooks.progress.plain_training))
 
 
 def _make(job: Job, experiment: Experiment) -> tuple[nn.Module, Likelihood]:
@@ -233,7 +252,7 @@ def _make(job: Job, experiment: Experiment) -> tuple[nn.Module, Likelihood]:
     return model, own_likelihood(model) or experiment.likelihood().to(device)
 
 
-def _evaluate(job: Job, experiment: Experiment, trained: Trained) -> Result:
+def _evaluate(job: Job, experiment: Experiment, trained: Trained, progress: RunProgress) -> Result:
     """Evaluate a trained model in the precision and memory order of its training."""
     _, x, y = experiment.test
     with autocast(job.recipe.precision, device_of(trained.model)):
@@ -253,6 +272,7 @@ def _evaluate(job: Job, experiment: Experiment, trained: Trained) -> Result:
             units=experiment.units,
             compile=job.recipe.compile,
             temperature=_temperature(experiment, trained),
+            progress=progress.evaluation,
         )
 
 

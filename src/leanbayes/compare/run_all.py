@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
-from leanbayes.compare.run import Callback, finished, MODEL, perform, Stage
+from leanbayes.compare.loggers import loggers_of
+from leanbayes.compare.progress import Overview, plan, ProgressFile, RunProgress, title_of
+from leanbayes.compare.run import Callback, finished, Hooks, MODEL, perform, Stage
 from leanbayes.evaluation.result import commit, project_commit, read_result, settings_of
 from leanbayes.runtime._files import local
 from leanbayes.runtime.distributed import is_first
-from leanbayes.training.progress import Display, display
+from leanbayes.training.progress import watched
 
 
 def run_all(
@@ -24,36 +25,59 @@ def run_all(
     *,
     stage: Stage = "compare",
     fresh: bool = False,
-    progress: bool = True,
+    progress: bool | Literal["files"] = True,
     watch: Callable[[Job, Experiment], tuple[Callback, ...]] | None = None,
+    log: str | None = None,
 ) -> list[dict[str, Any]]:
     """Perform the jobs in order and return their results.
 
     Jobs on the same data and network share an `Experiment`. Finished runs are kept, unless `fresh`. `watch` returns
-    further callbacks of a job, called after each epoch.
+    further callbacks of a job, called after each epoch. `log` is a logger of `loggers_of`. The progress "files" is for
+    another process, which shows it.
     """
     done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
+    shown = progress is True and is_first()
+    runs = plan_runs(jobs, done, experiments, stage)
     found: list[dict[str, Any]] = []
-    progress = progress and is_first()
-    epochs = 0
-    with display(sum(map(_epochs, jobs)), shown=progress and sys.stderr.isatty()) as shown:
-        for job, result in zip(jobs, done, strict=True):
+    with watched(Overview(runs).status, shown=shown):
+        for job, result, run in zip(jobs, done, runs, strict=True):
             clock = time.perf_counter()
             kept = result is not None and stage != "train"
+            if progress == "files":
+                run.changed = ProgressFile(job.folder(out))
             if result is None or stage == "train":
                 key = (job.source, job.net, job.evaluation)
                 if key not in experiments:
                     experiments = {key: Experiment(*key)}  # one at a time: data sets are large
-                callbacks = (_report_to(shown, epochs, job), *(watch(job, experiments[key]) if watch else ()))
-                result = perform(job, experiments[key], out, stage=stage, fresh=fresh, callbacks=callbacks)
-            epochs += _epochs(job)
-            shown.epoch(epochs, {})
-            if progress:
-                duration = "kept" if kept else f"{time.perf_counter() - clock:.0f} s"
-                sys.stderr.write(f"{_title(job)}: {_outcome(result)}, {duration}\n")
+                run.start()
+                with loggers_of(log if is_first() else None, job, out) as loggers:
+                    hooks = Hooks(watch(job, experiments[key]) if watch else (), run, loggers)
+                    result = perform(job, experiments[key], out, stage=stage, fresh=fresh, hooks=hooks)
+            duration = "kept" if kept else f"{time.perf_counter() - clock:.0f} s"
+            run.end(f"{run.title}: {_outcome(result)}, {duration}")
+            if shown:
+                sys.stderr.write(f"{run.line}\n")
                 sys.stderr.flush()
             found.append(result)
     return found
+
+
+def plan_runs(
+    jobs: Sequence[Job],
+    done: Sequence[dict[str, Any] | None],
+    experiments: dict[Any, Experiment],
+    stage: Stage,
+    *,
+    caches: int | None = 1,
+) -> list[RunProgress]:
+    """Return the progress of jobs before they begin; finished ones are ended, unless they train again."""
+    if not experiments:
+        return [RunProgress(title_of(job), job.title) for job in jobs]
+    runs = plan(jobs, next(iter(experiments.values())), stage, caches=caches)
+    for run, result in zip(runs, done, strict=True):
+        if result is not None and stage != "train":
+            run.keep()
+    return runs
 
 
 def look_ahead(
@@ -103,22 +127,6 @@ def check_alike(jobs: Sequence[Job], out: Path) -> None:
                     f"{there[changed]} there, {here[changed]} now), which is no other seed of this one; use the same "
                     "settings, or another --out"
                 )
-
-
-def _epochs(job: Job) -> int:
-    """Return the epochs of a job, summed over the members of an ensemble."""
-    members = 1 if job.method is None or job.method.targets else job.method.fields().get("components", 1)
-    return job.recipe.epochs * int(members)
-
-
-def _report_to(shown: Display, before: int, job: Job) -> Callback:
-    """Return a callback that shows the epochs of a job after `before` epochs of other jobs."""
-    count = itertools.count(before + 1)
-    return lambda state: shown.epoch(next(count), {"title": _title(job), **state.row})
-
-
-def _title(job: Job) -> str:
-    return f"{job.title}, seed {job.seed}"
 
 
 def _outcome(result: dict[str, Any]) -> str:

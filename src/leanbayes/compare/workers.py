@@ -19,8 +19,9 @@ from typing import Any, Literal, TypeVar
 
 from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import Job
+from leanbayes.compare.progress import followed
 from leanbayes.compare.run import MODEL, Stage
-from leanbayes.compare.run_all import look_ahead, run_all
+from leanbayes.compare.run_all import look_ahead, plan_runs, run_all
 from leanbayes.evaluation.result import commit, read_result
 
 Item = TypeVar("Item")
@@ -29,21 +30,36 @@ ADDRESS = "RAY_ADDRESS"  # the environment variable with the address of a Ray cl
 
 
 def run_on_workers(
-    jobs: Sequence[Job], out: Path, *, workers: int = 1, stage: Stage = "compare", fresh: bool = False
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    workers: int = 1,
+    stage: Stage = "compare",
+    fresh: bool = False,
+    log: str | None = None,
 ) -> list[dict[str, Any]]:
     """Perform the jobs on several processes, each with one thread, and return their results.
 
     A job is never split, so its result equals that of a single process. An interrupt reaches the workers too; finished
-    runs are kept.
+    runs are kept. This process shows the progress of all.
     """
     if workers < 1:
         raise ValueError(f"expected at least one worker, got {workers}")
     if workers == 1 or len(jobs) == 1:
-        return run_all(jobs, out, stage=stage, fresh=fresh)
-    look_ahead(jobs, out, stage=stage, fresh=fresh)
-    how = {"stage": stage, "fresh": fresh}
-    on_processes(run_all, [(share, out) for share in split_items(jobs, workers)], **how)
+        return run_all(jobs, out, stage=stage, fresh=fresh, log=log)
+    done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
+    runs = plan_runs(jobs, done, experiments, stage, caches=workers)
+    how = {"stage": stage, "fresh": fresh, "progress": "files", "log": log}
+    with followed(runs, [job.folder(out) for job in jobs], workers, shown=True):
+        for part in phases(jobs):
+            on_processes(run_all, [(share, out) for share in split_items(part, workers)], **how)
     return [_read_result(job, out, stage) for job in jobs]
+
+
+def phases(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Divide jobs into those that may run at a time: an ensemble of seeds needs their networks, and comes last."""
+    parts = [[job for job in jobs if not job.members], [job for job in jobs if job.members]]
+    return [part for part in parts if part]
 
 
 def split_items(items: Sequence[Item], workers: int) -> list[list[Item]]:
@@ -111,7 +127,13 @@ def on_ray(backend: Backend, workers: int | None) -> bool:
 
 
 def run_on_ray(
-    jobs: Sequence[Job], out: Path, *, workers: int | None = None, stage: Stage = "compare", fresh: bool = False
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    workers: int | None = None,
+    stage: Stage = "compare",
+    fresh: bool = False,
+    log: str | None = None,
 ) -> list[dict[str, Any]]:
     """Perform the jobs as Ray tasks, each on one thread, and return their results in order.
 
@@ -121,22 +143,33 @@ def run_on_ray(
     for job in jobs:
         if job.recipe.devices > 1:
             raise ValueError(f"expected --devices 1 on Ray, where a run is one task, got {job.recipe.devices}")
-    done, _ = look_ahead(jobs, out, stage=stage, fresh=fresh)
+    done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
     waiting = [job for job, result in zip(jobs, done, strict=True) if result is None or stage == "train"]
     kept = [job for job in jobs if job not in waiting]
     found = dict(zip(kept, run_all(kept, out, stage=stage), strict=True)) if kept else {}
-    on_gpu = any(pick_device(job.recipe.accelerator).type == "cuda" for job in waiting)
-    tasks = [(job,) for job in waiting]
-    for number, answer in tasks_on_ray(_perform_on_ray, (out, stage, fresh), tasks, workers=workers, gpus=int(on_gpu)):
-        job = waiting[number]
+    runs = plan_runs(waiting, [None] * len(waiting), experiments, stage, caches=None)
+    at_once = workers or os.cpu_count() or 1
+    with followed(runs, [job.folder(out) for job in waiting], at_once, shown=True):
+        for part in phases(waiting):
+            found |= _tasks_of(part, (out, stage, fresh, log), workers)
+    return [found[job] for job in jobs]
+
+
+def _tasks_of(jobs: list[Job], shared: tuple[Path, Stage, bool, str | None], workers: int | None) -> dict[Job, Any]:
+    """Perform jobs as Ray tasks; one that died has a failed result, and its reason is written."""
+    found: dict[Job, Any] = {}
+    on_gpu = any(pick_device(job.recipe.accelerator).type == "cuda" for job in jobs)
+    tasks = [(job,) for job in jobs]
+    for number, answer in tasks_on_ray(_perform_on_ray, shared, tasks, workers=workers, gpus=int(on_gpu)):
+        job = jobs[number]
         if isinstance(answer, Exception):
             reason = (str(answer).splitlines() or [type(answer).__name__])[0]
-            message = f"no result in '{job.folder(out)}': its worker died or was stopped ({reason})"
+            message = f"no result in '{job.folder(shared[0])}': its worker died or was stopped ({reason})"
             answer = {"status": "failed", "error": message}, f"{message}\n"
         found[job], messages = answer
         sys.stderr.write(messages)
         sys.stderr.flush()
-    return [found[job] for job in jobs]
+    return found
 
 
 def tasks_on_ray(
@@ -212,8 +245,8 @@ def _call_like_caller(
     return function(shared, *task)
 
 
-def _perform_on_ray(shared: tuple[Path, Stage, bool], job: Job) -> tuple[dict[str, Any], str]:
-    out, stage, fresh = shared
+def _perform_on_ray(shared: tuple[Path, Stage, bool, str | None], job: Job) -> tuple[dict[str, Any], str]:
+    out, stage, fresh, log = shared
     with redirect_stderr(io.StringIO()) as messages:
-        (result,) = run_all([job], out, stage=stage, fresh=fresh)
+        (result,) = run_all([job], out, stage=stage, fresh=fresh, progress="files", log=log)
     return result, messages.getvalue()

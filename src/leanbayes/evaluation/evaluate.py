@@ -31,6 +31,7 @@ from leanbayes.shift.sweep import Shift
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]
 Metric = Callable[[Prediction, Tensor], Any]
+Progress = Callable[[str, str], object]
 
 PREDICTED_ROWS, PREDICTED_ROWS_ON_CPU = 4096, 512
 """Fewest rows for timing a prediction; fewer rows would measure kernel launches."""
@@ -102,6 +103,7 @@ def evaluate(
     metrics: Mapping[str, Metric] | None = None,
     temperature: Temperature | None = None,
     design: Design = "independent",
+    progress: Progress | None = None,
 ) -> Result:
     """Evaluate a model: accuracy, likelihood, calibration, selective risk, out-of-distribution detection, cost.
 
@@ -128,6 +130,7 @@ def evaluate(
         metrics: functions of (prediction, targets) by name. They replace the usual figures of the test set.
         temperature: fitted on held-out rows. The figures at this temperature are added as `metrics["tempered"]`.
         design: of the draws, as in `predict`.
+        progress: called before each step with its kind ("test", "corrupt", "shift" or "cost") and the name of its data.
 
     Example:
         >>> result = lb.evaluate(bnn, (x, y), ood={"letters": (letters, None)})
@@ -136,14 +139,19 @@ def evaluate(
     _check(test, ood, shift)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     samples = min(samples, distinct_draws(model) or samples)
+    tell: Progress = progress or (lambda kind, name: None)
     evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units, design)
+    tell("test", "test set")
     prediction, targets = evaluator.predict(test)
-    others = {name: evaluator.predict(data)[0] for name, data in (ood or {}).items()}
+    others = {}
+    for name, data in (ood or {}).items():
+        tell("test", name)
+        others[name] = evaluator.predict(data)[0]
     if metrics is None:
         found, figures = _usual_metrics(prediction, targets, others)
     else:
         found, figures = {name: metric(prediction, targets) for name, metric in metrics.items()}, {}
-    corrupted = [] if shift is None else list(evaluator.corrupted(shift, temperature))
+    corrupted = [] if shift is None else list(evaluator.corrupted(shift, temperature, tell))
     all_figures = {
         "test": numbers(found),
         "ood": _all_detections(prediction, others),
@@ -157,6 +165,8 @@ def evaluate(
             "ood": _all_detections(changed, known),
             "shift": [row for _, row in corrupted],
         }
+    if plain is not None:
+        tell("cost", "cost")
     return Result(
         metrics=all_figures,
         figures=figures,
@@ -191,15 +201,18 @@ class _Evaluator:
         return prediction, torch.cat(targets).cpu()
 
     def corrupted(
-        self, shift: Shift, temperature: Temperature | None
+        self, shift: Shift, temperature: Temperature | None, tell: Progress
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """Yield the figures of each corruption, as predicted and at a temperature."""
+        tell("corrupt", "corrupted images")  # each step of the loop makes the next ones
         for corruption, severity, x in shift:
+            tell("shift", f"{corruption} {severity}" if severity else "clean images")
             found, y = self.predict((x, shift.y), keep_samples=False)
             changed = found if temperature is None else temperature(found)
             named = {"corruption": corruption, "severity": severity}
             first, second = ({**named, **numbers(_under_shift(p, y))} for p in (found, changed))
             yield first, second
+            tell("corrupt", "corrupted images")
 
     def cost(self, plain: nn.Module, test: Data, compiled: bool) -> Cost:
         """Measure a training step on one batch, and a prediction on more rows."""

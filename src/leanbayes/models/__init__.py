@@ -6,6 +6,7 @@ example: channels, height and width of an image, unless its docstring says other
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -163,8 +164,10 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
     of_any_width = (maker(*m.groups()) for _, pattern, maker in _FORMS if (m := re.fullmatch(pattern, name)))
     make = dict(_MAKERS).get(name) or next(of_any_width, None)
     if make is None:
+        near = difflib.get_close_matches(name.lower(), names(), n=1)
         raise ValueError(
-            f"expected a network among {', '.join(names())}, got {name!r}. Pick one of them, or a size of your own: "
+            f"expected a network among {', '.join(names())}, got {name!r}"
+            f"{f'; did you mean {near[0]!r}?' if near else '.'} Pick one of them, or a size of your own: "
             f"{', '.join(form for form, _, _ in _FORMS)}; add +dropout or +dropoutRATE to the name for dropout "
             "before every norm."
         )

@@ -149,8 +149,7 @@ def fit(  # noqa: PLR0913
     arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output, log)
     networks = list(_networks(unwrap(model), recipe, arguments))
     history = History()
-    epochs = sum(own.all_epochs for _, own, _, _ in networks)
-    with display(epochs, shown=progress and fabric.is_global_zero) as shown:
+    with display(epochs_of(unwrap(model), recipe), shown=progress and fabric.is_global_zero) as shown:
         for network, own_recipe, own_arguments, columns in networks:
             with _trainer(network, own_recipe, own_arguments, fabric) as trainer:
                 rows = trainer.run(shown, len(history), columns)
@@ -179,6 +178,17 @@ def _networks(
         own_arguments = replace(arguments, folder=folder, likelihood=likelihood)
         for network, its_recipe, its_arguments, _ in _networks(member, own_recipe, own_arguments):
             yield network, its_recipe, its_arguments, {"member": k}
+
+
+def epochs_of(model: nn.Module, recipe: Recipe) -> int:
+    """Return the epochs of all networks that `fit` trains; early stopping may end one before."""
+    members = members_of(model)
+    if not members:
+        return recipe.all_epochs
+    ensemble: Any = model
+    if ensemble.method.post_hoc:
+        return int(ensemble.method.extended(recipe).all_epochs)
+    return sum(epochs_of(member, recipe) for member in members)
 
 
 @contextmanager

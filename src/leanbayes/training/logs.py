@@ -1,4 +1,4 @@
-"""Every epoch once, while the training continues: a line of `history.jsonl`, and the user's loggers.
+"""Every epoch once, during the training: a line of `history.jsonl`, and the user's loggers.
 
 A line is written after the state of its epoch and after the loggers. A resumed training logs the epochs that its state
 has and the file does not. So each epoch is logged once, whenever the process was killed.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from leanbayes.runtime._files import write_text
+from leanbayes.runtime._files import parse_json, write_text
 from leanbayes.training.diagnostics import TrainingError
 
 FILE = "history.jsonl"  # in the folder of a training
@@ -93,7 +93,8 @@ def read_history(path: Path) -> list[Row]:
         return rows
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            row = json.loads(line)
+            row = parse_json(line, f"'{path}'")
+            _line(row)  # a number that JSON does not have raises
         except ValueError:
             break
         if not isinstance(row, dict):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from typing_extensions import override
@@ -15,6 +16,8 @@ from leanbayes.runtime.display import cell, counted, html_table, text_table
 
 LINES = 10  # of a training where there is no terminal
 REFRESHES = 10  # of a bar per second
+LINE_SECONDS = 30.0  # between two lines of a long work where there is no terminal
+LOOK_SECONDS = 0.5  # between two looks at a long work
 ENDS = 3  # epochs that a table shows at its beginning and at its end
 COSTS = ("seconds", "peak_memory_mb")  # columns that a table leaves out
 
@@ -135,6 +138,53 @@ def display(epochs: int, *, shown: bool, unit: str = "epoch") -> Iterator[Displa
         yield Bar(bar, epochs)
 
 
+class Status(NamedTuple):
+    """A long work at one moment: the share that is over, a few words, and the time left in words."""
+
+    share: float
+    text: str
+    left: str
+
+
+@contextmanager
+def watched(look: Callable[[], Status], *, shown: bool) -> Iterator[None]:
+    """Show a long work: a bar on a terminal, else a line every half minute.
+
+    `look` is called twice a second from a thread of its own, and once more at the end.
+    """
+    if not shown:
+        yield
+        return
+    bar = _rich_status() if sys.stderr.isatty() else None
+    task = None if bar is None else bar.add_task("", total=1.0, left="")
+    over = threading.Event()
+    next_line = time.monotonic() + LINE_SECONDS
+
+    def refresh() -> None:
+        nonlocal next_line
+        status = look()
+        if bar is not None:
+            bar.update(task, completed=status.share, description=status.text, left=status.left)
+        elif status.share < 1 and time.monotonic() >= next_line:
+            next_line = time.monotonic() + LINE_SECONDS
+            sys.stderr.write(f"{100 * status.share:.0f} %, {status.text}, {status.left}\n")
+            sys.stderr.flush()
+
+    def watch() -> None:
+        while not over.wait(LOOK_SECONDS):
+            refresh()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    with nullcontext() if bar is None else bar:
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            refresh()
+
+
 def describe(values: dict[str, Any]) -> str:
     """Return title, loss, KL, rate, validation scores and speed in a few words."""
     shown = [values["title"]] if "title" in values else []
@@ -165,6 +215,22 @@ def peak_memory_mb(device: torch.device) -> float:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def _rich_status() -> Any:
+    """Return a bar with a share, words and the time left, or None where rich is not installed."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+    except ModuleNotFoundError:
+        return None
+    return Progress(
+        TextColumn("{task.percentage:>3.0f} %"),
+        BarColumn(bar_width=24),
+        TextColumn("{task.description}"),
+        TextColumn("{task.fields[left]}"),
+        console=Console(stderr=True),
+    )
 
 
 def _rich_bar(unit: str) -> Any:
