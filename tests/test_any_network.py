@@ -198,7 +198,7 @@ REFUSED = {
 ALIKE = {"gpt2", "vit"}
 """Networks with parameters that only their own class initialises: an explicit ensemble of copies warns of them."""
 
-PAIRS = [(network, method) for network in CASES for method in all_methods()]
+PAIRS = [(network, method) for network in CASES for method, kind in all_methods().items() if not kind.post_hoc]
 pairs = pytest.mark.parametrize(("network", "method"), [pair for pair in PAIRS if pair not in REFUSED])
 
 
@@ -279,7 +279,9 @@ def inside_leanbayes(module: nn.Module) -> bool:
 # The summary of the parts that only some methods take
 
 
-@pytest.mark.parametrize("method", [name for name in all_methods() if name not in ("nested", "deep_ensemble")])
+@pytest.mark.parametrize(
+    "method", [n for n, kind in all_methods().items() if n not in ("nested", "deep_ensemble") and not kind.post_hoc]
+)
 def test_the_transposed_linears_of_gpt2_are_targets_of_every_method(method):
     _, bnn, _ = converted("gpt2", method)
     reasons = {row.reason for row in lb.summary(bnn).rows if row.kind == "Conv1D"}

@@ -456,9 +456,15 @@ def test_a_name_means_the_method_with_its_defaults(name, method):
     assert len(lb.convert(net, "deep_ensemble").members) == lb.DeepEnsemble().components
 
 
-@pytest.mark.parametrize("name", ["rank2", "Rank1", "plain", ""])
+@pytest.mark.parametrize("name", ["Rank1", "RANK1", "rank-1"])
+def test_a_name_may_be_spelled_in_any_way(name):
+    bnn = lb.convert(small_net(), name)
+    assert {layer.method for _, layer in lb.stochastic_layers(bnn)} == {lb.Rank1()}
+
+
+@pytest.mark.parametrize("name", ["rank2", "plain", ""])
 def test_an_unknown_name_of_a_method_is_refused_with_those_there_are(name):
     with pytest.raises(ValueError, match=f"expected a method such as .* among batch_ensemble, .*rank1.*, got '{name}'"):
         lb.convert(small_net(), name)
     with pytest.raises(ValueError, match="did you mean 'rank1'"):
-        lb.convert(small_net(), "Rank1")
+        lb.convert(small_net(), "Rank2")

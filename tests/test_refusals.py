@@ -190,7 +190,7 @@ class Pairs(nn.Module):
 
 
 @pytest.mark.parametrize(("rows", "chunk", "shapes"), [
-    (70, None, r"64 and of 6 examples have shapes \(64, 64\) and \(6, 6\)"),
+    (70, 64, r"64 and of 6 examples have shapes \(64, 64\) and \(6, 6\)"),
     (128, 64, r"64 and of 63 examples have shapes \(64, 64\) and \(63, 63\)"),
     (4, 1, r"1 and of 2 examples have shapes \(1, 1\) and \(2, 2\)"),
 ])  # fmt: skip

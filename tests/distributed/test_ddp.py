@@ -15,11 +15,12 @@ pytestmark = one_worker
 
 FOUR = ("rank1", "mean_field", "mc_dropout")
 """Methods that four processes train: noise per row, per activation, and masks."""
-METHODS = {2: tuple(all_methods()), 4: FOUR}
+TRAINED = tuple(name for name, kind in all_methods().items() if not kind.post_hoc)
+METHODS = {2: TRAINED, 4: FOUR}
 DRAWS = 30
 KINDS = {"kept": {}, "not reentrant": {"reentrant": False}, "reentrant": {"reentrant": True}}
 
-methods = pytest.mark.parametrize("name", all_methods())
+methods = pytest.mark.parametrize("name", TRAINED)
 pairs = pytest.mark.parametrize(("world", "name"), [(world, name) for world in METHODS for name in METHODS[world]])
 
 
@@ -28,11 +29,11 @@ def work(rank, world):
     found = {f"{name}/1": trained(name, rank, world, noise=True) for name in METHODS[world]}
     found["components"] = components(rank, world)
     if world == 2:
-        found |= {f"{name}/0": trained(name, rank, world, noise=False) for name in all_methods()}
+        found |= {f"{name}/0": trained(name, rank, world, noise=False) for name in TRAINED}
         found["bfloat16"] = in_bfloat16(rank, world)
         found |= {kind: checkpointed(rank, world, **options) for kind, options in KINDS.items()}
         # Seeds of their own, for once: with equal ones the gradients would be one process's to the last digits.
-        found |= {f"{name}/gradients": means(name, rank, world, seed=10 + rank) for name in all_methods()}
+        found |= {f"{name}/gradients": means(name, rank, world, seed=10 + rank) for name in TRAINED}
     return found
 
 

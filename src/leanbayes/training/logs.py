@@ -68,9 +68,12 @@ class EpochLog:
         if self.clean or self.path is None:
             return
         self.clean = True
+        text = "".join(map(_line, self.rows))
         try:
+            if self.path.is_file() and self.path.read_text(encoding="utf-8", errors="replace") == text:
+                return  # a finished training stays untouched
             if self.rows:
-                write_text("".join(map(_line, self.rows)), self.path)
+                write_text(text, self.path)
             else:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
