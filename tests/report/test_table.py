@@ -9,7 +9,7 @@ import pytest
 
 from leanbayes.evaluation.statistics import Estimate
 from leanbayes.report import load_results
-from leanbayes.report.columns import Column, duration
+from leanbayes.report.columns import Column, duration, short_number
 from leanbayes.report.table import comparison
 from tests.report import make
 
@@ -223,3 +223,8 @@ def test_an_error_too_small_to_write_is_not_written_as_zero():
 @pytest.mark.parametrize(("seconds", "text"), [(4.25, "4.2 s"), (90, "1.5 min"), (5400, "1.5 h")])
 def test_durations(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.0151, "0.0151"), (9.737, "9.74"), (1503.2, "1,503"), (753.4, "753")])
+def test_short_numbers_have_no_exponent(value, text):
+    assert short_number(value) == text

@@ -106,7 +106,12 @@ def duration(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-_WRITERS: dict[str, Callable[[float], str]] = {"short": "{:.3g}".format, "count": "{:,.0f}".format, "time": duration}
+def short_number(value: float) -> str:
+    """Write a number to three digits, large ones without an exponent."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.3g}"
+
+
+_WRITERS: dict[str, Callable[[float], str]] = {"short": short_number, "count": "{:,.0f}".format, "time": duration}
 
 
 def _column(section: str, group: str, name: str, title: str, better: Any, help: str, **options: Any) -> Column:
