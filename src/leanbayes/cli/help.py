@@ -18,7 +18,7 @@ SCREEN = """usage: leanbayes {command} [--FLAG VALUE ...]        every flag: lea
 data
   --data DATA           a known name (leanbayes list data), .npz, a table, or a folder with images
                         train/CLASS/*.png, test/CLASS/*.png; default digits
-  --target COLUMN       column of a table to predict; default the last; --drop LIST leaves columns out
+  --target COLUMN       column of a table to predict, default the last; --drop LIST of columns
   --group COLUMN        whose groups are not split; --time COLUMN, the latest rows are the test rows
   --task TASK           classification or regression, for your own data; default by its targets
   --train-rows N        number of training rows, --test-images N of test rows; 0 is all
