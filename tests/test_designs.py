@@ -93,3 +93,10 @@ def test_wrong_designs_give_one_clear_sentence(change):
         lb.predict(model, torch.ones(2, 3), **change)
     with pytest.raises(ValueError, match="expected design"), lb.draws(model, seed=0, design="paired", shared=False):
         pass
+
+
+def test_evaluate_uses_the_design():
+    model, x, y = lb.convert(small_net(), lb.Rank1()), X, torch.zeros(9, dtype=torch.long)
+    result = lb.evaluate(model, (x, y), samples=4, design="paired")
+    torch.testing.assert_close(result.prediction.samples, lb.predict(model, x, samples=4, design="paired").samples)
+    assert not torch.equal(result.prediction.samples, lb.predict(model, x, samples=4).samples)

@@ -212,11 +212,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _step(value: Any, key: str) -> list[Any]:
     if key == "*":
         return list(value.values()) if isinstance(value, Mapping) else list(value)
+    name, found, wanted = key.partition("=")
+    if found and not (isinstance(value, Mapping) and key in value):
+        entries = [value] if isinstance(value, Mapping) else value
+        return [each for each in entries if str(each[name]) == wanted]
     if isinstance(value, Mapping):
         return [value[key]]
-    if "=" in key:
-        name, _, wanted = key.partition("=")
-        return [each for each in value if str(each[name]) == wanted]
     return [value[int(key)]] if re.fullmatch(r"-?\d+", key) else [each[key] for each in value]
 
 

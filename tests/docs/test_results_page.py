@@ -84,6 +84,7 @@ def test_paths_take_entries_all_values_and_lists():
     assert results_page.reached(found, ["a", "*", "v"]) == [1, 2]
     assert results_page.reached(found, ["b", "*"]) == [3, 4]
     assert results_page.reached(found, ["a", "0", "v"]) == [1]
+    assert results_page.reached(found, ["a", "name=y", "v=2", "v"]) == [2]
     with pytest.raises(KeyError, match="expected a value at a > name=z"):
         results_page.reached(found, ["a", "name=z"])
 

@@ -20,7 +20,6 @@ METHODS = {
     "points": lb.BatchEnsemble(components=2),
     "implicit": lb.ImplicitNodes(components=2),
 }
-NEVER = 2**62
 PAIR = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3, padding=1))
 
 
@@ -34,28 +33,28 @@ def calls(monkeypatch) -> list[object]:
         found.append(linear)
         return apply(linear, *args, safe=safe)
 
-    monkeypatch.setattr(scaled, "FEW", 0)
+    monkeypatch.setattr(scaled, "pays", lambda x, r: True)
     monkeypatch.setattr(scaled, "apply", noted)
     return found
 
 
-def gradients(model: nn.Module, x: Tensor, *, few: int, call=None) -> dict[str, Tensor]:
+def gradients(model: nn.Module, x: Tensor, *, used: bool, call=None) -> dict[str, Tensor]:
     """Return the output of one fresh pass, the input's gradient and those of all parameters."""
-    own, scaled.FEW = scaled.FEW, few
+    own, scaled.pays = scaled.pays, lambda x, r: used
     model.zero_grad()
     x = x.detach().requires_grad_()
     torch.manual_seed(3)
     output = (call or model)(x)
     weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
     (output * weights).sum().backward()
-    scaled.FEW = own
+    scaled.pays = own
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return found | {"x": x.grad, "output": output.detach()}
 
 
 def assert_equal(model: nn.Module, x: Tensor, *, rtol: float = 1e-9, call=None) -> None:
-    expected = {name: g.clone() for name, g in gradients(model, x, few=NEVER).items()}
-    torch.testing.assert_close(gradients(model, x, few=0, call=call), expected, rtol=rtol, atol=rtol)
+    expected = {name: g.clone() for name, g in gradients(model, x, used=False).items()}
+    torch.testing.assert_close(gradients(model, x, used=True, call=call), expected, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -67,7 +66,7 @@ def test_gradients_are_those_of_autograd(layer, method, calls):
     assert calls or layer.name in ("conv2d_options", "conv2d_depthwise", "conv3d", "linear_transposed")
 
 
-@pytest.mark.parametrize("many", [1, NEVER])
+@pytest.mark.parametrize("many", [1, 2**62])
 @pytest.mark.parametrize("safe", [True, False])
 @pytest.mark.parametrize("given", ["sr", "s", "r", "srb", "rb", "sb"])
 def test_gradients_and_their_gradients_by_differences(given, safe, many, monkeypatch):
@@ -138,7 +137,7 @@ def test_frozen_weights_get_no_gradient(calls):
     bnn = lb.convert(PAIR, METHODS["rank1"])
     for name, p in bnn.named_parameters():
         p.requires_grad_("posterior.output" in name)
-    found = gradients(bnn, torch.randn(4, 3, 6, 6), few=0)
+    found = gradients(bnn, torch.randn(4, 3, 6, 6), used=True)
     assert {name for name in found if "." in name} == {n for n, _ in bnn.named_parameters() if "posterior.output" in n}
     assert calls
 
@@ -147,7 +146,7 @@ def test_frozen_weights_get_no_gradient(calls):
 def test_bfloat16_is_about_as_close_to_float64_as_autograd(method, calls):
     smooth = nn.Sequential(PAIR[0], nn.Tanh(), PAIR[2])  # a ReLU would turn rounding into other gradients
     bnn, x = lb.convert(smooth, method), torch.randn(8, 3, 8, 8)
-    exact = {name: g.clone() for name, g in gradients(bnn.double(), x.double(), few=NEVER).items()}
+    exact = {name: g.clone() for name, g in gradients(bnn.double(), x.double(), used=False).items()}
     bnn.float()
 
     def half(x: Tensor) -> Tensor:
@@ -157,7 +156,7 @@ def test_bfloat16_is_about_as_close_to_float64_as_autograd(method, calls):
     def error(found: dict[str, Tensor]) -> dict[str, float]:
         return {name: float((g.double() - exact[name]).norm() / exact[name].norm()) for name, g in found.items()}
 
-    ours, plain = (error(gradients(bnn, x, few=few, call=half)) for few in (0, NEVER))
+    ours, plain = (error(gradients(bnn, x, used=used, call=half)) for used in (True, False))
     assert calls
     for name in exact:
         assert ours[name] <= max(2 * plain[name], 0.03), (name, ours[name], plain[name])
@@ -184,7 +183,15 @@ def test_small_inputs_use_autograd(monkeypatch):
     lb.convert(PAIR, METHODS["rank1"])(torch.randn(4, 3, 6, 6)).sum().backward()
 
 
-def test_nothing_is_kept_but_the_scaled_input():
+def test_the_function_is_for_large_inputs():
+    small, large, r = torch.empty(2**18, 2), torch.empty(2**18, 4), torch.empty(2**18, 1)
+    assert scaled.pays(large, r)
+    assert not scaled.pays(small, r)
+    assert not scaled.pays(large, None)  # on a CPU
+    assert scaled.pays(large.to("meta"), None)
+
+
+def test_nothing_is_kept_but_the_scaled_input(calls):
     """The unscaled output is no tensor of the graph; the output is kept by the layer after it."""
     bnn = lb.convert(nn.Sequential(nn.Conv2d(8, 8, 3, bias=False, padding=1)), METHODS["points"])
     x = torch.randn(16, 8, 32, 32, requires_grad=True)

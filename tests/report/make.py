@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import json
 import math
 from functools import cache
@@ -27,6 +28,14 @@ METHODS = {
 }
 CORRUPTIONS = ("gaussian_noise", "blur", "contrast", "rotation")
 CLASSES = [str(digit) for digit in range(10)]
+
+
+def target_row(row: int, epistemic: float, rng: np.random.Generator) -> dict[str, float]:
+    """Return a prediction of a real target with its interval."""
+    target = 10.0 + 2 * row
+    predicted = float(target + 5 * rng.standard_normal())
+    ends = {"low": predicted - 9.8, "high": predicted + 9.8}
+    return {"row": row, "target": target, "predicted": predicted, **ends, "std": 5.0, "epistemic_std": 2 * epistemic}
 
 
 def tree(root: Path, methods: dict[str, tuple[float, ...]] = METHODS, seeds: int = 3, **kwargs: Any) -> Path:
@@ -105,6 +114,8 @@ def classification(
         "train_step_ratio": noisy(train) if train != 1 else 1.0,
         "predict_ratio": noisy(predict) if predict != 1 else 1.0,
         "passes": {"plain": 1, "deep_ensemble": 4}.get(name, 16),
+        "answer_ms": 0.02 * predict * {"plain": 1, "deep_ensemble": 4}.get(name, 16),
+        "answer_ms_one": 0.3 * predict * {"plain": 1, "deep_ensemble": 4}.get(name, 16),
         "train_seconds": noisy(74 * train), "peak_memory_mb": noisy(310 * (1 + extra / 300)),
     }  # fmt: skip
     if name != "plain":
@@ -112,10 +123,15 @@ def classification(
     result["figures"] = {
         "reliability": {"bins": reliability(ece, rng)},
         "histograms": {"total": histogram(nll, math.log(10), rng), "epistemic": histogram(epistemic * nll, 0.7, rng)},
+        "log_histograms": {"total": log_histogram(nll), "epistemic": log_histogram(epistemic * nll)},
+        "selective": {"coverage": [i / 20 for i in range(1, 21)],
+                      "accuracy": [1 - (1 - accuracy) * (i / 20) ** 3 for i in range(1, 21)]},
+        "confusion": [[34 if i == j else int(i == j + 1) for j in range(10)] for i in range(10)],
         "examples": {kind: examples(kind, epistemic, rng) for kind in ("certain", "uncertain", "epistemic")},
-    }
+    }  # fmt: skip
     result["history"] = [
         {"epoch": e, "loss": nll + 2 * math.exp(-e / 5) + 0.1 * epistemic, "nll": 0.6 * nll + 2 * math.exp(-e / 5),
+         "valid_nll": 0.8 * nll + 2 * math.exp(-e / 5),
          "kl": 4000 * epistemic * math.exp(-e / 20), "beta": 1.0, "lr": 0.1, "seconds": 2.4}
         for e in range(1, 31)
     ]  # fmt: skip
@@ -166,6 +182,21 @@ def histogram(scale: float, top: float, rng: np.random.Generator) -> dict[str, A
     return {
         "edges": edges.tolist(),
         "counts": {"test": shares(scale), "letters": shares(6 * scale), "noise": shares(4 * scale)},
+    }
+
+
+def log_histogram(mean: float) -> dict[str, Any]:
+    """Return shares between edges 10^(k / 5) of two exponential distributions; all below if the mean is zero."""
+    edges = [10 ** (k / 5) for k in range(-20, 3)] if mean else []
+    sets = {"test": mean, "letters": 6 * mean, "noise": 4 * mean}
+
+    def share(scale: float, low: float, high: float) -> float:
+        return math.exp(-low / scale) - math.exp(-high / scale)
+
+    return {
+        "edges": edges,
+        "counts": {name: [share(m, *ends) for ends in itertools.pairwise(edges)] for name, m in sets.items()},
+        "below": {name: share(m, 0, edges[0]) if mean else 1.0 for name, m in sets.items()},
     }
 
 
@@ -228,7 +259,9 @@ def regression(name: str, seed: int) -> dict[str, Any]:
     levels = [(i + 1) / 11 for i in range(10)]
     result["figures"] = {
         "reliability": {"levels": [{"level": level, "coverage": level ** (1.3 - gain)} for level in levels]},
-        "histograms": None, "examples": None,
+        "histograms": None, "predicted": {"level": 0.95, "rows": [target_row(i, gain, rng) for i in range(40)]},
+        "selective": {"coverage": [i / 20 for i in range(1, 21)], "rmse": [3 + i / 10 for i in range(1, 21)]},
+        "examples": {kind: [target_row(i, gain, rng) for i in range(6)] for kind in ("certain", "uncertain")},
     }  # fmt: skip
     result["history"] = [
         {"epoch": e, "loss": 3.5 + math.exp(-e / 4), "nll": 3.2 + math.exp(-e / 4), "kl": 0.0} for e in range(1, 21)

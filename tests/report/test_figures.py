@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from leanbayes.report import load_results
-from leanbayes.report.figures import figures, pooled_histograms, pooled_reliability, rebin
+from leanbayes.report.examples import galleries
+from leanbayes.report.figures import figures
+from leanbayes.report.figures.distributions import pooled_histograms, pooled_reliability, rebin
 from leanbayes.report.load import Look
-from leanbayes.report.page import galleries
 from leanbayes.report.svg import Axis, Chart, LARGE, linear_axis, ratio_axis, SMALL, write_tick
 from tests.report import make
 
 THREE = {name: make.METHODS[name] for name in ("plain", "deep_ensemble", "rank1")}
 FIVE = THREE | {name: make.METHODS[name] for name in ("mean_field", "variance")}
-KEYS = ["cost", "reliability", "severity", "total-histogram", "epistemic-histogram", "training"]
+KEYS = [
+    "cost", "reliability", "selective", "confusion", "severity", "ood", "total-histogram", "epistemic-histogram",
+    "training",
+]  # fmt: skip
 
 
 def group_of(folder):
@@ -35,13 +39,14 @@ def one_run(folder, **parts):
 def test_every_figure_is_drawn_from_full_results(tmp_path):
     found = {figure.key: figure for figure in figures(group_of(make.tree(tmp_path, THREE)))}
     assert list(found) == KEYS
-    assert [panel.title for panel in found["cost"].panels] == ["Training", "One answer", "Parameters"]
+    assert len(found["cost"].panels) == 4
     assert [panel.title for panel in found["reliability"].panels] == ["plain", "deep_ensemble", "rank1"]
     assert len(found["severity"].panels) == 5
-    assert [panel.title for panel in found["epistemic-histogram"].panels] == ["deep_ensemble", "rank1"]
+    assert [panel.title for panel in found["epistemic-histogram"].panels] == ["plain", "deep_ensemble", "rank1"]
     assert [panel.title for panel in found["training"].panels] == [
         "Loss, nats per input",
         "NLL, nats per input",
+        "Validation NLL, nats per input",
         "KL, nats",
     ]
 
@@ -116,10 +121,10 @@ def test_null_and_broken_parts_leave_no_empty_frame(tmp_path, broken):
 
 def test_regression_draws_levels_and_training(tmp_path):
     found = figures(group_of(make.regression_tree(tmp_path)))
-    assert [figure.key for figure in found] == ["cost", "reliability", "training"]
+    assert [figure.key for figure in found] == ["cost", "reliability", "selective", "predicted", "training"]
     assert found[1].numbers.head == ("Method", "Level", "Coverage")
     assert found[1].panels[0].note == "Coverage of 95\u00a0% interval: 91.0 %"
-    assert [panel.title for panel in found[2].panels] == ["Loss, nats per input", "NLL, nats per input"]
+    assert [panel.title for panel in found[-1].panels] == ["Loss, nats per input", "NLL, nats per input"]
 
 
 def test_reliability_pools_the_inputs_of_all_seeds(tmp_path):

@@ -74,9 +74,9 @@ def test_ids_are_unique(full):
 def test_the_page_tells_every_figure_of_the_schema(full):
     for word in (
         "Accuracy", "NLL", "Calibrated NLL", "ECE", "Brier", "AURC", "AUROC letters", "AUROC noise", "mCE",
-        "Extra params", "Train", "Train step", "Answer", "One pass", "Time", "Passes", "Ensemble equivalent",
+        "Extra params", "Train", "Train step", "Answer", "One pass", "Train time", "Passes", "Ensemble equivalent",
         "Top-5 accuracy", "Largest calibration gap", "ECE, 20 bins", "Adaptive ECE", "Classwise ECE", "Temperature",
-        "Disagreement", "AUPR letters", "FPR95 noise", "AUROC noise by mutual information", "Peak memory",
+        "Disagreement", "AUPR letters", "FPR95 noise", "AUROC noise by epistemic", "Peak memory",
         "4f1c2d7a9b3e", "cpu (x86_64), 1 thread", "torch 2.13.0", "leanbayes compare --data digits", "batch_size",
     ):  # fmt: skip
         assert word in full, word
@@ -115,7 +115,7 @@ def test_one_seed_has_no_standard_errors(tmp_path):
     text = build(make.tree(tmp_path, seeds=1)).read_text()
     table = re.search(r'<table class="comparison">.*?</table>', text, re.S)[0]
     assert "±" not in table
-    assert "one seed is too few to decide" in text
+    assert "One seed recommends nothing" in text
 
 
 def test_failures_and_damage_are_shown(tmp_path):
@@ -132,8 +132,8 @@ def test_failures_and_damage_are_shown(tmp_path):
 def test_a_long_error_is_shown_whole(tmp_path):
     error = "ValueError: " + " ".join(f"word{i}" for i in range(80)) + ". Do this."
     make.write(tmp_path, make.failed("rank1", 0, error))
-    (summary,) = re.findall(r"<summary>.*?</summary>", build(tmp_path).read_text(), re.S)
-    assert error in summary
+    (alert,) = re.findall(r'<div class="alert".*?</div>', build(tmp_path).read_text(), re.S)
+    assert error in re.search(r"<summary>.*?</summary>", alert, re.S)[0]
 
 
 def test_converted_and_skipped_layers_are_told(full):
@@ -165,7 +165,7 @@ def test_missing_parts_leave_no_headings(tmp_path):
         "Out-of-distribution inputs",
         "Under corruption",
         "Training",
-        "most and least sure",
+        "Most and least certain",
         "More figures",
     ):
         assert absent not in page

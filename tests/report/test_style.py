@@ -10,9 +10,8 @@ import pytest
 
 from leanbayes.methods import all_methods
 from leanbayes.report import load_results
-from leanbayes.report.load import COLOURS, FIXED, looks_of
+from leanbayes.report.load import BASELINES, COLOURS, FIXED, looks_of, UNKNOWN_SHAPE
 from leanbayes.report.page import TEMPLATES
-from leanbayes.report.svg import SHAPES
 from tests.report import make
 
 # How linear RGB looks without red or green cones (Machado et al., 2009, severity 1).
@@ -63,11 +62,13 @@ def test_series_are_told_apart(mode, sight):
     assert min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2)) > 15
 
 
-def test_every_method_has_a_colour_of_its_own():
-    assert set(FIXED) == {"plain", "tempered", *all_methods()}
-    own = {name: look for name, look in FIXED.items() if name != "tempered"}  # the plain network, with another marker
-    assert sorted(colour for colour, _ in own.values()) == list(range(COLOURS))
-    assert all(shape < len(SHAPES) - 1 for _, shape in own.values())
+def test_every_method_has_a_look_of_its_own():
+    """Three rows share the colour of a relative, with another marker and dashed lines."""
+    assert set(FIXED) >= {"plain", "tempered", "laplace", "swag", "seed_ensemble", *BASELINES, *all_methods()}
+    assert len(set(FIXED.values())) == len(FIXED)
+    colours = sorted(colour for name, (colour, _) in FIXED.items() if name not in ("tempered", "mean", "seed_ensemble"))
+    assert colours == list(range(COLOURS))
+    assert all(shape != UNKNOWN_SHAPE for _, shape in FIXED.values())
 
 
 def look(folder, label):

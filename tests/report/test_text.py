@@ -71,7 +71,7 @@ def test_the_terminal_table_fits_a_hundred_columns(tmp_path):
     assert max(map(len, text.splitlines())) <= 100
     assert "…" not in text
     assert all(name in text for name in make.METHODS)
-    assert "rank1 is worth its cost" in text
+    assert "take rank1: NLL" in text
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100])

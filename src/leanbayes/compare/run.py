@@ -339,7 +339,7 @@ def _table_facts(data: DataSet, labels: Tensor) -> dict[str, Any]:
     """Return notes on the columns of the user's own table, and the largest class with its share of evaluated rows."""
     if data.table is None:
         return {}
-    facts: dict[str, Any] = {"notes": list(data.notes)}
+    facts: dict[str, Any] = {"notes": list(data.notes), "target": data.table.target}
     if data.task == "classification":
         largest = int(torch.bincount(data.train.y).argmax())
         share = float((labels == largest).double().mean())

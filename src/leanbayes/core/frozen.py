@@ -17,7 +17,7 @@ from torch import nn, Tensor
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.prefix_cache import PrefixCache
 from leanbayes.distributions.assignment import Assignment
-from leanbayes.layers.hooks import copy_hooks
+from leanbayes.layers.hooks import copy_hooks, every_module
 from leanbayes.methods._base import one_draw, plain_copy, StochasticLayer
 from leanbayes.runtime.batches import call, Inputs, Output
 from leanbayes.runtime.distributed import refuse_shards
@@ -80,7 +80,8 @@ class Sampler:
         self.alone = len(states) == 1 and len(holders) == len(self.layers)
         if self.alone:
             for layer in self.layers:
-                refuse_shards(layer.parameters(), layer.path)
+                every = (tensor for module in every_module(layer) for tensor in module._parameters.values())
+                refuse_shards((tensor for tensor in every if tensor is not None), layer.path)
         else:
             model = twin(model, share_plain=True)
             self.layers = [layer for _, layer in stochastic_layers(model)]
@@ -111,8 +112,8 @@ class Sampler:
 _recent: OrderedDict[Any, Noise] = OrderedDict()
 """Noise of named draws, which is the same in every call: of the layers that were sampled last."""
 
-MOST_RECENT, SMALLEST_KEPT = 64, 2**14
-"""Layers whose noise is kept, and the numbers that each of them may have: 4 MiB in all."""
+MOST_RECENT, SMALLEST_KEPT = 64, 2**16
+"""Layers whose noise is kept, and the numbers that each of them may have: 16 MiB in all."""
 
 
 def _noise(layer: Any, names: list[tuple[int, int, int]], design: Design) -> Noise:

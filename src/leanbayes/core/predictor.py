@@ -252,11 +252,11 @@ class Predictor:
                 kept.append((mean, own))
         means, owns = map(_joined, zip(*kept, strict=True)) if kept else (None, None)
         if means is not None and owns is not None and self.number < self.samples:
-            again = [index % self.number for index in range(self.number, self.samples)]
-            groups = [again] if len(kept) < self.number else [[index] for index in again]
-            for group in groups:
-                running.add_all(means[group], owns[group])
-            means, owns = torch.cat((means, means[again])), torch.cat((owns, owns[again]))
+            again = torch.arange(self.samples, device=means.device) % self.number
+            means, owns = means[again], owns[again]
+            step = 1 if len(kept) == self.number else self.samples  # one by one, or all together, as before
+            for start in range(self.number, self.samples, step):
+                running.add_all(means[start : start + step], owns[start : start + step])
         result = running.result()
         return Prediction(
             mean=result.mean,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,10 +20,12 @@ from leanbayes.core.prediction import my_share, of_all_processes, over_classes, 
 from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.evaluation.cost import Cost, measure_cost
+from leanbayes.evaluation.figures import figures_of, per_row
 from leanbayes.evaluation.statistics import numbers
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, slice_rows
 from leanbayes.runtime.display import counted, html_table
+from leanbayes.runtime.noise import Design
 from leanbayes.shift.sweep import Shift
 
 Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
@@ -31,11 +33,8 @@ Units = tuple[Tensor, Tensor]
 Metric = Callable[[Prediction, Tensor], Any]
 Progress = Callable[[str, str], object]
 
-HISTOGRAM_BINS = 30
 PREDICTED_ROWS, PREDICTED_ROWS_ON_CPU = 4096, 512
 """Fewest rows for timing a prediction; fewer rows would measure kernel launches."""
-
-LEVELS = tuple(level / 20 for level in range(1, 20))  # levels of the regression intervals whose coverage is plotted
 
 
 @dataclass(frozen=True)
@@ -103,6 +102,7 @@ def evaluate(
     compile: bool = False,
     metrics: Mapping[str, Metric] | None = None,
     temperature: Temperature | None = None,
+    design: Design = "independent",
     progress: Progress | None = None,
 ) -> Result:
     """Evaluate a model: accuracy, likelihood, calibration, selective risk, out-of-distribution detection, cost.
@@ -129,6 +129,7 @@ def evaluate(
         compile: measure the cost of compiled training steps.
         metrics: functions of (prediction, targets) by name. They replace the usual figures of the test set.
         temperature: fitted on held-out rows. The figures at this temperature are added as `metrics["tempered"]`.
+        design: of the draws, as in `predict`.
         progress: called before each step with its kind ("test", "corrupt", "shift" or "cost") and the name of its data.
 
     Example:
@@ -139,7 +140,7 @@ def evaluate(
     likelihood = likelihood or own_likelihood(model) or Categorical()
     samples = min(samples, distinct_draws(model) or samples)
     tell: Progress = progress or (lambda kind, name: None)
-    evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units)
+    evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units, design)
     tell("test", "test set")
     prediction, targets = evaluator.predict(test)
     others = {}
@@ -186,6 +187,7 @@ class _Evaluator:
     batch_size: int
     output: Output | None
     units: Units | None
+    design: Design
 
     def predict(self, data: Data, *, keep_samples: bool = True) -> tuple[Prediction, Tensor]:
         """Predict all rows of a data set, on all processes; return prediction and targets on the CPU."""
@@ -229,6 +231,7 @@ class _Evaluator:
 
     def _run(self, x: Any, keep_samples: bool) -> Prediction:
         options: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "output": self.output}
+        options["design"] = self.design
         prediction = predict(self.model, x, self.likelihood, keep_samples=keep_samples, **options).to("cpu")
         return prediction if self.units is None else in_units(prediction, *self.units)
 
@@ -270,14 +273,8 @@ def _usual_metrics(
     prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     p, y = _over_classes(prediction), _class_numbers(prediction, targets)
-    if isinstance(prediction.likelihood, Gaussian):
-        found = _regression(p, y)
-        coverages = [(level, float(scores.interval_coverage(*p.interval(level), y))) for level in LEVELS]
-        reliability = {"levels": [{"level": level, "coverage": coverage} for level, coverage in coverages]}
-    else:
-        found = _classification(p, y)
-        reliability = {"bins": [asdict(each) for each in scores.reliability(p.mean, y)]}
-    return found, {"reliability": reliability, "histograms": _histograms(prediction, others)}
+    found = _regression(p, y) if isinstance(prediction.likelihood, Gaussian) else _classification(p, y)
+    return found, figures_of(prediction, p, y, others)
 
 
 def _over_classes(p: Prediction) -> Prediction:
@@ -350,32 +347,12 @@ def _all_detections(prediction: Prediction, others: Mapping[str, Prediction]) ->
 
 def _detection(known: Prediction, other: Prediction) -> dict[str, Any]:
     """Return how well each measure of uncertainty detects out-of-distribution rows."""
-    pairs = {"entropy": (_per_row(known.total), _per_row(other.total))}
-    pairs["mutual_information"] = (_per_row(known.epistemic), _per_row(other.epistemic))
+    pairs = {"entropy": (per_row(known.total), per_row(other.total))}
+    pairs["mutual_information"] = (per_row(known.epistemic), per_row(other.epistemic))
     if known.likelihood.measure == "entropy":
-        pairs["confidence"] = (_per_row(scores.doubt(known.mean)), _per_row(scores.doubt(other.mean)))
+        pairs["confidence"] = (per_row(scores.doubt(known.mean)), per_row(scores.doubt(other.mean)))
     found = {by: numbers(scores.detect(*pair)._asdict()) for by, pair in pairs.items()}
     return {**found["entropy"], "by": "entropy", "scores": found}
-
-
-def _per_row(uncertainty: Tensor) -> Tensor:
-    return uncertainty.flatten(1).mean(1) if uncertainty.dim() > 1 else uncertainty
-
-
-def _histograms(p: Prediction, others: Mapping[str, Prediction]) -> dict[str, Any]:
-    """Return shares of rows by uncertainty, on the same edges for the test rows and all other sets."""
-    found = {}
-    for measure in ("total", "epistemic"):
-        values = {"test": _per_row(getattr(p, measure)).double()}
-        values |= {name: _per_row(getattr(other, measure)).double() for name, other in others.items()}
-        top = max(1e-9, *(float(rows.max()) for rows in values.values()))
-        edges = torch.linspace(0, top, HISTOGRAM_BINS + 1, dtype=torch.float64, device="cpu")
-        counts = {name: torch.histogram(rows, edges).hist / len(rows) for name, rows in values.items()}
-        found[measure] = {
-            "edges": [round(edge, 6) for edge in edges.tolist()],
-            "counts": {name: [round(share, 6) for share in shares.tolist()] for name, shares in counts.items()},
-        }
-    return found
 
 
 def _recording_targets(loader: DataLoader[Any], targets: list[Tensor]) -> Iterator[Inputs]:

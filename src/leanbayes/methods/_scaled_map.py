@@ -31,7 +31,7 @@ from leanbayes.methods._base import StochasticLayer
 CONVOLUTIONS: tuple[type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[type[nn.Module], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
-FEW = 2**16
+FEW = 2**20
 """Numbers of an input below which memory does not matter; autograd has less to do in Python."""
 
 MANY = 128
@@ -106,6 +106,11 @@ def map_of(family: Family, layer: Any, x: Tensor, args: Sequence[Any]) -> Map | 
     )
 
 
+def pays(x: Tensor, r: Tensor | None) -> bool:
+    """Return whether the function is worth its calls: for large inputs; on a CPU only with r, where it saves time."""
+    return x.numel() >= FEW and (r is not None or x.device.type != "cpu")
+
+
 def is_ordinary(*tensors: Tensor) -> bool:
     """Return whether a custom autograd function may be used: eager training on plain tensors."""
     if torch.compiler.is_compiling() or not torch.is_grad_enabled() or torch._C._is_tracing():
@@ -122,7 +127,7 @@ def scaled_map(
 
     Without r, the bias is a vector (n,) for all rows.
     """
-    if x.numel() < FEW:
+    if not pays(x, r):
         return None
     weight = layer.weight_now
     linear = map_of(layer.family, layer.base, x, args) if is_ordinary(x, weight) else None

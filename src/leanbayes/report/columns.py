@@ -13,7 +13,22 @@ from leanbayes.evaluation.statistics import Estimate
 from leanbayes.report.load import cut
 
 Key = tuple[str, ...]
-SCORES = {"entropy": "entropy", "mutual_information": "mutual information", "confidence": "confidence"}
+SCORES = {"entropy": "total uncertainty", "mutual_information": "epistemic uncertainty", "confidence": "confidence"}
+
+
+TERMS = {  # words of the page, in addition to the columns
+    "Seed": "Number that starts the random numbers of a training; several seeds show how much chance decides.",
+    "Draw": "One sample of the network's weights; an answer is the mean over several draws or members.",
+    "Total uncertainty": "Entropy of the predicted classes, in nats, or variance of the predicted target.",
+    "Aleatoric uncertainty": "The part of the total uncertainty that no further data would remove.",
+    "Epistemic uncertainty": "The part of the total uncertainty in which the draws disagree; more data reduce it.",
+    "Confidence": "Probability of the predicted class.",
+    "Coverage": "Share of answers that are kept, or share of targets inside their interval.",
+    "Out-of-distribution": "Inputs unlike the training data; a good network is less sure of them.",
+    "KL": "Divergence of the posterior from the prior, the price of information in the weights, in nats.",
+    "Temperature": "Number that divides the logits; it makes probabilities softer or sharper without other answers.",
+    "Standard error": "Uncertainty of a mean over seeds: standard deviation over the root of their number.",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +47,8 @@ class Column:
         digits: significant digits of a typical value.
         alone: the title in tables without names of groups.
         marked: whether the best is marked; costs are not, because the plain network would always win.
-        place: "brief" is in all tables, "main" in all but the terminal's, "rest" only below the main table.
+        place: "brief" is in all tables, "main" in all but the terminal's, "text" in Markdown and below the main table,
+            "rest" only below the main table.
     """
 
     key: Key
@@ -46,7 +62,7 @@ class Column:
     digits: int = 3
     alone: str = ""
     marked: bool = True
-    place: Literal["brief", "main", "rest"] = "main"
+    place: Literal["brief", "main", "text", "rest"] = "main"
 
     @property
     def sign(self) -> int:
@@ -62,7 +78,7 @@ class Column:
         """Return the decimals of the column: enough for typical values and typical standard errors."""
         known = list(estimates)
         middle = _middle([abs(e.mean * self.scale) for e in known])
-        error = _middle([e.sem * self.scale for e in known if e.sem])
+        error = _middle([e.sem * self.scale for e in known if e.sem]) if self.marked else 0.0
         wanted = self.digits - 1 - math.floor(math.log10(middle)) if middle else 1
         return min(max(wanted, -math.floor(math.log10(error)) if error else 0, 0), 5)
 
@@ -112,7 +128,7 @@ CLASSIFICATION = (
     _test("cnll", "Calibrated NLL", "lower", "NLL after the best temperature, found by two-fold cross-validation: the "
           "loss that remains once sharpness is free."),
     _test("ensemble_equivalent", "Ensemble equivalent", "higher", "Networks that a deep ensemble needs for the same "
-          "calibrated NLL, along the line between those measured.", digits=2, marked=False),
+          "calibrated NLL, along the line between those measured.", digits=2, marked=False, place="text"),
     _test("ece", "ECE", "lower", "Expected calibration error: mean gap between confidence and accuracy over bins.",
           percent=True, place="brief"),
     _test("brier", "Brier", "lower", "Mean squared distance between the probabilities and the truth."),
@@ -166,11 +182,16 @@ COST = (
           "plain network.", unit="x", place="rest"),
     _cost("answer_passes", "Answer", help="Cost of one answer in passes of the plain network: the passes it takes "
           "times the cost of one.", unit="passes", place="brief"),
+    _cost("answer_ms", "Answer", help="Time of one answer where many rows are answered at once.", unit="ms/row",
+          style="short", alone="Answer,"),
+    _cost("answer_ms_one", "One row", help="Time of one answer to a single row.", unit="ms", style="short",
+          alone="Answer to one row,"),
     _cost("passes", "Passes", help="Passes that one answer takes: a pass for every draw, or for every member of an "
-          "ensemble.", style="count"),
+          "ensemble.", style="count", place="text"),
     _cost("predict_ratio", "One pass", help="Time of one of these passes, in passes of the plain network.", unit="x",
           place="rest"),
-    _cost("train_seconds", "Time", help="Time that training took.", style="time", alone="Training time"),
+    _cost("train_seconds", "Train time", help="Time that training took.", style="time", alone="Training time",
+          place="text"),
     _cost("peak_memory_mb", "Peak memory", help="Most memory in use.", unit="MB", place="rest"),
     _cost("extra_parameters", "Extra parameters", help="Parameters beyond the plain network's, counted.",
           style="count", place="rest"),
@@ -191,14 +212,18 @@ def ood_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column
     def column(key: Key, title: str, better: Any, help: str, place: Any = "rest") -> Column:
         return Column(key=("ood", name, *key), title=title, group=group, better=better, help=help, place=place)
 
-    first = f"{area}, {what} by uncertainty: 1 separates them, 0.5 is chance."
+    reverse = "1 separates them, 0.5 is chance, below 0.5 the order is reversed."
     found = f"Share of test inputs taken for out-of-distribution ones where 95 % of {name} are found."
+    by = {score: SCORES.get(score, score) for score in ("entropy", *scores)}
+    shown = {"mutual_information": "main"}
     return [
-        column(("auroc",), f"AUROC {short}", "higher", first, "brief" if brief else "main"),
+        column(("auroc",), f"AUROC {short}", "higher", f"{area}, {what} by total uncertainty: {reverse}",
+               "brief" if brief else "main"),
+        *(
+            column((score, "auroc"), f"AUROC {short} by {by[score].split()[0]}", "higher",
+                   f"{area}, {what} by {by[score]}: {reverse}", shown.get(score, "rest"))
+            for score in scores
+        ),
         column(("aupr",), f"AUPR {short}", "higher", f"Area under the precision-recall curve, {what}."),
         column(("fpr95",), f"FPR95 {short}", "lower", found),
-        *(
-            column((score, "auroc"), f"AUROC {short} by {by}", "higher", f"{area}, {what} by {by}.")
-            for score, by in ((score, SCORES.get(score, score)) for score in scores)
-        ),
-    ]
+    ]  # fmt: skip

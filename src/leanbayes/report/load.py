@@ -37,12 +37,14 @@ ABOVE = {  # lower limits of these numbers
 }
 LONGEST = 80  # characters of a label on the page; the whole label shows on hover
 TAIL = 24  # of them from the end, where versions differ
-COLOURS = 13  # number of colours in the style sheet
+COLOURS = 15  # number of colours in the style sheet
 VERSIONS = 4  # looks of one colour: the method, and three for its versions
+DASHED = {"mean": 2, "seed_ensemble": 1}  # rows that share the colour of another, and the version that they look like
 UNKNOWN_SHAPE = 7  # the marker of methods that are not in FIXED
 FIXED = {  # colour and marker
     "plain": (0, 0),
-    "tempered": (0, 7),
+    "tempered": (0, 3),
+    "mean": (0, 6),
     "rank1": (1, 1),
     "patch": (2, 4),
     "implicit": (3, 3),
@@ -50,11 +52,14 @@ FIXED = {  # colour and marker
     "batch_ensemble": (5, 2),
     "nested": (6, 6),
     "deep_ensemble": (7, 0),
+    "seed_ensemble": (7, 3),
     "dropconnect": (8, 3),
     "mc_dropout": (9, 1),
     "mean_field": (10, 2),
     "laplace": (11, 4),
-    "swag": (12, 6),
+    "swag": (12, 5),
+    "linear": (13, 1),
+    "boosting": (14, 2),
 }
 
 
@@ -87,7 +92,7 @@ def looks_of(contenders: Iterable[tuple[str, str]]) -> list[Look]:
     found: list[Look] = []
     versions: dict[str, int] = {}
     for series, (name, label) in enumerate(contenders):
-        version = 0
+        version = DASHED.get(name, 0)
         if label != name:
             versions[name] = versions.get(name, 0) + 1
             version = 1 + (versions[name] - 1) % (VERSIONS - 1)
@@ -224,6 +229,30 @@ class Group:
         return next((contender for contender in self.contenders if contender.is_reference), None)
 
     @cached_property
+    def target(self) -> str:
+        """The name of a real target with its unit, where the results have one."""
+        for run in self.runs:
+            name = run.part("data", "target") or run.part("settings", "data", "target")
+            if isinstance(name, str) and name:
+                unit = run.part("data", "unit")
+                return cut(f"{name}, {unit}" if isinstance(unit, str) and unit else name)
+        return ""
+
+    @property
+    def largest_class(self) -> tuple[str, float] | None:
+        """The largest class of the training rows and its share of the evaluated rows, where the results have them."""
+        for run in self.runs:
+            name, share = run.part("data", "largest_class", "name"), run.number("data", "largest_class", "share")
+            if isinstance(name, str) and share is not None:
+                return cut(name), share
+        return None
+
+    @property
+    def target_unit(self) -> str:
+        """The unit of errors and intervals, in words."""
+        return f"units of {self.target}" if self.target else "units of the target"
+
+    @cached_property
     def runs(self) -> tuple[Run, ...]:
         return tuple(run for contender in self.contenders for run in contender.runs)
 
@@ -265,7 +294,7 @@ def _tempered(run: Run) -> Run | None:
     if run.name != REFERENCE or not run.done or not isinstance(found, Mapping):
         return None
     losses = {"test": run.part("figures", "losses", "tempered")}
-    changed = {"method": {"name": TEMPERED, "label": "plain + temperature"}, "metrics": found}
+    changed = {"method": {"name": TEMPERED, "label": "plain + temperature"}, "metrics": found, "history": []}
     return Run(f"{run.path} at its temperature", {**run.record, **changed, "figures": {"losses": losses}})
 
 

@@ -1,73 +1,36 @@
 """The report as one self-contained HTML file: a section for each group of results.
 
-`Section` holds everything that the template `report.html` shows of a group. Galleries are cards of test inputs.
+`Section` holds everything that the template `report.html` shows of a group.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-from leanbayes.evaluation.statistics import number
+from leanbayes.report.columns import TERMS
+from leanbayes.report.examples import galleries, Gallery, TARGET_HEADS
 from leanbayes.report.figures import figures
-from leanbayes.report.load import Contender, cut, Group, load_results, Results, Run
+from leanbayes.report.load import BASELINES, cut, Group, load_results, Results, TEMPERED
 from leanbayes.report.provenance import Provenance, provenance
 from leanbayes.report.svg import Figure, key_symbol
 from leanbayes.report.table import Comparison, comparison
-from leanbayes.report.verdict import RULE, Verdict, verdict
+from leanbayes.report.verdict import candidates, headline, RULE, Verdict, verdict
 from leanbayes.runtime._files import local, write_text
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
 TEMPLATES = Path(__file__).parent / "templates"
-CARDS = 4  # on a shelf of a gallery
-CLASSES = 4  # bars on a card
-IMAGE_LIMIT = 60_000  # characters of one image; larger ones would make the page heavy
-SHELVES = {"certain": "Most certain", "uncertain": "Least certain", "epistemic": "Most epistemic uncertainty"}
-PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@dataclass(frozen=True)
-class Bar:
-    """The probability of one class, in percent, with one standard deviation between draws on either side."""
-
-    name: str
-    percent: float
-    low: float
-    high: float
-    is_label: bool
-
-
-@dataclass(frozen=True)
-class Card:
-    """One test input: image, true class, predicted class, probabilities and uncertainties."""
-
-    image: str | None
-    label: str
-    predicted: str
-    right: bool
-    bars: list[Bar]
-    uncertainties: list[tuple[str, str]]
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """The cards of one contender and one seed, by shelf."""
-
-    contender: Contender
-    seed: str
-    shelves: list[tuple[str, list[Card]]]
+EXAMPLES = "Most and least certain test inputs"
 
 
 @dataclass(frozen=True)
 class Section:
-    """The content of the page for one group."""
+    """The content of the page for one group; `ranked` has the labels, the recommended first, then by quality."""
 
     id: str
     group: Group
@@ -76,6 +39,7 @@ class Section:
     figures: list[Figure]
     galleries: list[Gallery]
     provenance: Provenance
+    ranked: tuple[str, ...]
 
     @property
     def sentence(self) -> tuple[str, str, str]:
@@ -85,10 +49,60 @@ class Section:
 
     @property
     def open_gallery(self) -> str:
-        """The contender whose examples are open at first: the recommended one, else the first stochastic one."""
+        """The contender whose examples are open at first: the recommended one, else the best, else the first."""
         labels = [gallery.contender.label for gallery in self.galleries]
-        stochastic = [g.contender.label for g in self.galleries if not g.contender.is_reference]
-        return self.verdict.choice if self.verdict.choice in labels else [*stochastic, *labels][0]
+        return next((label for label in self.ranked if label in labels), labels[0])
+
+    @property
+    def contents(self) -> list[tuple[str, str]]:
+        """The parts of the section: the end of their id, and their title."""
+        parts = [("failures", "Failed runs")] if self.group.failures else []
+        parts += [("comparison", "Comparison")] if self.table.columns else []
+        parts += [(figure.key, figure.title.partition(" on test")[0]) for figure in self.figures]
+        parts += [("examples", EXAMPLES)] if self.galleries else []
+        return parts + ([("repeat", "Settings")] if self.provenance.facts else [])
+
+
+@dataclass(frozen=True)
+class Line:
+    """One comparison in the first table of a page with several: advice, row, its deciding figure and its price."""
+
+    section: Section
+    advice: str
+    label: str
+    figure: str
+    value: str
+    against: str
+    answer: str
+    seeds: int
+
+
+def line_of(section: Section) -> Line:
+    """Return a comparison as one line."""
+    group, found = section.group, section.verdict
+    ranked = candidates(group)
+    named = {candidate.label: candidate for candidate in ranked}
+    plain = next((c for c in ranked if c.contender.name == TEMPERED), None)
+    plain = plain or next((c for c in ranked if c.contender.is_reference), None)
+    best = next((c for c in ranked if c.affordable), ranked[0] if ranked else None)
+    seeds = max((len(contender.runs) for contender in group.contenders), default=0)
+    if found.choice is not None:
+        advice, row = "take", named.get(found.choice)
+    elif seeds == 1:
+        advice, row = "best of one seed", best
+    else:
+        advice, row = "no clear difference", plain or best
+    passes = row.costs.get("answer_passes") if row else None
+    return Line(
+        section,
+        advice if row else "no figures",
+        row.label if row else "",
+        headline(group.task).title,
+        row.written if row else "",
+        plain.written if plain else "",
+        f"{passes.mean:.3g}" if passes else "",
+        seeds,
+    )
 
 
 def build(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -123,11 +137,15 @@ def render(results: Results) -> str:
     environment.filters |= {"breakable": _breakable, "short": _short, "cut": cut}
     script = (TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    sections = [_section(f"group{i}", group) for i, group in enumerate(results.groups, 1)]
+    columns = {column.key: column for section in sections for column in section.table.columns}
     return environment.get_template("report.html").render(
-        sections=[
-            Section(f"group{i}", g, verdict(g), comparison(g), figures(g), galleries(g), provenance(g))
-            for i, g in enumerate(results.groups, 1)
-        ],
+        sections=sections,
+        lines=[line_of(section) for section in sections] if len(sections) > 1 else [],
+        columns={key: (f"term{i}", column) for i, (key, column) in enumerate(columns.items(), 1)},
+        terms=TERMS,
+        target_heads=tuple(TARGET_HEADS.values()),
+        examples_title=EXAMPLES,
         damaged=results.damaged,
         rule=RULE,
         style=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
@@ -137,6 +155,14 @@ def render(results: Results) -> str:
         "base-uri 'none'; form-action 'none'",
         key_symbol=key_symbol,
     )
+
+
+def _section(identity: str, group: Group) -> Section:
+    found, ranked = verdict(group), [candidate.contender for candidate in candidates(group)]
+    order = sorted(ranked, key=lambda contender: contender.label != found.choice)
+    shown = figures(group, next((c for c in order if not c.is_plain and c.name not in BASELINES), None))
+    table, labels = comparison(group), tuple(contender.label for contender in order)
+    return Section(identity, group, found, table, shown, galleries(group), provenance(group), labels)
 
 
 def _breakable(text: str) -> Markup:
@@ -152,65 +178,3 @@ def _short(text: str) -> Markup:
 
     shown = cut(text)
     return escape(text) if shown == text else Markup('<span title="{}">{}</span>').format(text, shown)
-
-
-def galleries(group: Group) -> list[Gallery]:
-    """Return a gallery for each contender with examples, from its first seed that has some."""
-    found = []
-    for contender in group.contenders:
-        for run in contender.runs:
-            shelves = [(title, _cards(run, name)) for name, title in SHELVES.items()]
-            if any(cards for _, cards in shelves):
-                found.append(Gallery(contender, run.seed, [(title, cards) for title, cards in shelves if cards]))
-                break
-    return found
-
-
-def _cards(run: Run, shelf: str) -> list[Card]:
-    names = run.part("data", "classes")
-    names = [str(name) for name in names] if isinstance(names, list) else []
-    return [_card(row, names) for row in run.rows("figures", "examples", shelf)[:CARDS]]
-
-
-def _card(row: Mapping[str, Any], names: list[str]) -> Card:
-    label, predicted = row.get("label"), row.get("predicted")
-    measured = ((kind, number(row.get(kind))) for kind in ("epistemic", "aleatoric"))
-    return Card(
-        image=_image(row.get("image")),
-        label=_name(label, names),
-        predicted=_name(predicted, names),
-        right=label == predicted,
-        bars=_bars(row, names),
-        uncertainties=[(kind, f"{value:.3f}") for kind, value in measured if value is not None],
-    )
-
-
-def _name(index: Any, names: list[str]) -> str:
-    return names[index] if isinstance(index, int) and 0 <= index < len(names) else str(index)
-
-
-def _bars(row: Mapping[str, Any], names: list[str]) -> list[Bar]:
-    """Return bars of the most probable classes; the true class is always among them."""
-    given = (row.get(name) for name in ("probabilities", "spread"))
-    chances, stds = ([number(v) or 0.0 for v in values] if isinstance(values, list) else [] for values in given)
-    stds += [0.0] * (len(chances) - len(stds))
-    order = sorted(range(len(chances)), key=lambda i: -chances[i])[:CLASSES]
-    label = row.get("label")
-    if isinstance(label, int) and 0 <= label < len(chances) and label not in order:
-        order[-1] = label
-    bars = []
-    for i in order:
-        low, high = max(chances[i] - stds[i], 0.0), min(chances[i] + stds[i], 1.0)
-        bars.append(Bar(_name(i, names), 100 * chances[i], 100 * low, 100 * high, i == label))
-    return bars
-
-
-def _image(text: Any) -> str | None:
-    """Return an image as a data address; None if it is no PNG or too large."""
-    if not isinstance(text, str) or len(text) > IMAGE_LIMIT:
-        return None
-    try:
-        content = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return f"data:image/png;base64,{text}" if content.startswith(PNG) else None

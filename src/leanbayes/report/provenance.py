@@ -66,6 +66,7 @@ def provenance(group: Group) -> Provenance:
     machines = [run.record.get("environment") or {} for run in runs]
     facts = [
         ("Data", _join(_data(run) for run in runs)),
+        ("Columns", _join(note for run in runs for note in _notes(run))),
         ("Network", _join(f"{net['name']}, {_count(net.get('parameters'))} parameters" for net in networks)),
         ("Seeds", _seeds(group)),
         ("Commit", _join(run.part("commit") for run in runs)),
@@ -105,6 +106,11 @@ def _data(run: Run) -> str:
     digest = f", sha256 {str(data['sha256'])[:12]}" if data.get("sha256") else ""
     rows = "held-out training inputs" if data.get("held_out") else "test inputs"
     return f"{data['name']}: {_count(data.get('train'))} training and {_count(data.get('test'))} {rows}{digest}"
+
+
+def _notes(run: Run) -> list[str]:
+    notes = run.part("data", "notes")
+    return [str(note) for note in notes] if isinstance(notes, list) else []
 
 
 def _device(run: Run) -> str:

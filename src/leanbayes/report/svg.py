@@ -84,8 +84,47 @@ LADDERS = (  # ticks of an axis, by the largest ratio of its ends
 )
 
 
+def log_axis(label: str, values: Iterable[float], *, wanted: int = 6) -> Axis:
+    """Return a logarithmic axis around positive values, with ticks at 1, 2, 5 or at powers of ten."""
+    known = list(values)
+    margin = max((max(known) / min(known)) ** 0.04, 1.01)
+    low, high = min(known) / margin, max(known) * margin
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [m * 10.0**p for p in powers for m in (1, 2, 5) if low <= m * 10.0**p <= high]
+    if len(ticks) > wanted:
+        tens = [10.0**p for p in powers if low <= 10.0**p <= high]
+        ticks = tens[:: math.ceil(len(tens) / wanted)]
+    return Axis(label, low, high, tuple(float(f"{tick:.6g}") for tick in ticks), math.log)
+
+
+def wide_axis(label: str, values: Iterable[float]) -> Axis:
+    """Return an axis on which no large value flattens the others.
+
+    Positive values of more than a factor of 3 get a logarithmic axis. If some are not positive and one is far larger
+    than the median size m, the axis bends by asinh(v / m), which is linear near zero and logarithmic far from it.
+    """
+    known = list(values)
+    if min(known) > 0 and max(known) / min(known) > WIDE:
+        return log_axis(label, known)
+    sizes = sorted(abs(value) for value in known)
+    middle = sizes[len(sizes) // 2]
+    if min(known) > 0 or not middle or sizes[-1] < FAR * middle:
+        return linear_axis(label, known)
+    tens = [10.0**p for p in range(math.ceil(math.log10(middle)), math.ceil(math.log10(sizes[-1])) + 1)]
+    few = tens[:: math.ceil(len(tens) / 4)]
+    low, high = min(known), max(known)
+    ticks = tuple(t for t in (*(-t for t in reversed(few)), 0.0, *few) if low <= t <= high)
+    return Axis(label, low, high, ticks, lambda value: math.asinh(value / middle))
+
+
+WIDE = 3.0  # ratio of ends from which on an axis is logarithmic
+FAR = 20.0  # size of a far value, in median sizes
+
+
 def write_tick(value: float) -> str:
     """Write a number on an axis in few characters."""
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.0e}".replace("e-0", "e-")
     for size, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * size:
             return f"{value / size:g}{letter}"
@@ -122,6 +161,11 @@ class Chart:
         (x0, y1), (x1, y0) = self.at(*low), self.at(*high)
         self._add("rect", classes, title, x=_short(x0), y=_short(y0), width=_short(x1 - x0), height=_short(y1 - y0))
 
+    def strokes(self, pairs: Sequence[tuple[Point, Point]], classes: str) -> None:
+        """Add many straight strokes as one mark; a stroke without length is a dot."""
+        ends = ((self.at(*start), self.at(*stop)) for start, stop in pairs)
+        self._add("path", classes, "", d="".join(f"M{_pair(start)}L{_pair(stop)}" for start, stop in ends))
+
     def marker(self, point: Point, look: Look, title: str, kind: str = "") -> None:
         classes = f"marker {look.classes} {kind}".rstrip()
         place = f"translate({_pair(self.at(*point))})"
@@ -130,6 +174,11 @@ class Chart:
     def text(self, pixel: Point, text: str, anchor: str, kind: str = "label") -> None:
         place = f'x="{_short(pixel[0])}" y="{_short(pixel[1])}" text-anchor="{anchor}"'
         self.marks.append(f'<text class="{kind}" {place}>{html.escape(text)}</text>')
+
+    def slanted(self, pixel: Point, text: str, kind: str) -> None:
+        """Write a text that ends at a place and rises to it."""
+        place = f"translate({_pair(pixel)}) rotate(-40)"
+        self.marks.append(f'<text class="{kind}" transform="{place}" text-anchor="end">{html.escape(text)}</text>')
 
     def render(self, description: str) -> str:
         """Return the chart as an SVG element that reads out as `description`."""
@@ -236,6 +285,12 @@ class Figure:
     small: bool = False
     legend: tuple[Contender, ...] = ()
     styles: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """The most charts side by side: rows are as equal as can be, so that eight charts give 4 + 4."""
+        rows = math.ceil(len(self.panels) / (6 if self.small else 3))
+        return math.ceil(len(self.panels) / rows)
 
 
 def write(found: Estimate | None, scale: float = 1.0) -> str:

@@ -15,29 +15,34 @@ from leanbayes import shift
 from leanbayes.evaluation.statistics import difference_error, Estimate, estimate, number
 from leanbayes.metrics import ensemble_equivalent
 from leanbayes.report.columns import Column, CORRUPTED, COST, Key, ood_columns, test_columns
-from leanbayes.report.load import Contender, Group, REFERENCE, Run
+from leanbayes.report.load import BASELINES, Contender, Group, REFERENCE, Run, TEMPERED
 
 Rows = Sequence[dict[str, Any]]
 MEASURES = ("accuracy", "nll", "ece", "epistemic", "aleatoric")  # of corrupted images
-ENSEMBLE = "deep_ensemble"  # whole copies of the network, the unit of `ensemble_equivalents`
+ENSEMBLES = ("deep_ensemble", "seed_ensemble")  # whole copies of the network, the unit of `ensemble_equivalents`
 SIGNS = {"at least": "≥ ", "at most": "≤ ", "": ""}
-MEMBERS = ("batch_ensemble", "deep_ensemble")  # each member answers once, for any number of draws
+EPISTEMIC = "mutual_information"
+CERTAIN = (REFERENCE, TEMPERED, *BASELINES)  # rows without epistemic uncertainty: theirs is a rounding error
+MEMBERS = ("batch_ensemble", *ENSEMBLES)  # each member answers once, for any number of draws
+CHANCE = 0.5  # an AUROC below it: the order is reversed
 MORE = 2  # extra decimals at most; a smaller difference does not matter to a reader
 Mark = Literal["best", "near", ""]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure of one contender: the estimate, its text, and its mark."""
+    """One figure of one contender: the estimate, its text, its mark, and whether it is an AUROC below chance."""
 
     estimate: Estimate
     mean: str
     sem: str
     mark: Mark
+    reversed: bool = False
 
     @property
     def text(self) -> str:
-        return f"{self.mean} ± {self.sem}" if self.sem else self.mean
+        text = f"{self.mean} ± {self.sem}" if self.sem else self.mean
+        return f"{text} (reversed)" if self.reversed else text
 
 
 @dataclass(frozen=True)
@@ -103,12 +108,13 @@ def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
     for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
         found |= {(section, key): value for key, value in _numbers(content)}
     found["cost", "training_ratio"] = training_ratio(run)
-    found["cost", "passes"] = passes_of(run)
+    found["cost", "passes"] = passes_of(run) if run.part("cost") else None
     found["cost", "answer_passes"] = answer_passes(run)
     for name, content in _items(run.part("metrics", "ood")):
         found |= {("ood", name, key): value for key, value in _numbers(content)}
         for score, content_by_score in _items(content.get("scores")):
-            found |= {("ood", name, score, key): value for key, value in _numbers(content_by_score)}
+            if score != EPISTEMIC or run.name not in CERTAIN:
+                found |= {("ood", name, score, key): value for key, value in _numbers(content_by_score)}
     return found
 
 
@@ -137,7 +143,13 @@ def _cells(column: Column, estimates: list[Estimate | None]) -> list[Cell | None
     known = [found for found in estimates if found is not None]
     decimals = decimals_of(column, known)
     marks = iter(marks_of(column, known, decimals))
-    return [None if found is None else Cell(found, *column.write(found, decimals), next(marks)) for found in estimates]
+    area = column.key[0] == "ood" and column.key[-1] == "auroc"
+    return [
+        None
+        if found is None
+        else Cell(found, *column.write(found, decimals), next(marks), area and found.mean < CHANCE)
+        for found in estimates
+    ]
 
 
 def decimals_of(column: Column, estimates: Sequence[Estimate]) -> int:
@@ -232,7 +244,7 @@ def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> 
     curve: dict[int, float] = {}
     for contender, score in known:
         size = 1 if contender.is_reference else contender.runs[0].fields.get("components")
-        if isinstance(size, int) and size > 0 and contender.name in (REFERENCE, ENSEMBLE):
+        if isinstance(size, int) and size > 0 and contender.name in (REFERENCE, *ENSEMBLES):
             curve[size] = score.mean
     if 1 not in curve or len(curve) < 2:
         return [None for _ in estimates]

@@ -132,7 +132,7 @@ def _section(group: Group) -> str:
     parts = [f"## {inline(group.title)}", inline(found.sentence)]
     parts += ["\n".join(f"* {need.name}: {inline(need.sentence)}" for need in found.needs), RULE]
     if group.contenders:
-        parts += [_table(group, ("brief", "main"), with_errors=True).markdown(), LEGEND]
+        parts += [_table(group, ("brief", "main", "text"), with_errors=True).markdown(), LEGEND]
     parts += [inline(remark) for remark in history.remarks]
     parts.append("\n".join(f"* {inline(_failed(failure))}" for failure in group.failures))
     parts.append("\n".join(f"* {name}: {inline(text)}" for name, text in history.facts))

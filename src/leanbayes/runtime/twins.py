@@ -148,6 +148,8 @@ def _attribute(name: str, value: Any, memo: _Memo) -> Any:
         return type(value)(value)
     if name in HOOKS and memo.without_hooks:
         value = type(value)((key, hook) for key, hook in value.items() if not _is_pass_hook(hook))
+        if all(type(hook) in ATOMS for hook in value.values()):
+            return value
     simple = isinstance(value, Tensor) or (type(value) is tuple and all(type(item) in ATOMS for item in value))
     return value if simple else memo.copy_of(value)
 

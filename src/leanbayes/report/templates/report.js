@@ -7,7 +7,7 @@ function value(row, index) {
 }
 
 function sort(head, index) {
-  const button = head.querySelector("button");
+  const button = head.querySelector(".sort");
   const turned = { ascending: "descending", descending: "ascending" };
   const order = turned[head.getAttribute("aria-sort")] || button.dataset.first;
   for (const other of head.parentNode.cells) other.setAttribute("aria-sort", "none");
@@ -24,7 +24,7 @@ function sort(head, index) {
 
 for (const table of document.querySelectorAll("table.comparison")) {
   [...table.tHead.rows[1].cells].forEach((head, index) => {
-    head.querySelector("button").addEventListener("click", () => sort(head, index));
+    head.querySelector(".sort").addEventListener("click", () => sort(head, index));
   });
 }
 

@@ -1,0 +1,162 @@
+"""Curves over the severity of corruptions, over the share of kept answers, and over the epochs of training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from leanbayes.evaluation.statistics import curve, Estimate, number
+from leanbayes.report.load import Contender, Group, Run
+from leanbayes.report.svg import Axis, Chart, ends, Figure, linear_axis, Numbers, Panel, wide_axis, write
+from leanbayes.report.table import over_severity
+
+
+class Measure(NamedTuple):
+    """A measure: its key in the results, title, unit, and the factor to that unit."""
+
+    key: str
+    title: str
+    unit: str
+    scale: float = 1.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.title}, {self.unit}" if self.unit else self.title
+
+
+class Curve(NamedTuple):
+    """The points of one contender."""
+
+    contender: Contender
+    points: dict[float, Estimate]
+
+
+class Across(NamedTuple):
+    """The horizontal axis: its name, the factor to its unit, and whether each point has a marker."""
+
+    name: str
+    scale: float = 1.0
+    marked: bool = False
+
+
+SEVERITY = (
+    Measure("accuracy", "Accuracy", "%", 100),
+    Measure("nll", "NLL", "nats"),
+    Measure("ece", "Calibration error (ECE)", "%", 100),
+    Measure("epistemic", "Epistemic uncertainty", "nats"),
+    Measure("aleatoric", "Aleatoric uncertainty", "nats"),
+)
+TRAINING = (
+    Measure("loss", "Loss", "nats per input"),
+    Measure("nll", "NLL", "nats per input"),
+    Measure("valid_nll", "Validation NLL", "nats per input"),
+    Measure("kl", "KL", "nats"),
+)
+
+
+def severity_figure(group: Group) -> Figure | None:
+    """Plot quality and uncertainty against severity, averaged over corruptions."""
+    caption = (
+        "Means over corruptions, then over seeds; whiskers are standard errors. Severity 0 is the clean "
+        "subset: the test images before corruption, not the whole test set. As images get worse, a good network "
+        "loses accuracy late and becomes unsure in time."
+    )
+    across = Across("severity", marked=True)
+    return _curves(group, SEVERITY, over_severity, across, key="severity", title="Under corruption", caption=caption)
+
+
+def training_figure(group: Group) -> Figure | None:
+    """Plot loss, negative log-likelihood of training and held-out rows, and KL over epochs."""
+
+    def read(run: Run, key: str) -> dict[float, float | None]:
+        rows = run.rows("history")
+        return {float(row["epoch"]): number(row.get(key)) for row in rows if number(row.get("epoch")) is not None}
+
+    caption = (
+        "Means over seeds, on logarithmic scales where values differ much. Loss = NLL + beta KL / N; the validation "
+        "NLL is that of the predictive mean on held-out training rows. A curve that is zero throughout is left out."
+    )
+    return _curves(group, TRAINING, read, Across("epoch"), wide_axis, key="training", title="Training", caption=caption)
+
+
+def selective_figure(group: Group) -> Figure | None:
+    """Plot accuracy, or the error of real targets, against the share of answers that are kept."""
+    unit = group.target_unit
+    measure = Measure("rmse", "RMSE", unit) if group.task == "regression" else Measure("accuracy", "Accuracy", "%", 100)
+
+    def read(run: Run, key: str) -> dict[float, float | None]:
+        shares, values = (run.part("figures", "selective", name) for name in ("coverage", key))
+        if not isinstance(shares, list) or not isinstance(values, list):
+            return {}
+        pairs = ((number(share), number(value)) for share, value in zip(shares, values, strict=False))
+        return {round(20 * share) / 20: value for share, value in pairs if share is not None}
+
+    by = "smallest predictive variance" if group.task == "regression" else "highest confidence"
+    better = "lower" if group.task == "regression" else "higher"
+    caption = (
+        f"The answers with the {by} are kept, the others are handed on; at 100 % all are kept. Means over seeds. The "
+        f"{better} a curve runs on the left, the better the uncertainty finds the errors."
+    )
+    titles: dict[str, Any] = {"key": "selective", "title": f"{measure.title} against coverage", "caption": caption}
+    return _curves(group, (measure,), read, Across("kept answers, %", 100), **titles)
+
+
+def _curves(
+    group: Group,
+    measures: Sequence[Measure],
+    read: Callable[[Run, str], dict[float, float | None]],
+    across: Across,
+    axis: Callable[[str, Sequence[float]], Axis] = linear_axis,
+    **texts: Any,
+) -> Figure | None:
+    """Plot the mean over seeds of each measure; one point or only zeros is no curve."""
+    found: list[list[Curve]] = []
+    for measure in measures:
+        curves = [Curve(c, curve(read(run, measure.key) for run in c.runs)) for c in group.contenders]
+        found.append([c for c in curves if len(c.points) > 1 and any(point.mean for point in c.points.values())])
+    if not any(found):
+        return None
+    panels = [
+        Panel(measure.name, _curve_chart(measure, curves, across, axis))
+        for measure, curves in zip(measures, found, strict=True)
+        if curves
+    ]
+    shown = [(m, {c.contender.series: c.points for c in curves}) for m, curves in zip(measures, found, strict=True)]
+    shown = [(measure, points) for measure, points in shown if points]
+    legend = tuple(c for c in group.contenders if any(c.series in points for _, points in shown))
+    rows = []
+    for contender in legend:
+        known = [(measure, points.get(contender.series, {})) for measure, points in shown]
+        for x in sorted({x for _, points in known for x in points}):
+            cells = (write(points.get(x), measure.scale) for measure, points in known)
+            rows.append((contender.label, f"{across.scale * x:g}", *cells))
+    heads = ("Method", across.name.capitalize(), *(measure.name for measure, _ in shown))
+    return Figure(panels=panels, numbers=Numbers(heads, rows), legend=legend, **texts)
+
+
+def _curve_chart(
+    measure: Measure, curves: list[Curve], across: Across, axis: Callable[[str, Sequence[float]], Axis]
+) -> str:
+    """Plot lines with their last point on hover; if marked, with whiskers and a marker for every point."""
+    xs, scale = [across.scale * x for c in curves for x in c.points], measure.scale
+    low, high = min(xs), max(xs)
+    ticks = linear_axis(across.name, (low, high), wanted=max(min(6, int(high - low)), 1)).ticks
+    x_axis = Axis(across.name, low, high, tuple(tick for tick in ticks if low <= tick <= high))
+    reach = [
+        scale * end for c in curves for p in c.points.values() for end in (ends(p) if across.marked else (p.mean,))
+    ]
+    positive = [value for value in reach if value]  # the KL is zero before the conversion
+    y_axis = axis("", positive if axis is wide_axis and positive else reach)
+    chart = Chart(x_axis, y_axis)
+    for contender, found in curves:
+        look = contender.look
+        named = [(across.scale * x, point) for x, point in found.items()]
+        titles = [f"{contender.label}, {across.name} {x:g}: {write(point, scale)}" for x, point in named]
+        line = [(x, scale * point.mean) for x, point in named]
+        seen = [place for place in line if y_axis.low <= place[1] <= y_axis.high] if axis is wide_axis else line
+        chart.line(seen, f"curve {look.classes}", "" if across.marked else titles[-1])
+        for place, point, title in zip(line, found.values(), titles, strict=True) if across.marked else ():
+            if point.sem:
+                chart.line([(place[0], scale * end) for end in ends(point)], f"whisker {look.classes}")
+            chart.marker(place, look, title)
+    return chart.render(f"{measure.title} against {across.name}")
