@@ -11,8 +11,7 @@ import pytest
 from leanbayes import models
 from leanbayes.cli import names
 from leanbayes.cli.compare import comparison_options, parse, plan_of
-from leanbayes.cli.help import PURPOSE, screen
-from leanbayes.cli.main import main
+from leanbayes.cli.main import main, PURPOSE, screen
 from leanbayes.compare.job import BUDGETS, FEW, MOST_EPOCHS, PATIENCE, recipe
 from leanbayes.methods import all_methods
 

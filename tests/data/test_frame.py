@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from leanbayes import data
-from leanbayes.data.files.frame import is_frame
+from leanbayes.data.tabular import is_frame
 
 ROWS = 80
 

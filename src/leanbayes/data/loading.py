@@ -20,9 +20,8 @@ from leanbayes.data.checks import check, check_not_one_hot, check_task, warn_of_
 from leanbayes.data.dataset import Array, Channels, DataSet, Raw, Split, Task
 from leanbayes.data.files.csv import read_table, Table
 from leanbayes.data.files.folder import image_files, read_folder
-from leanbayes.data.files.frame import frame_table, is_frame, read_parquet
 from leanbayes.data.files.npz import as_text, channel_axis, channels_first, check_channels, read_array, read_npz, tensor
-from leanbayes.data.tabular import load_table, LoadedTable, TableOptions
+from leanbayes.data.tabular import frame_table, is_frame, load_table, LoadedTable, read_parquet, TableOptions
 from leanbayes.runtime._files import local
 
 DEMO = "fashion-demo"  # the embedded images

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from leanbayes.report.figures.answers import confusion_figure, ood_figure, predicted_figure
-from leanbayes.report.figures.cost import cost_figure
-from leanbayes.report.figures.curves import selective_figure, severity_figure, training_figure
+from leanbayes.report.figures.curves import cost_figure, selective_figure, severity_figure, training_figure
 from leanbayes.report.figures.distributions import histogram_figure, reliability_figure
 from leanbayes.report.load import Contender, Group
 from leanbayes.report.svg import Figure
