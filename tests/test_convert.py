@@ -456,9 +456,16 @@ def test_a_name_means_the_method_with_its_defaults(name, method):
     assert len(lb.convert(net, "deep_ensemble").members) == lb.DeepEnsemble().components
 
 
-@pytest.mark.parametrize("name", ["rank2", "Rank1", "plain", ""])
+@pytest.mark.parametrize("name", ["rank2", "plain", ""])
 def test_an_unknown_name_of_a_method_is_refused_with_those_there_are(name):
     with pytest.raises(ValueError, match=f"expected a method such as .* among batch_ensemble, .*rank1.*, got '{name}'"):
         lb.convert(small_net(), name)
     with pytest.raises(ValueError, match="did you mean 'rank1'"):
-        lb.convert(small_net(), "Rank1")
+        lb.convert(small_net(), "rank2")
+
+
+@pytest.mark.parametrize("name", ["rank1", "Rank1", "RANK-1"])
+def test_a_name_of_a_method_may_be_spelled_in_any_way(name):
+    assert {type(layer) for _, layer in lb.stochastic_layers(lb.convert(small_net(), name))} == {
+        type(layer) for _, layer in lb.stochastic_layers(lb.convert(small_net(), lb.Rank1()))
+    }

@@ -345,10 +345,10 @@ def test_workers_share_the_jobs(tmp_path, monkeypatch):
     """Shares in this process, pickled as for others; tests/compare/test_workers.py starts processes."""
     shares = []
 
-    def here(function, tasks):
+    def here(function, tasks, **how):
         shares.append([[job.name for job in jobs] for jobs, *_ in tasks])
         for task in tasks:
-            function(*pickle.loads(pickle.dumps(task)))
+            function(*pickle.loads(pickle.dumps(task)), **pickle.loads(pickle.dumps(how)))
 
     monkeypatch.setattr(workers, "on_processes", here)
     command = ["--methods", "plain,mc_dropout", "--workers", "2", *FAST, "--out", str(tmp_path)]

@@ -47,7 +47,7 @@ def test_a_result_has_every_promised_field(experiment, tmp_path):
     assert {"auroc", "aupr", "fpr95", "by"} <= set(written["metrics"]["ood"]["noise"])
     cost = {"parameters", "extra_parameters", "extra_percent", "train_step_ratio", "predict_ratio", "train_seconds"}
     assert cost | {"peak_memory_mb"} <= set(written["cost"])
-    assert {"reliability", "histograms", "examples"} == set(written["figures"])
+    assert {"reliability", "histograms", "examples"} <= set(written["figures"])
     assert len(written["history"]) == 2
     assert {"python", "torch", "leanbayes", "device", "threads"} <= set(written["environment"])
     assert written["method"]["fields"]["components"] == 4
