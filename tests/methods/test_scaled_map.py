@@ -73,9 +73,9 @@ def test_gradients_and_their_gradients_by_differences(given, safe, many, monkeyp
     monkeypatch.setattr(scaled, "MANY", many)
     torch.manual_seed(0)
     linear = scaled.Convolution((2, 1), (1, 0), (1, 2), False, (0, 0), 2)
-    x, weight = torch.randn(3, 4, 5, 6, dtype=torch.float64), torch.randn(6, 2, 3, 2, dtype=torch.float64)
-    s = torch.randn(3, 4, 1, 1, dtype=torch.float64) if "s" in given else None
-    r = torch.randn(3, 6, 1, 1, dtype=torch.float64) if "r" in given else None
+    x, weight = torch.randn(2, 4, 4, 4, dtype=torch.float64), torch.randn(6, 2, 3, 2, dtype=torch.float64)
+    s = torch.randn(2, 4, 1, 1, dtype=torch.float64) if "s" in given else None
+    r = torch.randn(2, 6, 1, 1, dtype=torch.float64) if "r" in given else None
     bias = torch.randn((1, 6, 1, 1) if "r" in given else (6,), dtype=torch.float64) if "b" in given else None
     tensors = [None if t is None else t.requires_grad_() for t in (x, weight, s, r, bias)]
 
