@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
 import sys
 import time
 from dataclasses import replace
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import leanbayes as lb
-from leanbayes.compare import progress
+from leanbayes.compare import progress, workers
 from leanbayes.compare import run_all as running
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
@@ -227,7 +228,15 @@ def test_files_of_killed_runs_are_not_believed(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_workers_are_shown_by_one_process(tmp_path, capfd):
+def here(function, tasks, **how):
+    """Call tasks in this process, pickled as for others; tests/compare/test_workers.py starts processes."""
+    for task in tasks:
+        function(*pickle.loads(pickle.dumps(task)), **how)
+
+
+@pytest.mark.parametrize("processes", [here, pytest.param(workers.on_processes, marks=pytest.mark.slow)])
+def test_workers_are_shown_by_one_process(processes, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(workers, "on_processes", processes)
     jobs = [job(), job(seed=1)]
     found = run_on_workers(jobs, tmp_path, workers=2)
     assert [result["status"] for result in found] == ["done", "done"]
