@@ -32,7 +32,7 @@ from leanbayes.training import Recipe
 
 Spec = TypeVar("Spec", DataSpec, EvaluationSpec)
 NET_OF_KIND = {"image": "lenet", "table": "mlp", "series": "lstm-ehr"}
-SMALLEST_LENET = 28  # smallest image side, in pixels, for LeNet's kernels; smaller images get the small network
+SMALLEST_LENET = jobs_of.LARGE  # smaller images get the small network: LeNet has large kernels
 OOD = {
     "digits": ("noise", "shuffled"),
     "fashion-demo": ("left-out",),
@@ -288,7 +288,8 @@ def out_of(options: Any) -> Path:
 def _recipe(options: Any, loaded: data.DataSet) -> tuple[Recipe, float | None]:
     """Return the recipe of the flags, and the share of the epochs before conversion."""
     shape: dict[str, Any] = {"kind": loaded.kind, "rows": len(loaded.train), "augment": loaded.augment}
-    base = jobs_of.recipe(options.budget, **shape, validated=options.validation > 0)
+    side = min(loaded.input_shape[1:]) if loaded.kind == "image" else 0
+    base = jobs_of.recipe(options.budget, **shape, validated=options.validation > 0, side=side)
     given = {f.name: value for f in fields(options.recipe) if (value := getattr(options.recipe, f.name)) is not None}
     base = jobs_of.stretched(base, given.get("epochs", base.epochs))
     if given.get("schedule", "constant") != "constant":

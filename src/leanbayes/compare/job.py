@@ -27,6 +27,7 @@ Budget = Literal["quick", "short", "full"]
 BUDGETS: tuple[Budget, ...] = ("quick", "short", "full")
 
 FEW = 5000  # fewer training images than this get small batches: they need many steps, also after conversion
+LARGE = 28  # pixels of the shorter side from which on images get LeNet
 PATIENCE = 30  # epochs without improvement on the held-out rows of a table
 MOST_EPOCHS = 500  # of a table
 KL_EPOCHS = 200  # epochs until the KL has its full weight, as in the papers; shorter trainings end before
@@ -297,11 +298,14 @@ def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None)
     )
 
 
-def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none", validated: bool = False) -> Recipe:
+def recipe(
+    budget: Budget, *, kind: str, rows: int, augment: str = "none", validated: bool = False, side: int = 0
+) -> Recipe:
     """Return the recipe of a budget for a kind of data: "image", "table", "series" or "text".
 
     Few training rows get small batches and many epochs. Images that are usually augmented get the recipe of CIFAR. A
-    table with held-out rows (`validated`) is trained at a constant rate until these no longer improve.
+    table with held-out rows (`validated`) is trained at a constant rate until these no longer improve. `side` is the
+    shorter side of images: few large ones get LeNet, which has no norms and does not bear a high rate.
     """
     if kind == "table" and validated:
         batch = 32 if rows < 2000 else 128
@@ -326,7 +330,7 @@ def recipe(budget: Budget, *, kind: str, rows: int, augment: str = "none", valid
         own = {"lr": 0.2, "weight_decay": 5e-4, "warmup_epochs": 3, "batch_size": 256, "augment": augment}
     elif rows < FEW:
         epochs = {"quick": 40, "short": 120, "full": 300}[budget]
-        own = {"lr": 0.1, "weight_decay": 1e-4, "warmup_epochs": 1, "batch_size": 32}
+        own = {"lr": 0.01 if side >= LARGE else 0.1, "weight_decay": 1e-4, "warmup_epochs": 1, "batch_size": 32}
     else:
         epochs = {"quick": 3, "short": 15, "full": 60}[budget]
         own = {"lr": 0.05, "warmup_epochs": min(1.0, epochs / 10), "batch_size": 128}
