@@ -101,6 +101,7 @@ def in_process(name: str, options: argparse.Namespace) -> str:
 def run_one(name: str, methods: list[str], out: Path) -> int:
     """Build a network, try all methods on it, and write the result."""
     import torch
+
     from leanbayes.evaluation.result import commit
 
     declare_missing_operators()
