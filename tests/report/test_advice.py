@@ -54,6 +54,11 @@ CASES = {
         "a",
         "b",
     ),
+    "a row with one seed does not decide which seeds count": (
+        {"plain": by_seed(0.52, 0.40, 0.40), "a": by_seed(0.50, 0.60, 0.60), "one": by_seed(0.55)},
+        "plain",
+        None,
+    ),
     "without the reference nothing is recommended": ({"a": REFERENCE, "b": by_seed(0.1, 0.1, 0.1)}, "b", None),
     "seeds that only one row has do not count": (
         {"plain": REFERENCE, "a": {0: 0.40, 1: 0.42, 2: 0.38, 7: 9.0}},

@@ -92,12 +92,13 @@ def choose(
 
 
 def best_of(losses: Losses) -> str | None:
-    """Return the row with the lowest mean loss over the seeds that all rows have; over its own if there are none."""
-    common = set.intersection(*(set(by_seed) for by_seed in losses.values())) if losses else set()
-    means = {
-        label: statistics.fmean(loss for seed, loss in by_seed.items() if seed in common or not common)
-        for label, by_seed in losses.items()
-    }
+    """Return the row with the lowest mean loss over the seeds that all rows with several seeds share."""
+    several = [set(by_seed) for by_seed in losses.values() if len(by_seed) > 1]
+    common = set.intersection(*several) if several else set()
+    means = {}
+    for label, by_seed in losses.items():
+        shared = [loss for seed, loss in by_seed.items() if seed in common]
+        means[label] = statistics.fmean(shared or by_seed.values())
     return min(means, key=lambda label: means[label], default=None)
 
 
