@@ -342,7 +342,8 @@ def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[
     if label is None:
         return Need(name, "Not measured.")
     same = "the best row itself" if label == best.label else f"not clearly worse than {best.label}"
-    return Need(name, f"{label} ({prices[label]:,.4g} {unit}), {same}.", label)
+    price = f"{prices[label]:,.0f}" if prices[label] >= 1000 else f"{prices[label]:.3g}"
+    return Need(name, f"{label} ({price} {unit}), {same}.", label)
 
 
 def _list(labels: list[str]) -> str:
