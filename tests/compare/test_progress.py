@@ -164,7 +164,7 @@ def test_every_step_of_a_run_is_told(experiment, tmp_path, monkeypatch):
 
 def test_lines_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(display, "LINE_SECONDS", 0.0)
-    monkeypatch.setattr(display, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(display, "LOOK_SECONDS", 0.001)
     run_all([job()], tmp_path)
     lines = capsys.readouterr().err.splitlines()
     assert any("training, epoch" in line and line.endswith("left") for line in lines)
@@ -184,14 +184,23 @@ class Terminal(io.StringIO):
 def test_a_bar_on_a_terminal(tmp_path, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(display, "LOOK_SECONDS", 0.01)
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm")
     run_all([job()], tmp_path)
     text = terminal.getvalue()
-    assert "0 of 1 runs done" in text
-    assert "left" in text
     assert "100 %" in text
+    assert "plain, seed 0: accuracy" in text
+
+
+def test_a_bar_shows_the_last_status(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("TERM", "xterm")
+    with display.watched(lambda: display.Status(0.5, "0 of 1 runs done", "3 s left"), shown=True):
+        pass
+    assert "0 of 1 runs done" in terminal.getvalue()
+    assert "3 s left" in terminal.getvalue()
 
 
 def test_a_run_of_another_process_is_read_from_its_file(tmp_path):
