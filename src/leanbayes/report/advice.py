@@ -143,13 +143,3 @@ def cheapest(prices: Mapping[str, float], candidates: Sequence[str]) -> str | No
     """Return the candidate with the lowest price; None if no price is known."""
     known = [label for label in candidates if label in prices]
     return min(known, key=lambda label: prices[label], default=None)
-
-
-def written_rule(needs: str) -> str:
-    """Return the rule in words, for a page."""
-    return (
-        f"{needs} Gains are differences to the plain network with a temperature, paired by seed. A gain is clear if it "
-        "is above the quantile of Student's distribution at 5 % divided by the number of rows, times its standard "
-        "error, whose variance is pooled over the rows. A gain below 1 % of the NLL, or below 0.005 of the AUROC, "
-        "counts as none. With one seed the error is that of the test rows, and nothing is recommended."
-    )
