@@ -32,7 +32,7 @@ def experiment() -> Experiment:
 
 def test_a_result_has_every_promised_field(experiment, tmp_path):
     one = job(lb.Rank1(), convert_at_epoch=1)
-    result = perform(one, experiment, tmp_path)
+    (result,) = run_all([one], tmp_path, progress=False)
     folder = one.folder(tmp_path)
     assert folder == tmp_path / "digits" / "small" / "rank1" / "seed0"
     written = json.loads((folder / "result.json").read_text())

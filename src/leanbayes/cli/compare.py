@@ -18,6 +18,7 @@ from leanbayes.compare import job as jobs_of
 from leanbayes.compare.experiment import load, pick_device
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
 from leanbayes.compare.loggers import check_log, Log
+from leanbayes.compare.plain_state import keeping
 from leanbayes.compare.run import Stage
 from leanbayes.compare.run_all import check_alike
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
@@ -221,7 +222,9 @@ def plan_of(options: Any) -> Plan:
         for seed in seeds:
             own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
             jobs.append(Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline))
-    return Plan(sorted(jobs, key=lambda job: (bool(job.members), job.seed)), _describe(loaded, net, jobs))
+    # Rows that convert late begin from a state of the plain one, and ensembles of seeds are made of plain ones.
+    order = sorted(jobs, key=lambda job: (bool(job.members), job.seed, job.recipe.convert_at_epoch > 0))
+    return Plan(keeping(order), _describe(loaded, net, jobs))
 
 
 def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:

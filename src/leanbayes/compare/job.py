@@ -120,6 +120,7 @@ class Job:
         launch: processes started by torchrun or Slurm; they override the recipe's.
         baseline: name of a row without a network (`compare.baselines`); empty for networks.
         members: seeds of the trained plain networks that form an ensemble; empty for other rows.
+        keeps: epochs after which a plain training keeps its state, for rows that convert there (`plain_state`).
     """
 
     source: DataSpec
@@ -132,6 +133,7 @@ class Job:
     launch: Launch | None = field(default_factory=launched)
     baseline: str = ""
     members: tuple[int, ...] = ()
+    keeps: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def name(self) -> str:
@@ -187,6 +189,13 @@ class Job:
     @property
     def id(self) -> str:
         return hashlib.sha256(json.dumps(self.settings(), sort_keys=True).encode()).hexdigest()[:16]
+
+
+def plain_of(job: Job) -> Job | None:
+    """Return the plain job of the same seed, as which a job that converts late begins; None for other jobs."""
+    if job.method is None or not job.recipe.convert_at_epoch:
+        return None
+    return replace(job, method=None, recipe=recipe_for(None, job.recipe), label="", where=(), keeps=())
 
 
 def located(name: str) -> str:

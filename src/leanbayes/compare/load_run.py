@@ -115,7 +115,7 @@ def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
     data = _load_data(folder, source)
     shape = data.input_shape
     network = experiment.maker(net, num_outputs=data.num_outputs, input_shape=shape, embedded=data.embedded)()
-    model = at_full_width(_load_model(folder / MODEL, network, method), data)
+    model = at_full_width(load_model(folder / MODEL, network, method), data)
     likelihood = own_likelihood(model) or _load_likelihood(folder, data)
     return LoadedRun(folder, net, method, model, likelihood, source, data)
 
@@ -171,7 +171,8 @@ def _with_stored_table(data: DataSet, path: Path) -> DataSet:
         raise ValueError(f"'{path}' is damaged ({error}); train again") from error
 
 
-def _load_model(path: Path, network: nn.Module, method: str) -> nn.Module:
+def load_model(path: Path, network: nn.Module, method: str) -> nn.Module:
+    """Return the trained model of a method from its file; `network` is the plain one."""
     if method != PLAIN:
         return load(path, network)
     metadata, tensors = read_tensors(path)

@@ -21,13 +21,11 @@ from typing import Any
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
 from leanbayes.compare.row_training import FEW, FOLDS
-from leanbayes.evaluation.evaluate import PREDICTED_ROWS_ON_CPU
 from leanbayes.training.progress import describe, duration, Status, watched
 
 FILE = "progress.json"
 EVERY = 0.5  # seconds between two writes of the file
 BACKWARD = 3  # passes of a training row, compared with a prediction
-TURNS = 16  # predictions of the cost measurement: eight of the method, eight of the plain network
 CORRUPTED = 3  # passes that corrupting an image takes; a guess, until it is measured
 OVERTIME = 0.25  # a training that lasts longer than the others is expected to last this share more
 
@@ -197,7 +195,7 @@ def _evaluations(job: Job, experiment: Experiment, *, corrupts: bool) -> dict[st
         if corrupts:
             parts["corrupt"] = Part("corrupt", len(shift), CORRUPTED * images)
         parts["shift"] = Part("predict", len(shift), passes * images)
-    return parts | {"cost": Part("cost", 1, TURNS * passes * min(rows, PREDICTED_ROWS_ON_CPU))}
+    return parts
 
 
 def _networks(job: Job) -> int:

@@ -8,7 +8,8 @@
 | constant rate with patience, few rows   | five folds, in turn    | the same; the final network trains on all rows |
 
 A method that converts late is converted where the plain network of the same seed was best. The result depends on the
-settings alone, whatever rows of the comparison ran before: `validation.json` keeps it in the folder of the run.
+settings alone, whatever rows of the comparison ran before: `validation.json` keeps it in the folder of the run. Such a
+row begins from a state of the plain training, if one was kept (`plain_state`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 from torch import nn, Tensor
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
+from leanbayes.compare.plain_state import Made, PlainStates
 from leanbayes.core.prediction import concatenate, Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.data.holdout import fold_of, held_out
@@ -43,7 +46,6 @@ FEW = 2000
 """With fewer training rows, folds replace one split: a tenth of them would decide by chance."""
 
 FILE = "validation.json"
-Made = tuple[nn.Module, Likelihood]
 Tensors = tuple[Tensor, ...]
 """Inputs, targets and, for some tables, weights of rows."""
 Watch = Callable[[str, int], tuple[Callable[[Any], object], ...]]
@@ -72,6 +74,7 @@ class Row:
         key: settings that the training depends on, as JSON values.
         plain: the plain network of the same seed, for methods that convert late.
         known: the `validation.json` of another run of the same row, which is read if its key is the same.
+        states: of the plain training of the seed. A plain row keeps them, a row that converts late begins from one.
         evaluated: returns the network that is evaluated, such as a nested one at full width.
         callbacks: of the final training.
         watch: called with the name and the epochs of each training; returns further callbacks of it.
@@ -87,6 +90,7 @@ class Row:
     key: Mapping[str, Any]
     plain: Row | None = None
     known: Path | None = None
+    states: PlainStates | None = None
     evaluated: Callable[[nn.Module], nn.Module] = lambda model: model
     callbacks: tuple[Callable[[Any], object], ...] = ()
     watch: Watch = lambda name, epochs: ()
@@ -159,6 +163,8 @@ def _train_on_split(row: Row, held: Held) -> Trained:
 def _train_after_folds(row: Row, held: Held) -> Trained:
     validation = _kept(row, lambda: asdict(_by_folds(row, held)))
     recipe = replace(row.recipe, patience=0, epochs=validation.epochs, convert_at_epoch=validation.convert_at_epoch)
+    if row.states is not None and row.states.epochs:  # other rows convert after the last epoch of this training
+        row = replace(row, states=replace(row.states, epochs=(recipe.epochs,)))
     model, likelihood, history = _fitted(row, recipe, row.data)
     return Trained(model, with_noise(likelihood, validation.noise), history, validation)
 
@@ -179,6 +185,8 @@ def _by_folds(row: Row, held: Held) -> Validation:
     temperature, noise = _calibrated(concatenate(predictions), torch.cat(targets))
     epochs = max(recipe.convert_at_epoch + 1, round(statistics.fmean(best)))
     nll = statistics.fmean(known) if (known := [nll for nll in nlls if nll is not None]) else None
+    for number in range(FOLDS) if row.states is not None and row.states.epochs else ():
+        row.states.prune(number, epochs)
     return Validation("folds", len(fold), epochs, recipe.convert_at_epoch, temperature, noise, nll, seconds)
 
 
@@ -239,7 +247,22 @@ def _fitted(
     if fold is None:
         given |= {"callbacks": (*given["callbacks"], *row.callbacks), "loggers": row.loggers}
     given["validation"] = None if valid is None else valid[:2]
-    return model, likelihood, fit(model, weighted(data, recipe), recipe, **given)
+    keep = _sharing(row, recipe, folder, fold)
+    given["callbacks"] = (*given["callbacks"], lambda state: keep())
+    history = fit(model, weighted(data, recipe), recipe, **given)
+    keep(over=True)
+    return model, likelihood, history
+
+
+def _sharing(row: Row, recipe: Recipe, folder: Path, fold: int | None) -> Callable[..., None]:
+    """Let a row that converts late begin from a state of the plain training; return the function that keeps such."""
+    if row.states is None:
+        return lambda **_: None
+    if row.plain is not None:
+        row.states.begin(folder, recipe, row.make, row.plain.make, fold)
+    keep = partial(row.states.keep, folder, recipe, fold)
+    keep()  # of a training that was killed before it did
+    return keep
 
 
 def weighted(data: Tensors, recipe: Recipe) -> Any:

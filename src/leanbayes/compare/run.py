@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,11 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes import metrics as scores
-from leanbayes.compare.baselines import BASELINES
+from leanbayes.compare.baselines import BASELINES, Fitted
 from leanbayes.compare.experiment import Experiment, pick_device
-from leanbayes.compare.job import Job, located, recipe_for
+from leanbayes.compare.job import Job, located, plain_of
+from leanbayes.compare.plain_state import FOLDER as SHARED
+from leanbayes.compare.plain_state import PlainStates
 from leanbayes.compare.progress import RunProgress
 from leanbayes.compare.row_training import FILE as VALIDATION
 from leanbayes.compare.row_training import Held, Row, train_row, Trained
@@ -33,6 +35,7 @@ from leanbayes.data.table import FILE as TABLE_FILE
 from leanbayes.data.table import one_hot_codes
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
+from leanbayes.evaluation.cost import count
 from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
 from leanbayes.methods.ensemble import Ensemble, members_of
 from leanbayes.recalibrate import Temperature
@@ -177,8 +180,7 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
         header["validation"] = asdict(trained.validation)
     if stage == "train":
         return header | {"status": "done", "history": list(trained.history)}
-    result = _evaluate(job, experiment, trained, hooks.progress)
-    return header | _outcome(experiment, trained, result) | {"status": "done"}
+    return header | _evaluate(job, experiment, trained, hooks.progress) | {"status": "done"}
 
 
 def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
@@ -191,12 +193,8 @@ def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
 
 def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
     """Fit and evaluate a row without a network."""
-    data = experiment.data
-    classes = data.num_outputs if data.task == "classification" else 0
     start = time.perf_counter()
-    inputs, targets = data.prepared(data.train)
-    codes = data.embedded if job.baseline == "linear" else {}  # trees split codes, a linear model cannot
-    fitted = BASELINES[job.baseline](one_hot_codes(inputs, codes), targets, classes, job.seed)
+    fitted, codes = fit_baseline(job, experiment)
     seconds = time.perf_counter() - start
     _, x, y = experiment.test
 
@@ -204,9 +202,7 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
         p = fitted.predict(one_hot_codes(rows, codes))
         return p if experiment.units is None else in_units(p, *experiment.units)
 
-    start = time.perf_counter()
     prediction = predict(x)
-    milliseconds = 1e3 * (time.perf_counter() - start) / len(y)
     found, figures = metrics_of(prediction, y, {name: predict(rows) for name, (rows, _) in experiment.ood.items()})
     if fitted.quantiles is not None and experiment.units is not None:
         mean, std = experiment.units
@@ -216,9 +212,18 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
             "quantile_width": float((high - low).mean()),
         }
     losses = {"losses": _losses(prediction, y, None)}
-    cost = {"train_seconds": seconds, "answer_ms": milliseconds, "parameters": fitted.parameters}
+    cost = {"train_seconds": seconds, "parameters": fitted.parameters}
     known = {name: value for name, value in cost.items() if value is not None}
     return {"metrics": found, "figures": figures | losses, "cost": known, "history": []}
+
+
+def fit_baseline(job: Job, experiment: Experiment) -> tuple[Fitted, Mapping[int, int]]:
+    """Fit a row without a network; return it with the columns of codes that its inputs have one-hot."""
+    data = experiment.data
+    classes = data.num_outputs if data.task == "classification" else 0
+    inputs, targets = data.prepared(data.train)
+    codes = data.embedded if job.baseline == "linear" else {}  # trees split codes, a linear model cannot
+    return BASELINES[job.baseline](one_hot_codes(inputs, codes), targets, classes, job.seed), codes
 
 
 def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = None) -> Row:
@@ -238,12 +243,14 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
         watch=hooks.progress.training,
         loggers=hooks.loggers,
     )
-    if not (row.held and job.recipe.patience and job.recipe.convert_at_epoch):
-        return row
-    recipe = recipe_for(None, job.recipe)
-    plain = row_of(replace(job, method=None, recipe=recipe, label="", where=()), experiment, out)
-    folder, known = row.folder / "plain", plain.folder / VALIDATION
-    return replace(row, plain=replace(plain, folder=folder, known=known, watch=hooks.progress.plain_training))
+    plain_job = plain_of(job)
+    if plain_job is None:
+        states = PlainStates(row.folder / SHARED, {**row.key, "sha256": data.sha256}, job.keeps)
+        return replace(row, states=states if job.processes == 1 else None)
+    plain = row_of(plain_job, experiment, out)
+    states = None if hooks.callbacks else plain.states  # callbacks see every epoch
+    own = {"folder": row.folder / "plain", "known": plain.folder / VALIDATION, "watch": hooks.progress.plain_training}
+    return replace(row, states=states, plain=replace(plain, **own, states=None))
 
 
 def _make(job: Job, experiment: Experiment) -> tuple[nn.Module, Likelihood]:
@@ -252,28 +259,31 @@ def _make(job: Job, experiment: Experiment) -> tuple[nn.Module, Likelihood]:
     return model, own_likelihood(model) or experiment.likelihood().to(device)
 
 
-def _evaluate(job: Job, experiment: Experiment, trained: Trained, progress: RunProgress) -> Result:
-    """Evaluate a trained model in the precision and memory order of its training."""
+def _evaluate(job: Job, experiment: Experiment, trained: Trained, progress: RunProgress) -> dict[str, Any]:
+    """Evaluate a trained model in the precision and memory order of its training; return its part of the result."""
     _, x, y = experiment.test
+    samples = job.evaluation.samples
     with autocast(job.recipe.precision, device_of(trained.model)):
-        model = at_full_width(trained.model, experiment.data)
-        plain = experiment.plain(job.seed).to(device_of(model))
-        if job.recipe.channels_last:
-            model, plain = (network.to(memory_format=torch.channels_last) for network in (model, plain))  # type: ignore[call-overload]
-        return evaluate(
+        model = as_evaluated(job, experiment, trained.model)
+        result = evaluate(
             model,
             (x, y),
             likelihood=trained.likelihood,
             ood=experiment.ood,
             shift=experiment.shift if experiment.data.task == "classification" else None,
-            samples=job.evaluation.samples,
+            samples=samples,
             batch_size=job.recipe.batch_size,
-            plain=plain,
             units=experiment.units,
-            compile=job.recipe.compile,
             temperature=_temperature(experiment, trained),
             progress=progress.evaluation,
         )
+    return _outcome(experiment, trained, result, count(model, samples))
+
+
+def as_evaluated(job: Job, experiment: Experiment, model: nn.Module) -> nn.Module:
+    """Return a network as it is evaluated: at full width, in the memory order of its training."""
+    model = at_full_width(model, experiment.data)
+    return model.to(memory_format=torch.channels_last) if job.recipe.channels_last else model  # type: ignore[call-overload, no-any-return]
 
 
 def _temperature(experiment: Experiment, trained: Trained) -> Temperature | None:
@@ -347,17 +357,16 @@ def _table_facts(data: DataSet, labels: Tensor) -> dict[str, Any]:
     return facts
 
 
-def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[str, Any]:
+def _outcome(experiment: Experiment, trained: Trained, result: Result, counts: Mapping[str, Any]) -> dict[str, Any]:
     raw, history = experiment.test[0], trained.history
     losses = _losses(result.prediction, result.targets, _temperature(experiment, trained))
     figures = result.figures | {"losses": losses}
     if experiment.data.task == "classification":
         figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
-    assert result.cost is not None
     timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
     return {
         "metrics": result.metrics,
-        "cost": asdict(result.cost) | timing | {"layers": _layers(trained.model)},
+        "cost": {**counts, **timing, "layers": _layers(trained.model)},
         "figures": figures,
         "history": list(history),
     }

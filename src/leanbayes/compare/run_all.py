@@ -1,21 +1,37 @@
-"""Run several jobs in order. A failure does not stop the others; after an interrupt, the same call resumes."""
+"""Run several jobs in order, then measure their prices. After an interrupt, the same call resumes.
+
+A failure does not stop the others. Prices are measured by one process on one thread when nothing else of the comparison
+runs: each method once, against the plain network in turn. All seeds of a method get the same price.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from leanbayes.compare.experiment import Experiment
+import torch
+
+from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Job
+from leanbayes.compare.load_run import load_model
 from leanbayes.compare.loggers import loggers_of
-from leanbayes.compare.progress import Overview, plan, ProgressFile, RunProgress, title_of
-from leanbayes.compare.run import Callback, finished, Hooks, MODEL, perform, Stage
-from leanbayes.evaluation.result import commit, project_commit, read_result, settings_of
+from leanbayes.compare.plain_state import discard
+from leanbayes.compare.progress import Overview, Part, plan, ProgressFile, RunProgress, title_of
+from leanbayes.compare.run import as_evaluated, Callback, finished, fit_baseline, Hooks, MODEL, perform, Stage
+from leanbayes.core.conversion import own_likelihood
+from leanbayes.data.table import one_hot_codes
+from leanbayes.evaluation.cost import measure_answers, PRICES
+from leanbayes.evaluation.evaluate import price
+from leanbayes.evaluation.result import commit, FILE, project_commit, read_result, settings_of, write_json
 from leanbayes.runtime._files import local
+from leanbayes.runtime.display import counted
 from leanbayes.runtime.distributed import is_first
+from leanbayes.training.objective import autocast
 from leanbayes.training.progress import watched
 
 
@@ -29,11 +45,29 @@ def run_all(
     watch: Callable[[Job, Experiment], tuple[Callback, ...]] | None = None,
     log: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Perform the jobs in order and return their results.
+    """Perform the jobs in order, measure their prices, and return their results.
 
-    Jobs on the same data and network share an `Experiment`. Finished runs are kept, unless `fresh`. `watch` returns
-    further callbacks of a job, called after each epoch. `log` is a logger of `loggers_of`. The progress "files" is for
-    another process, which shows it.
+    Finished runs are kept, unless `fresh`; prices that are missing are measured. `watch` returns further callbacks of a
+    job, called after each epoch. `log` is a logger of `loggers_of`.
+    """
+    found = run_in_order(jobs, out, stage=stage, fresh=fresh, progress=progress, watch=watch, log=log)
+    return complete(jobs, out, found, stage=stage, shown=progress is True)
+
+
+def run_in_order(
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    stage: Stage = "compare",
+    fresh: bool = False,
+    progress: bool | Literal["files"] = True,
+    watch: Callable[[Job, Experiment], tuple[Callback, ...]] | None = None,
+    log: str | None = None,
+) -> list[dict[str, Any]]:
+    """Perform the jobs in order and return their results, without prices.
+
+    Jobs on the same data and network share an `Experiment`. The progress "files" is for another process, which shows
+    it. The other arguments are those of `run_all`.
     """
     done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
     shown = progress is True and is_first()
@@ -60,6 +94,115 @@ def run_all(
                 sys.stderr.flush()
             found.append(result)
     return found
+
+
+def complete(
+    jobs: Sequence[Job], out: Path, found: Sequence[dict[str, Any]], *, stage: Stage, shown: bool = True
+) -> list[dict[str, Any]]:
+    """Measure missing prices when all jobs have ended, and return the results with them.
+
+    Kept states of plain trainings are removed, unless a row that begins from them is not done.
+    """
+    if not is_first():
+        return list(found)
+    done = {job for job, result in zip(jobs, found, strict=True) if result["status"] == "done"}
+    discard(jobs, out, done.__contains__)
+    if stage == "train":
+        return list(found)
+    results = dict(zip(jobs, found, strict=True))
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job in done:
+            groups.setdefault(_without_seed(job), []).append(job)
+    waiting = [group for group in groups.values() if any(not has_prices(results[job]) for job in group)]
+    if waiting:
+        _measure_all(waiting, out, results, shown=shown)
+    return [results[job] for job in jobs]
+
+
+def has_prices(result: Mapping[str, Any]) -> bool:
+    """Return whether the prices of a run were measured."""
+    return "answer_ms" in result.get("cost", {})
+
+
+def _without_seed(job: Job) -> str:
+    settings = job.settings()
+    recipe = {name: value for name, value in settings["recipe"].items() if name != "seed"}
+    return json.dumps(settings | {"recipe": recipe, "label": job.label}, sort_keys=True)
+
+
+def _measure_all(groups: Sequence[list[Job]], out: Path, results: dict[Job, dict[str, Any]], *, shown: bool) -> None:
+    """Give each method its price: that of another seed, if it was measured on such a machine, or a new one."""
+    experiments: dict[Any, Experiment] = {}
+    runs = [RunProgress(f"cost of {jobs[0].title}", jobs[0].title, {"cost": Part("cost", 1, 1)}) for jobs in groups]
+    clock, failures = time.perf_counter(), []
+    with watched(Overview(runs).status, shown=shown), _one_thread():
+        for jobs, run in zip(groups, runs, strict=True):
+            run.start()
+            run.evaluation("cost", "measuring")
+            key = (jobs[0].source, jobs[0].net, jobs[0].evaluation)
+            try:
+                for job in jobs:
+                    if has_prices(results[job]):
+                        continue
+                    prices = _known_prices(results[job], [results[other] for other in jobs])
+                    if prices is None:
+                        experiments = experiments if key in experiments else {key: Experiment(*key)}
+                        prices = measure(job, experiments[key], out) | {"price_seed": job.seed}
+                    results[job] |= {"cost": results[job]["cost"] | prices}
+                    write_json(results[job], job.folder(out) / FILE)
+            except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
+                failures.append(
+                    f"the cost of {jobs[0].title} could not be measured ({error}); the same command tries again"
+                )
+            run.end("")
+    if shown:
+        seconds = f"{time.perf_counter() - clock:.0f} s"
+        lines = [*failures, f"costs: {counted(len(groups) - len(failures), 'method')} measured, {seconds}"]
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+
+
+def _known_prices(result: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the prices that were measured for another seed, on the same kind of machine; None if there are none."""
+    for other in others:
+        same = all(other["environment"].get(name) == result["environment"].get(name) for name in ("device", "torch"))
+        if same and "price_seed" in other["cost"]:
+            return {name: value for name, value in other["cost"].items() if name in (*PRICES, "price_seed")}
+    return None
+
+
+def measure(job: Job, experiment: Experiment, out: Path) -> dict[str, Any]:
+    """Return the prices of a trained run: the trained and the plain network in turn, in this process."""
+    _, x, y = experiment.test
+    if job.baseline:
+        fitted, codes = fit_baseline(job, experiment)
+        return measure_answers(lambda: fitted.predict(one_hot_codes(x, codes)), len(y))
+    device, recipe = pick_device(job.recipe.accelerator), job.recipe
+    trained = load_model(job.folder(out) / MODEL, experiment.plain(job.seed), job.name).to(device)
+    with autocast(recipe.precision, device):
+        model = as_evaluated(job, experiment, trained)
+        plain = experiment.plain(job.seed).to(device)
+        cost = price(
+            model,
+            plain.to(memory_format=torch.channels_last) if recipe.channels_last else plain,  # type: ignore[call-overload]
+            (x, y),
+            likelihood=own_likelihood(model) or experiment.likelihood().to(device),
+            samples=job.evaluation.samples,
+            batch_size=recipe.batch_size,
+            compile=recipe.compile,
+        )
+    return {name: getattr(cost, name) for name in PRICES}
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def plan_runs(

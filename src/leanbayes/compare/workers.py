@@ -19,9 +19,10 @@ from typing import Any, Literal, TypeVar
 
 from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import Job
+from leanbayes.compare.plain_state import waits
 from leanbayes.compare.progress import followed
 from leanbayes.compare.run import MODEL, Stage
-from leanbayes.compare.run_all import look_ahead, plan_runs, run_all
+from leanbayes.compare.run_all import complete, look_ahead, plan_runs, run_all, run_in_order
 from leanbayes.evaluation.result import commit, read_result
 
 Item = TypeVar("Item")
@@ -52,13 +53,18 @@ def run_on_workers(
     how = {"stage": stage, "fresh": fresh, "progress": "files", "log": log}
     with followed(runs, [job.folder(out) for job in jobs], workers, shown=True):
         for part in phases(jobs):
-            on_processes(run_all, [(share, out) for share in split_items(part, workers)], **how)
-    return [_read_result(job, out, stage) for job in jobs]
+            on_processes(run_in_order, [(share, out) for share in split_items(part, workers)], **how)
+    return complete(jobs, out, [_read_result(job, out, stage) for job in jobs], stage=stage)
 
 
 def phases(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Divide jobs into those that may run at a time: an ensemble of seeds needs their networks, and comes last."""
-    parts = [[job for job in jobs if not job.members], [job for job in jobs if job.members]]
+    """Divide jobs into those that may run at a time.
+
+    Rows that convert late begin from a state of the plain one, and come after it. An ensemble of seeds needs their
+    networks, and comes last.
+    """
+    late = [2 if job.members else int(waits(job, jobs)) for job in jobs]
+    parts = [[job for job, own in zip(jobs, late, strict=True) if own == number] for number in range(3)]
     return [part for part in parts if part]
 
 
@@ -146,13 +152,13 @@ def run_on_ray(
     done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
     waiting = [job for job, result in zip(jobs, done, strict=True) if result is None or stage == "train"]
     kept = [job for job in jobs if job not in waiting]
-    found = dict(zip(kept, run_all(kept, out, stage=stage), strict=True)) if kept else {}
+    found = dict(zip(kept, run_in_order(kept, out, stage=stage), strict=True)) if kept else {}
     runs = plan_runs(waiting, [None] * len(waiting), experiments, stage, caches=None)
     at_once = workers or os.cpu_count() or 1
     with followed(runs, [job.folder(out) for job in waiting], at_once, shown=True):
         for part in phases(waiting):
             found |= _tasks_of(part, (out, stage, fresh, log), workers)
-    return [found[job] for job in jobs]
+    return complete(jobs, out, [found[job] for job in jobs], stage=stage)
 
 
 def _tasks_of(jobs: list[Job], shared: tuple[Path, Stage, bool, str | None], workers: int | None) -> dict[Job, Any]:
@@ -248,5 +254,5 @@ def _call_like_caller(
 def _perform_on_ray(shared: tuple[Path, Stage, bool, str | None], job: Job) -> tuple[dict[str, Any], str]:
     out, stage, fresh, log = shared
     with redirect_stderr(io.StringIO()) as messages:
-        (result,) = run_all([job], out, stage=stage, fresh=fresh, progress="files", log=log)
+        (result,) = run_in_order([job], out, stage=stage, fresh=fresh, progress="files", log=log)
     return result, messages.getvalue()

@@ -10,7 +10,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -44,6 +44,8 @@ class Cost:
         answer_ms_one: the same for a single row.
         train_quartiles: quartiles of the turns of `train_step_ratio`.
         predict_quartiles: quartiles of the turns of `predict_ratio`.
+        answer_quartiles: quartiles of the turns of `answer_ms`.
+        answer_one_quartiles: quartiles of the turns of `answer_ms_one`.
     """
 
     parameters: int
@@ -56,6 +58,20 @@ class Cost:
     answer_ms_one: float
     train_quartiles: tuple[float, float]
     predict_quartiles: tuple[float, float]
+    answer_quartiles: tuple[float, float]
+    answer_one_quartiles: tuple[float, float]
+
+
+COUNTED = ("parameters", "extra_parameters", "extra_percent", "passes")
+PRICES = tuple(field.name for field in fields(Cost) if field.name not in COUNTED)
+"""Names of the measured costs; the others are counted."""
+
+
+def count(model: nn.Module, samples: int = 16) -> dict[str, Any]:
+    """Return the costs of a model that are counted: parameters, and passes of a prediction with `samples` draws."""
+    found = summary(model)
+    counts = {name: getattr(found, name) for name in COUNTED[:-1]}
+    return counts | {"passes": min(samples, distinct_draws(model) or samples)}
 
 
 def measure_cost(
@@ -76,8 +92,7 @@ def measure_cost(
     A prediction covers all inputs with `samples` draws, a training step `batch_size` rows, default all. Both are
     measured `turns` times, and medians returned; `compile` measures compiled training steps.
     """
-    counts = summary(model)
-    passes = min(samples, distinct_draws(model) or samples)
+    counts = count(model, samples)
     device = device_of(plain)
     x, y = to_device(x, device), y.to(device)
     batch, classes = slice_rows(x, len(y), 0, batch_size or len(y)), y[: batch_size or len(y)]
@@ -89,27 +104,33 @@ def measure_cost(
 
     @torch.no_grad()
     def plain_passes() -> None:
-        for _ in range(passes):
+        for _ in range(counts["passes"]):
             call(twin, x, output).float().softmax(1)
 
-    is_plain = counts.extra_parameters == 0 and distinct_draws(model) == 1
+    is_plain = counts["extra_parameters"] == 0 and distinct_draws(model) == 1
     known = 1.0 if is_plain else _known_ratio(model)
     steps_taken = times(steps[0], steps[1], turns, device) if known is None else [(known, 1.0)]
     answers = times(lambda: predictor(x), plain_passes, turns, device)
     alone = times(lambda: predictor(one_row), lambda: None, turns, device)
     predicted = [(1.0, 1.0)] if is_plain else answers
+    each, one = ([1e3 * mine / rows for mine, _ in found] for found, rows in ((answers, len(y)), (alone, 1)))
     return Cost(
-        parameters=counts.parameters,
-        extra_parameters=counts.extra_parameters,
-        extra_percent=counts.extra_percent,
+        **counts,
         train_step_ratio=statistics.median(_ratios(steps_taken)),
         predict_ratio=statistics.median(_ratios(predicted)),
-        passes=passes,
-        answer_ms=1e3 * statistics.median(mine for mine, _ in answers) / len(y),
-        answer_ms_one=1e3 * statistics.median(mine for mine, _ in alone),
+        answer_ms=statistics.median(each),
+        answer_ms_one=statistics.median(one),
         train_quartiles=_quartiles(_ratios(steps_taken)),
         predict_quartiles=_quartiles(_ratios(predicted)),
+        answer_quartiles=_quartiles(each),
+        answer_one_quartiles=_quartiles(one),
     )
+
+
+def measure_answers(answer: Work, rows: int, *, turns: int = 7) -> dict[str, Any]:
+    """Return `answer_ms` and its quartiles of a predictor without a network, which answers `rows` rows on the CPU."""
+    each = [1e3 * mine / rows for mine, _ in times(answer, lambda: None, turns, torch.device("cpu"))]
+    return {"answer_ms": statistics.median(each), "answer_quartiles": _quartiles(each)}
 
 
 def _known_ratio(model: nn.Module) -> float | None:

@@ -176,6 +176,22 @@ def evaluate(
     )
 
 
+def price(
+    model: nn.Module,
+    plain: nn.Module,
+    test: Data,
+    *,
+    likelihood: Likelihood,
+    samples: int = 16,
+    batch_size: int = 256,
+    compile: bool = False,
+) -> Cost:
+    """Return the cost of a model as `evaluate` measures it, without the evaluation."""
+    samples = min(samples, distinct_draws(model) or samples)
+    evaluator = _Evaluator(model, likelihood, samples, 0, batch_size, None, None, "independent")
+    return evaluator.cost(plain, test, compile)
+
+
 @dataclass(frozen=True)
 class _Evaluator:
     """One model with the arguments of its predictions."""

@@ -183,6 +183,13 @@ class Checkpoint:
                 )
 
 
+def header_of(path: Path) -> dict[str, Any]:
+    """Return the header of a stored state, without its tensors; a damaged one raises ValueError."""
+    header = _files.parse_json(_files.read_tensors(path, tensors=False)[0].get(HEADER, ""), f"the header of '{path}'")
+    _files.check_fields(header, FIELDS, required=tuple(name for name in FIELDS if name not in NEWER))
+    return dict(header)
+
+
 def random_state(device: torch.device) -> dict[str, Tensor]:
     """Return the states of torch's generators: the CPU's, and the GPU's where there is one."""
     states = {"cpu": torch.get_rng_state()}

@@ -1,0 +1,202 @@
+"""One plain training for all rows of a seed: methods that convert late begin from its kept states.
+
+A row that converts at epoch c trains the plain network for c epochs, bit for bit as the plain row of its seed does
+(docs/design/0011). So the plain row keeps its state, and the others begin there:
+
+| training of the plain row       | kept states                                                |
+|---------------------------------|------------------------------------------------------------|
+| a schedule with a last epoch    | after the epochs at which other rows convert               |
+| one split, with patience        | the best so far: other rows convert there                  |
+| a fold, with patience           | every fifth and the last; at the end, those that are used  |
+| the final training after folds  | the last: other rows convert there                         |
+
+A kept state is a hard link to a checkpoint, whole or not there. A row without one trains from its beginning, to the
+same bits. `discard` removes the states when the last row is done.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from leanbayes.compare.job import Job, plain_of
+from leanbayes.core.conversion import is_stochastic
+from leanbayes.core.plain import plain_view
+from leanbayes.distributions.likelihoods import Likelihood
+from leanbayes.evaluation.result import read_json, write_json
+from leanbayes.methods.ensemble import members_of
+from leanbayes.runtime._files import write_whole
+from leanbayes.runtime.batches import device_of
+from leanbayes.training import History, Recipe
+from leanbayes.training.early_stopping import best_epoch
+from leanbayes.training.objective import make_optimizer, NetworkWithLikelihood
+from leanbayes.training.recipe import beta
+from leanbayes.training.state import Checkpoint, header_of, STATE
+
+FOLDER, KEY = "shared", "key.json"
+EVERY = 5
+"""Epochs between the kept states of a fold: the common best epoch is not known before all folds have ended."""
+OWN = {"convert_at_epoch", "posterior_lr"}
+"""Fields of a recipe in which a row may differ from the plain one until it converts."""
+Made = tuple[nn.Module, Likelihood]
+
+
+@dataclass(frozen=True)
+class PlainStates:
+    """Kept states of the plain training of a seed.
+
+    Attributes:
+        folder: where they are.
+        key: the settings and the data of that training, as JSON values.
+        epochs: the plain row keeps its states after these; empty if no other row needs one.
+    """
+
+    folder: Path
+    key: Mapping[str, Any]
+    epochs: tuple[int, ...] = ()
+
+    def keep(self, training: Path, recipe: Recipe, fold: int | None, *, over: bool = False) -> None:
+        """Keep the last state of a training, if it is wanted. `over` is after its last epoch."""
+        if not self.epochs or not (training / STATE).is_file():
+            return
+        try:
+            history = History(header_of(training / STATE)["history"])
+        except ValueError:
+            return  # damaged; `fit` names it
+        epoch = len(history)
+        wanted = epoch in self.epochs
+        if fold is not None:
+            wanted = over or epoch % EVERY == 0
+        elif recipe.patience:
+            wanted = best_epoch(history, recipe) == epoch
+        path = self._of(fold) / f"epoch{epoch}" / STATE
+        if not wanted or path.is_file():
+            return
+        self._write_key()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _link(training / STATE, path)
+        if fold is None and recipe.patience:
+            self.prune(fold, epoch)
+
+    def prune(self, fold: int | None, most: int) -> None:
+        """Remove all states but the one that a row which converts after `most` epochs begins from."""
+        kept = self._states(fold)
+        used = max((epoch for epoch in kept if epoch <= most), default=None)
+        for epoch, folder in kept.items():
+            if epoch != used:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def begin(
+        self, training: Path, recipe: Recipe, make: Callable[[], Made], make_plain: Callable[[], Made], fold: int | None
+    ) -> None:
+        """Write the first state of a row that converts late, from the last plain one before its conversion.
+
+        Nothing is written without a state of the same settings, or if the plain network would be trained differently.
+        Then the row trains from its beginning.
+        """
+        kept = {epoch: folder for epoch, folder in self._states(fold).items() if epoch <= recipe.convert_at_epoch}
+        if (training / STATE).is_file() or not kept or not self._fits():
+            return
+        folder = kept[max(kept)]
+        try:
+            header = header_of(folder / STATE)
+            recorded = Recipe(**header["recipe"])
+        except (TypeError, ValueError):
+            return  # damaged
+        (model, likelihood), (plain, other) = make(), make_plain()
+        if members_of(model) or not is_stochastic(model) or not _begins_alike(recorded, recipe):
+            return
+        whole, view = (NetworkWithLikelihood(net, likelihood, recipe.precision) for net in (model, plain_view(model)))
+        first = NetworkWithLikelihood(plain, other, recipe.precision)
+        optimizer, device = make_optimizer(whole, recipe), device_of(model)
+        if not _same(view, first) or _rates(view, optimizer) != _rates(first, make_optimizer(first, recorded)):
+            return
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            history = Checkpoint(folder, recorded, header["rows"]).load(view, optimizer)
+            rows = History(row | {"beta": beta(recipe, row["epoch"] - 1)} for row in history)
+            Checkpoint(training, recipe, header["rows"]).save(whole, optimizer, rows)
+
+    def _of(self, fold: int | None) -> Path:
+        return self.folder if fold is None else self.folder / f"fold{fold}"
+
+    def _states(self, fold: int | None) -> dict[int, Path]:
+        found = {path.parents[1] for path in self._of(fold).glob(f"epoch*/{STATE}")}
+        return {int(folder.name[5:]): folder for folder in found if folder.name[5:].isdigit()}
+
+    def _fits(self) -> bool:
+        try:
+            return read_json(self.folder / KEY) == dict(self.key)
+        except (OSError, ValueError):
+            return False
+
+    def _write_key(self) -> None:
+        if not self._fits():
+            shutil.rmtree(self.folder, ignore_errors=True)  # of other settings
+            write_json(self.key, self.folder / KEY)
+
+
+def keeping(jobs: Sequence[Job]) -> list[Job]:
+    """Return the jobs; each plain one learns after which epochs other rows of its seed convert."""
+    epochs: dict[str, set[int]] = {}
+    for job in jobs:
+        if (plain := plain_of(job)) is not None:
+            epochs.setdefault(plain.id, set()).add(job.recipe.convert_at_epoch)
+    return [replace(job, keeps=tuple(sorted(epochs.get(job.id, ())))) for job in jobs]
+
+
+def waits(job: Job, jobs: Sequence[Job]) -> bool:
+    """Return whether a job begins from the state of another one of the list."""
+    plain = plain_of(job)
+    return plain is not None and any(other.id == plain.id for other in jobs)
+
+
+def discard(jobs: Sequence[Job], out: Path, is_done: Callable[[Job], bool]) -> None:
+    """Remove the kept states of each plain job if all rows that begin from them are done."""
+    for job in jobs:
+        if job.keeps and all(is_done(other) for other in jobs if waits(other, [job])):
+            shutil.rmtree(job.folder(out) / FOLDER, ignore_errors=True)
+
+
+def _same(one: nn.Module, other: nn.Module) -> bool:
+    """Return whether two networks have the same tensors under the same names, bit for bit."""
+    first, second = one.state_dict(), other.state_dict()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def _rates(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[float, float]]:
+    """Return learning rate and decay of each parameter of a module.
+
+    They may differ: the learned noise of a converted network has the learning rate of its posterior.
+    """
+    of = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    return {name: of[id(parameter)] for name, parameter in module.named_parameters() if id(parameter) in of}
+
+
+def _begins_alike(plain: Recipe, recipe: Recipe) -> bool:
+    """Return whether both recipes train the plain network alike until the conversion.
+
+    Without a last epoch, at a constant rate, the number of epochs has no effect before it. A posterior with a schedule
+    of its own is left out: the learned noise of targets follows it.
+    """
+    if recipe.posterior_schedule != "same":
+        return False
+    free = OWN | ({"epochs", "patience"} if recipe.schedule == "constant" and not recipe.tile_last_epochs else set())
+    there, here = plain.fields(), recipe.fields()
+    return all(there.get(name) == here.get(name) for name in (there.keys() | here.keys()) - free)
+
+
+def _link(state: Path, path: Path) -> None:
+    """Link a file, which is replaced and never changed; copy it on a disk without links."""
+    try:
+        os.link(state, path)
+    except FileExistsError:
+        return
+    except OSError:
+        write_whole(path, lambda temporary: shutil.copyfile(state, temporary))

@@ -1,0 +1,193 @@
+"""Rows that convert late begin from the plain training of their seed, and are bit for bit as if they were trained apart."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import leanbayes as lb
+from leanbayes.cli.compare import comparison_options, plan_of
+from leanbayes.cli.main import main, parse
+from leanbayes.compare import plain_state, row_training
+from leanbayes.compare.job import DataSpec, EvaluationSpec, Job, recipe_for
+from leanbayes.compare.plain_state import FOLDER, keeping, PlainStates, waits
+from leanbayes.compare.run_all import complete, run_all, run_in_order
+from leanbayes.compare.workers import phases
+from leanbayes.runtime._files import read_tensors
+from tests.golden.compare import without_machine
+
+IMAGES = DataSpec(name="digits", train_rows=100, validation=0.1)
+COSINE = lb.Recipe(epochs=4, batch_size=32, lr=0.05, warmup_epochs=1, accelerator="cpu", seed=3)
+STOPPING = replace(COSINE, epochs=12, warmup_epochs=0, schedule="constant", patience=2, optimizer="adam", lr=0.005)
+EVALUATION = EvaluationSpec(samples=2, shift=False, test_images=20)
+LATE = {"rank1": lb.Rank1(components=2), "implicit": lb.ImplicitNodes()}
+
+
+def jobs(source: DataSpec, net: str, recipe: lb.Recipe, *names: str) -> list[Job]:
+    methods = [None, *(LATE[name] for name in names)]
+    return keeping(
+        [
+            Job(source=source, net=net, method=method, recipe=recipe_for(method, recipe), evaluation=EVALUATION)
+            for method in methods
+        ]
+    )
+
+
+@pytest.fixture
+def table(tmp_path) -> DataSpec:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator)
+    y = x[:, 0] + 0.3 * torch.randn(60, generator=generator)
+    rows = "\n".join(",".join(f"{value:.5f}" for value in (*row, target)) for row, target in zip(x, y, strict=True))
+    (tmp_path / "table.csv").write_text(f"a,b,c,y\n{rows}\n")
+    return DataSpec(name=str(tmp_path / "table.csv"), validation=0.2)
+
+
+def same(one: Path, other: Path) -> bool:
+    """Return whether two runs have the same result, but for times, and the same tensors in all files."""
+    first, second = (without_machine(json.loads((run / "result.json").read_text())) for run in (one, other))
+    files = sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))
+    pairs = [[read_tensors(run / file)[1] for run in (one, other)] for file in files]
+    return first == second and all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a) for a, b in pairs
+    )
+
+
+def seconds(run: Path) -> list[float]:
+    return [json.loads(line)["seconds"] for line in (run / "history.jsonl").read_text().splitlines()]
+
+
+def shared_epochs(plain: Path, row: Path) -> int:
+    """Return the epochs that a row took from the plain training: their times are the same."""
+    return sum(mine == theirs for mine, theirs in zip(seconds(row), seconds(plain), strict=False))
+
+
+def test_a_row_from_a_kept_state_is_the_whole_training_bit_for_bit(tmp_path):
+    plain, *late = jobs(IMAGES, "small", COSINE, *LATE)
+    together, apart = tmp_path / "together", tmp_path / "apart"
+    run_in_order([plain, *late], together, progress=False)
+    run_in_order(late, apart, progress=False)
+    for job in late:
+        assert shared_epochs(plain.folder(together), job.folder(together)) == job.recipe.convert_at_epoch == 3
+        assert same(job.folder(together), job.folder(apart))
+        result = json.loads((job.folder(together) / "result.json").read_text())
+        assert result["cost"]["train_seconds"] == sum(row["seconds"] for row in result["history"])
+        assert result["cost"]["train_seconds"] > sum(seconds(plain.folder(together))[:3])  # as if trained apart
+
+
+@pytest.mark.parametrize(("few", "states"), [(2000, 6), (10, 1)])
+def test_rows_with_early_stopping_begin_where_the_plain_network_was_best(table, few, states, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_training, "FEW", few)
+    monkeypatch.setattr(plain_state, "EVERY", 2)
+    plain, row = jobs(table, "mlp", STOPPING, "rank1")
+    together, apart = tmp_path / "together", tmp_path / "apart"
+    _, result = run_in_order([plain, row], together, progress=False)
+    run_in_order([row], apart, progress=False)
+    assert result["status"] == "done", result["error"]
+    kept = plain.folder(together) / FOLDER
+    assert len(list(kept.rglob("last.safetensors"))) == states  # of five folds and the final training
+    here, there = plain.folder(together), row.folder(together)
+    assert shared_epochs(here, there) == result["validation"]["convert_at_epoch"]
+    for fold in range(5) if states > 1 else ():
+        last, best = len(seconds(here / f"fold{fold}")), result["validation"]["convert_at_epoch"]
+        expected = last if last <= best else best - best % 2
+        assert shared_epochs(here / f"fold{fold}", there / f"fold{fold}") == expected
+    assert same(there, row.folder(apart))
+
+
+def test_a_learned_noise_with_a_rate_of_its_own_is_trained_apart(table, tmp_path, monkeypatch):
+    """The noise of real targets learns at the rate of the posterior, also before the conversion."""
+    monkeypatch.setattr(row_training, "FEW", 10)
+    plain, row = jobs(table, "mlp", STOPPING, "rank1")
+    slower = replace(row, recipe=replace(row.recipe, posterior_lr=0.01))
+    run_in_order([plain, slower], tmp_path / "together", progress=False)
+    run_in_order([slower], tmp_path / "apart", progress=False)
+    assert shared_epochs(plain.folder(tmp_path / "together"), slower.folder(tmp_path / "together")) == 0
+    assert same(slower.folder(tmp_path / "together"), slower.folder(tmp_path / "apart"))
+
+
+def test_a_state_of_other_settings_or_data_is_not_used(tmp_path):
+    plain, row = jobs(IMAGES, "small", COSINE, "rank1")
+    run_in_order([plain], tmp_path, progress=False)
+    other = replace(row, recipe=replace(row.recipe, lr=0.01), label="other")
+    run_in_order([other], tmp_path, progress=False)
+    assert shared_epochs(plain.folder(tmp_path), other.folder(tmp_path)) == 0
+    key = plain.folder(tmp_path) / FOLDER / "key.json"
+    key.write_text(key.read_text().replace('"sha256": "', '"sha256": "0'))
+    run_in_order([row], tmp_path, progress=False)
+    assert shared_epochs(plain.folder(tmp_path), row.folder(tmp_path)) == 0
+
+
+def test_a_damaged_state_is_not_used(tmp_path):
+    plain, row = jobs(IMAGES, "small", COSINE, "rank1")
+    run_in_order([plain], tmp_path, progress=False)
+    (state,) = (plain.folder(tmp_path) / FOLDER).rglob("last.safetensors")
+    state.unlink()
+    state.write_bytes(b"cut off")
+    (result,) = run_in_order([row], tmp_path, progress=False)
+    assert result["status"] == "done"
+    assert shared_epochs(plain.folder(tmp_path), row.folder(tmp_path)) == 0
+
+
+def test_a_state_is_kept_also_where_the_training_was_killed_before(tmp_path, monkeypatch):
+    """Between the checkpoint of the third epoch and the copy of it."""
+    plain, row = jobs(IMAGES, "small", COSINE, "rank1")
+    keep = PlainStates.keep
+
+    def killed(*arguments, **how):
+        if seconds_done() == 3:
+            raise KeyboardInterrupt
+        keep(*arguments, **how)
+
+    def seconds_done():
+        path = plain.folder(tmp_path) / "history.jsonl"
+        return len(path.read_text().splitlines()) if path.is_file() else 0
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainStates, "keep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_in_order([plain], tmp_path, progress=False)
+    assert not (plain.folder(tmp_path) / FOLDER).exists()
+    run_in_order([plain, row], tmp_path, progress=False)
+    assert shared_epochs(plain.folder(tmp_path), row.folder(tmp_path)) == 3
+
+
+def test_states_stay_until_the_last_row_that_needs_them_is_done(tmp_path):
+    plain, first, second = jobs(IMAGES, "small", COSINE, "rank1", "implicit")
+    found = run_in_order([plain, first], tmp_path, progress=False)
+    kept = plain.folder(tmp_path) / FOLDER
+    complete([plain, first, second], tmp_path, [*found, {"status": "failed"}], stage="train")
+    assert kept.exists()
+    run_all([plain, first, second], tmp_path, stage="train", progress=False)
+    assert not kept.exists()
+
+
+def test_rows_wait_for_the_plain_one_of_their_seed_alone():
+    plain, row = jobs(IMAGES, "small", COSINE, "rank1")
+    other = replace(plain, recipe=replace(plain.recipe, seed=4))
+    assert plain.keeps == (3,)
+    assert keeping([other, row])[0].keeps == ()
+    assert waits(row, [plain, row])
+    assert not waits(row, [other, row])
+    assert not waits(plain, [plain, row])
+    assert phases([row, plain]) == [[plain], [row]]
+    assert phases([row, other]) == [[row, other]]
+    assert replace(plain, keeps=()).id == plain.id
+
+
+def test_the_command_line_runs_plain_rows_first(tmp_path, monkeypatch, capsys):
+    flags = "--data digits --train-rows 100 --recipe.epochs 4 --recipe.warmup-epochs 1 --device cpu --seeds 0,1"
+    options = parse(comparison_options(), [*flags.split(), "--methods", "rank1,plain,dropconnect"], "compare")
+    found = plan_of(options).jobs
+    assert [(job.name, job.seed, job.keeps) for job in found] == [
+        ("plain", 0, (3,)), ("dropconnect", 0, ()), ("rank1", 0, ()),
+        ("plain", 1, (3,)), ("dropconnect", 1, ()), ("rank1", 1, ()),
+    ]  # fmt: skip
+    assert main(["train", *flags.split(), "--methods", "rank1,plain", "--seeds", "0", "--out", str(tmp_path)]) == 0
+    runs = [tmp_path / "digits" / "small" / name / "seed0" for name in ("plain", "rank1")]
+    assert shared_epochs(*runs) == 3
+    assert not list(tmp_path.rglob(FOLDER))
