@@ -1,4 +1,4 @@
-"""Rows that convert late begin from the plain training of their seed, and are bit for bit as if they were trained apart."""
+"""Rows that convert late begin from the plain training of their seed, to the same bits as separate trainings."""
 
 from __future__ import annotations
 

@@ -277,3 +277,43 @@ def test_a_training_costs_what_its_epochs_cost(recipe, expected):
     record = {"recipe": recipe, "cost": {"train_step_ratio": 2.0}, "method": {"name": "m", "fields": {"components": 4}}}
     assert training_ratio(Run("here", record)) == pytest.approx(expected)
     assert training_ratio(Run("here", record | {"cost": {}})) is None
+
+
+SPREAD = "Within the spread of the measured costs this could change: the cost of {} is near a limit."
+
+
+def spread(name, low, high):
+    return {**CHEAP, name: [low, high]}
+
+
+@pytest.mark.parametrize(
+    ("cost", "said"),
+    [
+        ({**spread("train_quartiles", 1.0, 2.1), "train_step_ratio": 1.9}, True),  # it may be beyond the limits
+        ({**spread("train_quartiles", 1.0, 2.1), "train_step_ratio": 2.05}, True),  # it may be within
+        ({**spread("train_quartiles", 1.8, 1.95), "train_step_ratio": 1.9}, False),
+        ({**spread("train_quartiles", 2.01, 2.4), "train_step_ratio": 2.05}, False),
+        ({**spread("train_quartiles", 1.0, 2.1), "train_seconds": 10.0}, False),  # such a training does not decide
+        ({**spread("predict_quartiles", 1.2, 1.3), "predict_ratio": 1.24}, True),  # 16 passes: 19.2 to 20.8
+        ({**spread("answer_quartiles", 0.9, 1.1), "predict_ratio": 3.0, "answer_ms": 1.05}, True),  # 1 ms decides
+        ({**spread("train_quartiles", 1.0, None), "train_step_ratio": 1.9}, False),  # half recorded
+        (CHEAP, False),
+    ],
+)
+def test_a_verdict_that_the_spread_of_the_costs_could_change_says_so(tmp_path, cost, said):
+    found = verdict_of(tmp_path, {"plain": [0.30, 0.32], "rank1": [0.20, 0.22]}, {"rank1": cost})
+    assert found.sentence.endswith(SPREAD.format("rank1")) == said
+    assert ("spread" in found.sentence) == said
+
+
+def test_a_row_that_nothing_depends_on_may_be_near_a_limit(tmp_path):
+    figures = {"plain": [0.30, 0.32], "rank1": [0.20, 0.22], "implicit": [0.25, 0.27]}
+    dear = {**spread("train_quartiles", 1.0, 2.1), "train_step_ratio": 1.9}
+    assert "spread" not in verdict_of(tmp_path / "a", figures, {"implicit": dear}).sentence
+    assert verdict_of(tmp_path / "b", figures, {"rank1": dear}).sentence.endswith(SPREAD.format("rank1"))
+
+
+def test_with_one_seed_the_best_row_within_the_limits_counts(tmp_path):
+    dear = {**spread("train_quartiles", 1.0, 2.1), "train_step_ratio": 2.05}
+    found = verdict_of(tmp_path, {"plain": [0.30], "rank1": [0.20]}, {"rank1": dear})
+    assert found.sentence.endswith(SPREAD.format("rank1"))

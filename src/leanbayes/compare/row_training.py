@@ -185,8 +185,9 @@ def _by_folds(row: Row, held: Held) -> Validation:
     temperature, noise = _calibrated(concatenate(predictions), torch.cat(targets))
     epochs = max(recipe.convert_at_epoch + 1, round(statistics.fmean(best)))
     nll = statistics.fmean(known) if (known := [nll for nll in nlls if nll is not None]) else None
-    for number in range(FOLDS) if row.states is not None and row.states.epochs else ():
-        row.states.prune(number, epochs)
+    if row.states is not None and row.states.epochs:
+        for number in range(FOLDS):
+            row.states.prune(number, epochs)
     return Validation("folds", len(fold), epochs, recipe.convert_at_epoch, temperature, noise, nll, seconds)
 
 

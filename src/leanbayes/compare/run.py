@@ -248,9 +248,10 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
         states = PlainStates(row.folder / SHARED, {**row.key, "sha256": data.sha256}, job.keeps)
         return replace(row, states=states if job.processes == 1 else None)
     plain = row_of(plain_job, experiment, out)
-    states = None if hooks.callbacks else plain.states  # callbacks see every epoch
-    own = {"folder": row.folder / "plain", "known": plain.folder / VALIDATION, "watch": hooks.progress.plain_training}
-    return replace(row, states=states, plain=replace(plain, **own, states=None))
+    own: dict[str, Any] = {"folder": row.folder / "plain", "known": plain.folder / VALIDATION, "states": None}
+    own["watch"] = hooks.progress.plain_training
+    # A row whose callbacks see every epoch trains them all.
+    return replace(row, states=None if hooks.callbacks else plain.states, plain=replace(plain, **own))
 
 
 def _make(job: Job, experiment: Experiment) -> tuple[nn.Module, Likelihood]:
@@ -281,9 +282,9 @@ def _evaluate(job: Job, experiment: Experiment, trained: Trained, progress: RunP
 
 
 def as_evaluated(job: Job, experiment: Experiment, model: nn.Module) -> nn.Module:
-    """Return a network as it is evaluated: at full width, in the memory order of its training."""
+    """Return the network to evaluate: at full width, in the memory order of the training."""
     model = at_full_width(model, experiment.data)
-    return model.to(memory_format=torch.channels_last) if job.recipe.channels_last else model  # type: ignore[call-overload, no-any-return]
+    return model.to(memory_format=torch.channels_last) if job.recipe.channels_last else model  # type: ignore[call-overload]
 
 
 def _temperature(experiment: Experiment, trained: Trained) -> Temperature | None:

@@ -252,8 +252,10 @@ def ensemble_equivalents(group: Group, estimates: list[dict[Key, Estimate]]) -> 
     return [None if e is None else Estimate(e.networks, None, 1, SIGNS[e.bound]) for e in found]
 
 
-def training_ratio(run: Run) -> float | None:
-    """Return the cost of a training, from the measured step and the recipe; None if the step was not measured.
+def training_ratio(run: Run, step: float | None = None) -> float | None:
+    """Return the cost of a training, from a step and the recipe; None if the step was not measured.
+
+    `step` is its ratio, default the measured median.
 
         plain epochs + (split epochs + K tiled epochs) * draws * step ratio
         -------------------------------------------------------------------
@@ -261,7 +263,7 @@ def training_ratio(run: Run) -> float | None:
 
     Epochs before the conversion train the plain network. A tiled step gives each row to all K components.
     """
-    step = run.number("cost", "train_step_ratio")
+    step = run.number("cost", "train_step_ratio") if step is None else step
     section = "validation" if run.number("validation", "epochs") else "recipe"  # held-out rows chose the epochs
     epochs = run.number(section, "epochs")
     if step is None or not epochs:
@@ -281,6 +283,22 @@ def answer_passes(run: Run) -> float | None:
     """
     passes, ratio = passes_of(run), run.number("cost", "predict_ratio")
     return None if passes is None or ratio is None else passes * ratio
+
+
+def quartile_costs(run: Run, end: int) -> dict[str, float]:
+    """Return the costs of a run at the lower (0) or upper (1) quartile of its measured times, as far as recorded."""
+
+    def quartile(name: str) -> float | None:
+        ends = run.part("cost", name)
+        return number(ends[end]) if isinstance(ends, list) and len(ends) == 2 else None
+
+    step, answer, passes = quartile("train_quartiles"), quartile("predict_quartiles"), passes_of(run)
+    found = {
+        "training_ratio": None if step is None else training_ratio(run, step),
+        "answer_passes": None if answer is None or passes is None else passes * answer,
+        "answer_ms": quartile("answer_quartiles"),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def passes_of(run: Run) -> float | None:

@@ -9,8 +9,9 @@ import base64
 import binascii
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from leanbayes.evaluation.statistics import Estimate
 from leanbayes.report.advice import cheapest, Choice, choose, Losses, not_clearly_worse
 from leanbayes.report.columns import Column, Key, test_columns
 from leanbayes.report.load import BASELINES, Contender, Group, Run, TEMPERED
-from leanbayes.report.table import decimals_of, estimates_of, facts, mean_rows
+from leanbayes.report.table import decimals_of, estimates_of, facts, mean_rows, quartile_costs
 
 HEADLINE: dict[str, Key] = {"classification": ("test", "nll"), "regression": ("test", "lpd")}
 LIMITS = {  # the largest acceptable costs
@@ -57,6 +58,7 @@ class Candidate:
         written: the same as text.
         costs: the measured costs, by the names of LIMITS.
         free: names of the costs that are too small to decide.
+        quartiles: the costs, and `answer_ms`, at the lower and at the upper quartile of the measured times.
     """
 
     contender: Contender
@@ -64,6 +66,7 @@ class Candidate:
     written: str
     costs: dict[str, Estimate]
     free: frozenset[str] = frozenset()
+    quartiles: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {})
 
     @property
     def label(self) -> str:
@@ -83,6 +86,21 @@ class Candidate:
     @property
     def affordable(self) -> bool:
         return self.excess is not None and self.excess <= 1
+
+    @property
+    def near_limit(self) -> bool:
+        """Whether the row is within the limits at one quartile of its measured times, and beyond at the other."""
+        if self.excess is None or self.contender.name in BASELINES or self.contender.is_plain:
+            return False
+        return self._affordable_at(0) != self._affordable_at(1)
+
+    def _affordable_at(self, end: int) -> bool:
+        found = self.quartiles[end]
+        free = set(self.free)
+        for name, (cost, floor) in FLOORS.items():
+            if cost in found:
+                free = free | {name} if found[cost] < floor else free - {name}
+        return all(found.get(name, cost.mean) <= LIMITS[name] for name, cost in self.costs.items() if name not in free)
 
     @property
     def price(self) -> str:
@@ -135,17 +153,43 @@ def verdict(group: Group) -> Verdict:
         only = f"{where} only the plain network came to its end ({column.title} {reference.written})."
         return Verdict(f"{only} There is no method to compare it with.")
     losses = losses_of(group, column.key, -column.sign)
-    chosen = choose(
+    choice_among = partial(
+        choose,
         losses,
         reference.label,
         _smallest(group.task, reference),
         row_errors=_row_errors(group, reference.contender),
-        eligible=[candidate.label for candidate in ranked if candidate.affordable],
     )
+    chosen = choice_among(eligible=[candidate.label for candidate in ranked if candidate.affordable])
     named = {candidate.label: candidate for candidate in ranked}
     sentence = f"{where} {_advice(column, named, reference, chosen)}{_beyond(column, ranked, chosen)}"
     needs = _needs(group, column, reference, ranked, losses)
+    sentence += could_change(ranked, lambda labels: choice_among(eligible=labels))
     return Verdict(sentence + _unmeasured(ranked), chosen.recommended, tuple(needs))
+
+
+def could_change(ranked: Sequence[Candidate], choice_among: Callable[[list[str]], Choice]) -> str:
+    """Return a sentence if another row would be named within the quartiles of the measured costs, else "".
+
+    Each row that is near a limit is taken to be on its other side in turn. With several seeds the recommended row
+    counts, with one the best row within the limits. `ranked` has the best row first.
+    """
+
+    def row_named(labels: list[str]) -> str | None:
+        choice = choice_among(labels)
+        return next(iter(labels), None) if choice.single else choice.recommended
+
+    within = [candidate.label for candidate in ranked if candidate.affordable]
+    now = row_named(within)
+    near = []
+    for candidate in (candidate for candidate in ranked if candidate.near_limit):
+        other = set(within) ^ {candidate.label}
+        if row_named([each.label for each in ranked if each.label in other]) != now:
+            near.append(candidate.label)
+    if not near:
+        return ""
+    costs = f"the cost of {near[0]} is" if len(near) == 1 else f"the costs of {_list(near)} are"
+    return f" Within the spread of the measured costs this could change: {costs} near a limit."
 
 
 def candidates(group: Group) -> list[Candidate]:
@@ -169,8 +213,16 @@ def candidates(group: Group) -> list[Candidate]:
             if (value := found.get(("cost", cost))) is not None and value.mean < floor
         }
         written = f"{mean} ± {sem}" if sem else mean
-        ranked.append(Candidate(contender, found[column.key], written, costs, frozenset(small)))
+        quartiles = _mean_quartiles(contender.runs, 0), _mean_quartiles(contender.runs, 1)
+        ranked.append(Candidate(contender, found[column.key], written, costs, frozenset(small), quartiles))
     return sorted(ranked, key=lambda c: column.sign * c.quality.mean, reverse=True)
+
+
+def _mean_quartiles(runs: Sequence[Run], end: int) -> dict[str, float]:
+    """Return the costs at one quartile, as means over seeds."""
+    found = [quartile_costs(run, end) for run in runs]
+    names = {name for costs in found for name in costs}
+    return {name: statistics.fmean(costs[name] for costs in found if name in costs) for name in names}
 
 
 def losses_of(group: Group, key: Key, sign: int = 1) -> dict[str, dict[int, float]]:
