@@ -53,16 +53,10 @@ def test_costs_are_counted_or_measured():
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_each_method_is_measured_once_and_on_one_thread(processes, measured, tmp_path, monkeypatch):
+def test_each_method_is_measured_once(processes, measured, tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "on_processes", here)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        found = run_on_workers(JOBS, tmp_path, workers=processes)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert measured == [("plain", 0, 1), ("rank1", 0, 1)]
+    found = run_on_workers(JOBS, tmp_path, workers=processes)
+    assert [(name, seed) for name, seed, _ in measured] == [("plain", 0), ("rank1", 0)]
     for name, price in (("plain", 1.0), ("rank1", 2.0)):
         for result in written(tmp_path, name):
             assert result["cost"]["price_seed"] == 0
@@ -70,6 +64,18 @@ def test_each_method_is_measured_once_and_on_one_thread(processes, measured, tmp
     assert [result["cost"] for result in found] == [
         json.loads((one.folder(tmp_path) / "result.json").read_text())["cost"] for one in JOBS
     ]
+
+
+def test_prices_are_measured_on_one_thread(measured, tmp_path):
+    found = run_in_order(JOBS[:1], tmp_path, progress=False)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        complete(JOBS[:1], tmp_path, found, stage="compare", shown=False)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert [threads for _, _, threads in measured] == [1]
 
 
 def test_nothing_is_measured_while_runs_are_going(measured, tmp_path, monkeypatch):
