@@ -293,7 +293,7 @@ class Trainer:
     def _call_back(self, history: History) -> None:
         """Call the callbacks after an epoch. If one raises, the state of the epoch is written before."""
         first = self.fabric.is_global_zero
-        save = partial(self._save, history, now=True) if first else lambda: None
+        save: Callable[[], None] = partial(self._save, history, now=True) if first else lambda: None
         state = EpochState(len(history), self.current.network, history[-1], history, self.fabric, save)
         try:
             for callback in self.arguments.callbacks:
