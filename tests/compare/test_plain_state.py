@@ -14,7 +14,7 @@ from leanbayes.cli.compare import comparison_options, plan_of
 from leanbayes.cli.main import main, parse
 from leanbayes.compare import plain_state, row_training
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job, recipe_for
-from leanbayes.compare.plain_state import FOLDER, keeping, PlainStates, waits
+from leanbayes.compare.plain_state import FOLDER, keeping, waits
 from leanbayes.compare.run_all import complete, run_all, run_in_order
 from leanbayes.compare.workers import phases
 from leanbayes.runtime._files import read_tensors
@@ -134,24 +134,17 @@ def test_a_damaged_state_is_not_used(tmp_path):
 
 
 def test_a_state_is_kept_also_where_the_training_was_killed_before(tmp_path, monkeypatch):
-    """Between the checkpoint of the third epoch and the copy of it."""
+    """Between the checkpoint of the third epoch and the link to it."""
     plain, row = jobs(IMAGES, "small", COSINE, "rank1")
-    keep = PlainStates.keep
 
-    def killed(*arguments, **how):
-        if seconds_done() == 3:
-            raise KeyboardInterrupt
-        keep(*arguments, **how)
-
-    def seconds_done():
-        path = plain.folder(tmp_path) / "history.jsonl"
-        return len(path.read_text().splitlines()) if path.is_file() else 0
+    def killed(*paths):
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(PlainStates, "keep", killed)
+        patch.setattr(plain_state, "_link", killed)
         with pytest.raises(KeyboardInterrupt):
             run_in_order([plain], tmp_path, progress=False)
-    assert not (plain.folder(tmp_path) / FOLDER).exists()
+    assert not list((plain.folder(tmp_path) / FOLDER).rglob("last.safetensors"))
     run_in_order([plain, row], tmp_path, progress=False)
     assert shared_epochs(plain.folder(tmp_path), row.folder(tmp_path)) == 3
 

@@ -34,8 +34,8 @@ from leanbayes.evaluation.result import read_json, write_json
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import write_whole
 from leanbayes.runtime.batches import device_of
-from leanbayes.training import History, Recipe
-from leanbayes.training.early_stopping import best_epoch
+from leanbayes.training import EpochState, History, Recipe
+from leanbayes.training.early_stopping import best_epoch, next_epoch
 from leanbayes.training.objective import make_optimizer, NetworkWithLikelihood
 from leanbayes.training.recipe import beta
 from leanbayes.training.state import Checkpoint, header_of, STATE
@@ -62,28 +62,31 @@ class PlainStates:
     key: Mapping[str, Any]
     epochs: tuple[int, ...] = ()
 
-    def keep(self, training: Path, recipe: Recipe, fold: int | None, *, over: bool = False) -> None:
-        """Keep the last state of a training, if it is wanted. `over` is after its last epoch."""
-        if not self.epochs or not (training / STATE).is_file():
+    def keep(self, training: Path, recipe: Recipe, fold: int | None, state: EpochState | None = None) -> None:
+        """Keep the state after an epoch, if it is wanted. Without `state`, it is the one on disk.
+
+        The last state of a fold is on disk when its training has ended.
+        """
+        if not self.epochs:
             return
-        try:
-            history = History(header_of(training / STATE)["history"])
-        except ValueError:
-            return  # damaged; `fit` names it
+        history = _stored_history(training) if state is None else state.history
         epoch = len(history)
-        wanted = epoch in self.epochs
-        if fold is not None:
-            wanted = over or epoch % EVERY == 0
-        elif recipe.patience:
-            wanted = best_epoch(history, recipe) == epoch
         path = self._of(fold) / f"epoch{epoch}" / STATE
-        if not wanted or path.is_file():
+        if not epoch or path.is_file() or not self._wants(history, recipe, fold):
             return
+        if state is not None:
+            state.save()
         self._write_key()
         path.parent.mkdir(parents=True, exist_ok=True)
         _link(training / STATE, path)
         if fold is None and recipe.patience:
             self.prune(fold, epoch)
+
+    def _wants(self, history: History, recipe: Recipe, fold: int | None) -> bool:
+        epoch = len(history)
+        if fold is not None:
+            return epoch % EVERY == 0 or next_epoch(history, recipe) is None
+        return best_epoch(history, recipe) == epoch if recipe.patience else epoch in self.epochs
 
     def prune(self, fold: int | None, most: int) -> None:
         """Remove all states but the one that a row which converts after `most` epochs begins from."""
@@ -162,6 +165,14 @@ def discard(jobs: Sequence[Job], out: Path, is_done: Callable[[Job], bool]) -> N
     for job in jobs:
         if job.keeps and all(is_done(other) for other in jobs if waits(other, [job])):
             shutil.rmtree(job.folder(out) / FOLDER, ignore_errors=True)
+
+
+def _stored_history(training: Path) -> History:
+    """Return the history of the state on disk, empty without one; `fit` names a damaged one."""
+    try:
+        return History(header_of(training / STATE)["history"])
+    except ValueError:
+        return History()
 
 
 def _same(one: nn.Module, other: nn.Module) -> bool:

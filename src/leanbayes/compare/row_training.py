@@ -248,22 +248,13 @@ def _fitted(
     if fold is None:
         given |= {"callbacks": (*given["callbacks"], *row.callbacks), "loggers": row.loggers}
     given["validation"] = None if valid is None else valid[:2]
-    keep = _sharing(row, recipe, folder, fold)
-    given["callbacks"] = (*given["callbacks"], lambda state: keep())
-    history = fit(model, weighted(data, recipe), recipe, **given)
-    keep(over=True)
-    return model, likelihood, history
-
-
-def _sharing(row: Row, recipe: Recipe, folder: Path, fold: int | None) -> Callable[..., None]:
-    """Let a row that converts late begin from a state of the plain training; return the function that keeps such."""
-    if row.states is None:
-        return lambda **_: None
-    if row.plain is not None:
+    if row.states is not None and row.plain is not None:
         row.states.begin(folder, recipe, row.make, row.plain.make, fold)
-    keep = partial(row.states.keep, folder, recipe, fold)
-    keep()  # of a training that was killed before it did
-    return keep
+    if row.states is not None and row.states.epochs:
+        keep = partial(row.states.keep, folder, recipe, fold)
+        keep()  # of a training that was killed before it did
+        given["callbacks"] = (*given["callbacks"], keep)
+    return model, likelihood, fit(model, weighted(data, recipe), recipe, **given)
 
 
 def weighted(data: Tensors, recipe: Recipe) -> Any:
