@@ -120,6 +120,7 @@ class Job:
         launch: processes started by torchrun or Slurm; they override the recipe's.
         baseline: name of a row without a network (`compare.baselines`); empty for networks.
         members: seeds of the trained plain networks that form an ensemble; empty for other rows.
+        tune: number of trials that choose values of the row (`compare.tuning`); 0 for none.
     """
 
     source: DataSpec
@@ -132,6 +133,7 @@ class Job:
     launch: Launch | None = field(default_factory=launched)
     baseline: str = ""
     members: tuple[int, ...] = ()
+    tune: int = 0
 
     @property
     def name(self) -> str:
@@ -177,6 +179,8 @@ class Job:
             settings["where"] = list(self.where)
         if self.processes != self.recipe.devices * self.recipe.nodes:
             settings["processes"] = self.processes  # only if it differs: older ids stay valid
+        if self.tune:
+            settings["tune"] = self.tune
         return settings
 
     def _fields(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +13,8 @@ from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
 from leanbayes.compare.loggers import loggers_of
 from leanbayes.compare.progress import Overview, plan, ProgressFile, RunProgress, title_of
-from leanbayes.compare.run import Callback, finished, Hooks, MODEL, perform, Stage
+from leanbayes.compare.run import Callback, finished, Hooks, MODEL, perform, Stage, tuned
+from leanbayes.compare.tuning import untuned
 from leanbayes.evaluation.result import commit, project_commit, read_result, settings_of
 from leanbayes.runtime._files import local
 from leanbayes.runtime.distributed import is_first
@@ -37,7 +39,7 @@ def run_all(
     """
     done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
     shown = progress is True and is_first()
-    runs = plan_runs(jobs, done, experiments, stage)
+    runs = plan_runs(jobs, done, experiments, stage, tuning=to_tune(jobs, done, out, stage))
     found: list[dict[str, Any]] = []
     with watched(Overview(runs).status, shown=shown):
         for job, result, run in zip(jobs, done, runs, strict=True):
@@ -69,15 +71,40 @@ def plan_runs(
     stage: Stage,
     *,
     caches: int | None = 1,
+    tuning: Sequence[Job] = (),
 ) -> list[RunProgress]:
-    """Return the progress of jobs before they begin; finished ones are ended, unless they train again."""
+    """Return the progress of jobs before they begin; finished ones are ended, unless they train again.
+
+    The jobs in `tuning` run the trials of their rows.
+    """
     if not experiments:
         return [RunProgress(title_of(job), job.title) for job in jobs]
-    runs = plan(jobs, next(iter(experiments.values())), stage, caches=caches)
+    runs = plan(jobs, next(iter(experiments.values())), stage, caches=caches, tuning=tuning)
     for run, result in zip(runs, done, strict=True):
         if result is not None and stage != "train":
             run.keep()
     return runs
+
+
+def to_tune(jobs: Sequence[Job], done: Sequence[dict[str, Any] | None], out: Path, stage: Stage) -> list[Job]:
+    """Return a job for each row whose trials have to run before it is trained."""
+    waiting = [job for job, result in zip(jobs, done, strict=True) if result is None]
+    return untuned(waiting, out) if stage != "evaluate" else []
+
+
+def tune_all(jobs: Sequence[Job], out: Path) -> None:
+    """Run the trials of jobs, for a display in another process; the run of a job reports its errors."""
+    experiments: dict[Any, Experiment] = {}
+    for job in jobs:
+        key = (job.source, job.net, job.evaluation)
+        if key not in experiments:
+            experiments = {key: Experiment(*key)}
+        (run,) = plan([job], experiments[key], "train", tuning=[job])
+        run.changed = ProgressFile(job.folder(out))
+        job.folder(out).mkdir(parents=True, exist_ok=True)
+        run.start()
+        with suppress(RuntimeError, ValueError, ArithmeticError, OSError):
+            tuned(job, experiments[key], out, run)
 
 
 def look_ahead(
@@ -98,6 +125,7 @@ def look_ahead(
                 "trained runs with --methods and --seeds"
             )
     waiting = [job for job, result in zip(jobs, done, strict=True) if result is None]
+    untuned([] if fresh else waiting, out)  # trials with other settings raise now
     keys = [(job.source, job.net, job.evaluation) for job in waiting[:1]]
     experiments = {key: Experiment(*key) for key in keys}
     try:
