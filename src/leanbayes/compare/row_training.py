@@ -181,20 +181,19 @@ def validation_nll(row: Row, report: Callable[[int, float], object]) -> float:
 
 
 def _follower(recipe: Recipe, report: Callable[[int, float], object]) -> Callable[[History], None]:
-    """Return a function that reports the epochs after the conversion; before it, the noise has no effect.
+    """Return a function that reports each epoch after the conversion; before it, the noise has no effect.
 
-    Of an ensemble, the epochs of one member count.
+    Of an ensemble, the epochs of one member count: the history of the next one is shorter.
     """
-    longest = 0
+    reported: float = 0
 
     def follow(history: History) -> None:
-        nonlocal longest
-        if len(history) < longest:
-            return  # the next member starts at its first epoch
-        longest = len(history)
-        for step, one in enumerate(history[recipe.convert_at_epoch :], 1):
-            if one.get("valid_nll") is not None:
+        nonlocal reported
+        steps = history[recipe.convert_at_epoch :]
+        for step, one in enumerate(steps, 1):
+            if step > reported and one.get("valid_nll") is not None:
                 report(step, one["valid_nll"])
+        reported = len(steps) if len(steps) >= reported else math.inf
 
     return follow
 
