@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -107,6 +109,24 @@ def test_the_space_of_a_method_names_its_fields_around_their_defaults(kind):
 def test_every_noisy_method_has_a_noise_level_to_choose():
     """An ensemble has no noise, and the evidence chooses the prior precision of a Laplace posterior."""
     assert {name for name, kind in all_methods().items() if not kind.space} == {"deep_ensemble", "laplace"}
+
+
+def test_the_page_of_the_documentation_has_the_spaces_of_the_code():
+    text = (Path(__file__).parents[2] / "docs" / "compare.md").read_text()
+    section = text.partition("## Tuning")[2].partition("\n## ")[0]
+    written = {}
+    for line in section.splitlines():
+        if line.startswith("| `"):
+            names, space = line.strip("| ").split(" | ")
+            ranges = re.findall(r"`?(\w+)`? (-?[\d.,]+) to (-?[\d.,]*\d)", space)
+            found = {field: (float(low), float(high.replace(",", ""))) for field, low, high in ranges}
+            written |= dict.fromkeys(re.findall(r"`(\w+)`", names), found)
+    assert written.pop("plain") == {}
+    usual = {name: tuning.own_values(space, name) for name, space in tuning.BASELINE_SPACES.items()}
+    ends = {name: {key: (each.low, each.high) for key, each in space.items()} for name, space in usual.items()}
+    assert written == {name: dict(kind.space) for name, kind in all_methods().items()} | ends
+    assert "from a fifth of the recipe's to five times" in section
+    assert tuning.AROUND == 5
 
 
 def test_a_field_that_the_user_set_is_kept():
