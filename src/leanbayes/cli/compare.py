@@ -21,6 +21,7 @@ from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.plain_state import keeping
 from leanbayes.compare.run import Stage
 from leanbayes.compare.run_all import check_alike
+from leanbayes.compare.tuning import check_tune, forget, space_of
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
 from leanbayes.data.loading import resolve
 from leanbayes.methods import all_methods, closest
@@ -63,6 +64,10 @@ class Common:
         seeds: separated by commas; several give standard errors. Default 0,1,2 for the budgets quick and short, 0 for
             full.
         budget: length of the training: quick is minutes, short about an hour on two cores, full the papers' schedules.
+        tune: number of trials that choose the learning rate of each row, and the noise level of each method, on
+            held-out training rows, never on test rows. Every row has the same number. All seeds use the values chosen
+            with seed 0. It takes about as many trainings more for each row; needs pip install leanbayes[tune]. Default
+            0, no trials.
         samples: draws per prediction.
         ood: out-of-distribution data sets, separated by commas; "none" for none; default the usual ones for the data
             set if they are here, else noise and shuffled pixels.
@@ -107,6 +112,7 @@ class Common:
     where: str = ""
     seeds: str = ""
     budget: Budget = "quick"
+    tune: int = 0
     samples: int = 16
     ood: str = ""
     shift: bool = True
@@ -214,14 +220,15 @@ def plan_of(options: Any) -> Plan:
     for spec in _method_specs(options.methods, loaded):
         if spec.name == jobs_of.SEED_ENSEMBLE:
             own = replace(jobs_of.recipe_for(None, recipe), seed=seeds[0])
-            jobs.append(Job(**shared, method=None, recipe=own, members=tuple(seeds)))
+            jobs.append(Job(**shared, method=None, recipe=own, members=tuple(seeds), tune=options.tune))
             continue
         baseline = spec.name if spec.name in jobs_of.BASELINES else ""
         flags = {} if spec.name == jobs_of.PLAIN or baseline else getattr(options, spec.name).fields()
         method = jobs_of.method_of(spec.name, flags | spec.fields)
         for seed in seeds:
             own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
-            jobs.append(Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline))
+            job = Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline)
+            jobs.append(replace(job, tune=options.tune if space_of(job) else 0))
     # Rows that convert late begin from a state of the plain one, and ensembles of seeds are made of plain ones.
     order = sorted(jobs, key=lambda job: (bool(job.members), job.seed, job.recipe.convert_at_epoch > 0))
     return Plan(keeping(order), _describe(loaded, net, jobs))
@@ -256,7 +263,10 @@ def _run(arguments: list[str], stage: Stage) -> int:
     options = parse(comparison_options(), arguments, stage)
     check_log(options.log)
     plan, out = plan_of(options), out_of(options)
+    check_tune(options.tune, options.validation, max(job.processes for job in plan.jobs))
     check_alike(plan.jobs, out)
+    if options.fresh and stage != "evaluate":
+        forget(plan.jobs, out)
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
     how: dict[str, Any] = {"stage": stage, "fresh": options.fresh, "log": options.log}
@@ -323,7 +333,7 @@ def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     test = min(jobs[0].evaluation.test_images or len(loaded.test), len(loaded.test))
     sentence = (
         f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {test:,} rows, {kind}; "
-        f"network {net}; {counted(len(jobs), 'run')} of {_epochs(jobs[0].recipe)}; {named}"
+        f"network {net}; {counted(len(jobs), 'run')} of {_epochs(jobs[0].recipe)}; {named}{_trials(jobs)}"
     )
     return "\n  ".join((sentence, *loaded.notes, *_largest_class(loaded)))
 
@@ -338,6 +348,11 @@ def _largest_class(loaded: data.DataSet) -> list[str]:
 def _epochs(recipe: Recipe) -> str:
     epochs = counted(recipe.epochs, "epoch")
     return f"at most {epochs}, until held-out rows stop improving" if recipe.patience else epochs
+
+
+def _trials(jobs: list[Job]) -> str:
+    tuned = dict.fromkeys(job.title for job in jobs if job.tune and not job.members)
+    return f"; before them {counted(jobs[0].tune, 'trial')} for each of {counted(len(tuned), 'row')}" if tuned else ""
 
 
 def _seeds(text: str) -> list[int]:

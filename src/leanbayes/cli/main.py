@@ -169,6 +169,7 @@ methods and network
 training
   --budget BUDGET       quick (default, minutes), short (an hour on two cores), full (as in papers)
   --seeds LIST          default 0,1,2 for quick and short, 0 for full; one seed recommends nothing
+  --tune N              N trials a row choose learning rate and noise level, on held-out rows
   --recipe.FIELD VALUE  such as --recipe.epochs 30, --recipe.lr 0.05, --recipe.batch-size 64
   --METHOD.FIELD VALUE  such as --rank1.components 8
 

@@ -13,8 +13,10 @@ of the rows if there are many. Then the model is fitted to all rows.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,7 +62,11 @@ class Fitted:
     quantiles: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
 
-def fit_mean(x: Tensor, y: Tensor, classes: int, seed: int) -> Fitted:
+Values = Mapping[str, float]
+"""Settings of a model by name, chosen by `--tune`; without them, linear models choose their penalty by folds."""
+
+
+def fit_mean(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({})) -> Fitted:
     """Return the prediction that ignores the inputs; every class counts once more than it was seen."""
     if classes:
         shares = (torch.bincount(y, minlength=classes) + 1).double() / (len(y) + classes)
@@ -69,37 +75,84 @@ def fit_mean(x: Tensor, y: Tensor, classes: int, seed: int) -> Fitted:
     return Fitted(lambda rows: of_targets(mean.expand(len(rows), -1), variance), 2 * y.shape[1])
 
 
-def fit_linear(x: Tensor, y: Tensor, classes: int, seed: int) -> Fitted:
-    """Return ridge or logistic regression; the penalty is chosen by five folds."""
-    from sklearn.linear_model import LogisticRegressionCV, RidgeCV  # type: ignore[import-untyped]
+def fit_linear(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({})) -> Fitted:
+    """Return ridge or logistic regression; the penalty is chosen by five folds, unless it is given."""
+    make = _linear(y, classes, seed, values)
+    if classes:
+        return _classifier(make, x, y, classes, seed, tempered=False)
+    return _regressor(make, x, y, seed, parameters=(x.shape[1] + 2) * y.shape[1])
 
+
+def fit_boosting(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({})) -> Fitted:
+    """Return gradient-boosted trees, which stop by held-out rows of their own."""
+    make = _boosting(y, classes, seed, values)
+    if classes:
+        return _classifier(make, x, y, classes, seed)
+    return _regressor(make, x, y, seed, quantile=lambda tail: make(loss="quantile", quantile=tail))
+
+
+def _linear(y: Tensor, classes: int, seed: int, values: Values) -> Callable[[], Any]:
+    """Return a maker of linear models; the penalty of given `values` is that of ridge regression, or 1 / C."""
+    from sklearn import linear_model as linear  # type: ignore[import-untyped]
+
+    penalty = values.get("penalty")
+    if penalty is not None:
+        return lambda: linear.LogisticRegression(C=1 / penalty, max_iter=500) if classes else linear.Ridge(penalty)
     if classes:
         folds = list(_pairs_of(fold_of(y, _folds(y), seed)))
-        model = LogisticRegressionCV(Cs=8, cv=folds, scoring="neg_log_loss", max_iter=500)
-        return _classifier(lambda: model, x, y, classes, seed, tempered=False)
-    return _regressor(lambda: RidgeCV(alphas=PENALTIES), x, y, seed, parameters=(x.shape[1] + 2) * y.shape[1])
+        model = linear.LogisticRegressionCV(Cs=8, cv=folds, scoring="neg_log_loss", max_iter=500)
+        return lambda: model
+    return lambda: linear.RidgeCV(alphas=PENALTIES)
 
 
-def fit_boosting(x: Tensor, y: Tensor, classes: int, seed: int) -> Fitted:
-    """Return gradient-boosted trees, which stop by held-out rows of their own."""
-    from sklearn import ensemble  # type: ignore[import-untyped]
+def _boosting(y: Tensor, classes: int, seed: int, values: Values) -> Callable[..., Any]:
+    """Return a maker of boosted trees with `learning_rate` and `max_leaf_nodes` of given `values`."""
+    from sklearn import ensemble
 
     enough = not classes or int(torch.bincount(y).min()) >= RARE  # its own split needs two rows of every class
     shared: dict[str, Any] = {"early_stopping": enough, "random_state": seed, "max_iter": 300 if enough else 100}
+    kind = ensemble.HistGradientBoostingClassifier if classes else ensemble.HistGradientBoostingRegressor
+    return partial(kind, **shared, **values)
+
+
+def default_values(name: str, x: Tensor, y: Tensor, classes: int, seed: int) -> dict[str, float]:
+    """Return the settings of a model that is not tuned: the penalty that folds choose, or scikit-learn's defaults."""
+    if name == "boosting":
+        model = _boosting(y, classes, seed, {})()
+        return {"learning_rate": model.learning_rate, "max_leaf_nodes": model.max_leaf_nodes}
+    make = _linear(y, classes, seed, {})
     if classes:
-        return _classifier(lambda: ensemble.HistGradientBoostingClassifier(**shared), x, y, classes, seed)
-    kind = ensemble.HistGradientBoostingRegressor
-    return _regressor(
-        lambda: kind(**shared), x, y, seed, quantile=lambda q: kind(loss="quantile", quantile=q, **shared)
-    )
+        return {"penalty": 1 / float(np.median(_fit(make(), x, y).C_))}
+    return {"penalty": float(np.median([_fit(make(), x, y[:, target]).alpha_ for target in range(y.shape[1])]))}
 
 
-BASELINES: dict[str, Callable[[Tensor, Tensor, int, int], Fitted]] = {
+def held_out_nll(
+    name: str, x: Tensor, y: Tensor, classes: int, seed: int, *, values: Values, parts: Sequence[Tensor]
+) -> float:
+    """Return the mean NLL of rows that a model was not fitted on; `parts` (n,) hold out rows in turn.
+
+    The noise of real targets, and the temperature of trees, are those that make the held-out rows most likely.
+    """
+    make = (_boosting if name == "boosting" else _linear)(y, classes, seed, values)
+    pairs = [((~out).nonzero().flatten().numpy(), out.nonzero().flatten().numpy()) for out in parts]
+    if classes:
+        found = _predictions(make, x, y, pairs, partial(_probabilities, classes=classes))
+        labels, p = torch.cat([y[rows] for rows, _ in found]), torch.cat([there for _, there in found])
+        p = temper(p, float(best_temperature(p, labels))) if name == "boosting" else p
+        return -float(of_classes(p).log_prob(labels).double().mean())
+    columns = [_predictions(make, x, y[:, target], pairs, _column) for target in range(y.shape[1])]
+    true = torch.cat([y[rows] for rows, _ in columns[0]])
+    mean = torch.stack([torch.cat([there for _, there in found]) for found in columns], 1)
+    prediction = of_targets(mean, (true.double() - mean).square().mean(0))
+    return -float(prediction.log_prob(true).double().mean())
+
+
+BASELINES: dict[str, Callable[[Tensor, Tensor, int, int, Values], Fitted]] = {
     "mean": fit_mean,
     "linear": fit_linear,
     "boosting": fit_boosting,
 }
-"""Functions of inputs (n, d), targets (classes (n,) or real (n, D)), the number of classes (0: real) and a seed."""
+"""Functions of inputs (n, d), targets (classes (n,) or real (n, D)), number of classes (0: real), seed and settings."""
 
 
 def of_classes(probabilities: Tensor) -> Prediction:
@@ -116,15 +169,21 @@ def of_targets(mean: Tensor, variance: Tensor) -> Prediction:
     return Prediction(mean, noise, noise, torch.zeros_like(mean), mean[None], noise[None], Gaussian())
 
 
+def _probabilities(model: Any, rows: Tensor, *, classes: int) -> Tensor:
+    known = np.zeros((len(rows), classes))
+    known[:, model.classes_] = model.predict_proba(rows.double().numpy())
+    clipped = torch.from_numpy(known).clamp(min=LEAST_PROBABILITY)
+    return clipped / clipped.sum(1, keepdim=True)
+
+
+def _column(model: Any, rows: Tensor) -> Tensor:
+    return torch.from_numpy(np.asarray(model.predict(rows.double().numpy()), dtype=np.float64)).flatten()
+
+
 def _classifier(
     make: Callable[[], Any], x: Tensor, y: Tensor, classes: int, seed: int, *, tempered: bool = True
 ) -> Fitted:
-    def probabilities(model: Any, rows: Tensor) -> Tensor:
-        known = np.zeros((len(rows), classes))
-        known[:, model.classes_] = model.predict_proba(rows.double().numpy())
-        clipped = torch.from_numpy(known).clamp(min=LEAST_PROBABILITY)
-        return clipped / clipped.sum(1, keepdim=True)
-
+    probabilities = partial(_probabilities, classes=classes)
     temperature = None
     if tempered:
         held, there = zip(*_out_of_sample(make, x, y, seed, probabilities), strict=True)
@@ -148,23 +207,20 @@ def _regressor(
     parameters: int | None = None,
     quantile: Callable[[float], Any] | None = None,
 ) -> Fitted:
-    def column(model: Any, rows: Tensor) -> Tensor:
-        return torch.from_numpy(np.asarray(model.predict(rows.double().numpy()), dtype=np.float64)).flatten()
-
     means, noises, ends = [], [], []
     for target in range(y.shape[1]):
         own = y[:, target]
-        found = _out_of_sample(make, x, own, seed, column)
+        found = _out_of_sample(make, x, own, seed, _column)
         noises.append(torch.cat([own[held].double() - there for held, there in found]).square().mean())
         means.append(_fit(make(), x, own))
         ends.append([_fit(quantile(tail), x, own) for tail in TAILS] if quantile else [])
     variance = torch.stack(noises)
 
     def predict(rows: Tensor) -> Prediction:
-        return of_targets(torch.stack([column(model, rows) for model in means], 1), variance)
+        return of_targets(torch.stack([_column(model, rows) for model in means], 1), variance)
 
     def interval(rows: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = (torch.stack([column(pair[end], rows) for pair in ends], 1) for end in (0, 1))
+        low, high = (torch.stack([_column(pair[end], rows) for pair in ends], 1) for end in (0, 1))
         return torch.minimum(low, high).float(), torch.maximum(low, high).float()
 
     return Fitted(predict, parameters, quantiles=interval if quantile else None)
@@ -179,6 +235,17 @@ def _out_of_sample(
     else:
         held = held_out(y, 0.1, seed)
         pairs = [((~held).nonzero().flatten().numpy(), held.nonzero().flatten().numpy())]
+    return _predictions(make, x, y, pairs, predict)
+
+
+def _predictions(
+    make: Callable[[], Any],
+    x: Tensor,
+    y: Tensor,
+    pairs: Sequence[tuple[Array, Array]],
+    predict: Callable[[Any, Tensor], Tensor],
+) -> list[tuple[Tensor, Tensor]]:
+    """Fit a model to the first rows of each pair, and return the second ones with their predictions."""
     found = []
     for rest, held_rows in pairs:
         model = _fit(make(), x[rest], y[rest])

@@ -121,6 +121,7 @@ class Job:
         baseline: name of a row without a network (`compare.baselines`); empty for networks.
         members: seeds of the trained plain networks that form an ensemble; empty for other rows.
         keeps: epochs after which a plain training keeps its state, for rows that convert there (`plain_state`).
+        tune: number of trials that choose values of the row (`compare.tuning`); 0 for none.
     """
 
     source: DataSpec
@@ -134,6 +135,7 @@ class Job:
     baseline: str = ""
     members: tuple[int, ...] = ()
     keeps: tuple[int, ...] = field(default=(), compare=False)
+    tune: int = 0
 
     @property
     def name(self) -> str:
@@ -179,6 +181,8 @@ class Job:
             settings["where"] = list(self.where)
         if self.processes != self.recipe.devices * self.recipe.nodes:
             settings["processes"] = self.processes  # only if it differs: older ids stay valid
+        if self.tune:
+            settings["tune"] = self.tune
         return settings
 
     def _fields(self) -> dict[str, Any]:

@@ -14,13 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
-from leanbayes.compare.row_training import FEW, FOLDS
+from leanbayes.compare.row_training import FOLDS, uses_folds
 from leanbayes.training.progress import describe, duration, Status, watched
 
 FILE = "progress.json"
@@ -147,16 +147,18 @@ class RunProgress:
             part.closed |= part.kind == "train"
 
 
-def plan(jobs: Sequence[Job], experiment: Experiment, stage: str, *, caches: int | None = 1) -> list[RunProgress]:
+def plan(
+    jobs: Sequence[Job], experiment: Experiment, stage: str, *, caches: int | None = 1, tuning: Sequence[Job] = ()
+) -> list[RunProgress]:
     """Return the progress of jobs, nothing done yet.
 
     The rows of `experiment` are taken for all of them. The first `caches` jobs corrupt the images, which later jobs of
-    their process find in memory; None if every job does.
+    their process find in memory; None if every job does. The jobs in `tuning` run the trials of their rows.
     """
     found = []
     for number, job in enumerate(jobs):
         others = {(other.seed, other.name) for other in jobs}
-        parts: dict[str, Part] = {}
+        parts: dict[str, Part] = _trials(job, len(experiment.data.train)) if job in tuning else {}
         if stage != "evaluate" or job.baseline:
             parts |= _trainings(job, len(experiment.data.train), plain_runs=(job.seed, "plain") in others)
         if stage != "train" and not job.baseline:
@@ -170,12 +172,32 @@ def title_of(job: Job) -> str:
     return f"{job.title}, seed {job.seed}"
 
 
+def _trials(job: Job, rows: int) -> dict[str, Part]:
+    """Return the trainings of the trials, which may stop early; those of rows without a network are not counted."""
+    if job.baseline:
+        return {}
+    own = _trainings(replace(job, members=()), rows, plain_runs=False)
+    if uses_folds(job.recipe, rows):
+        del own["training"]  # after folds, a trial trains no network on all rows
+    return {
+        trial_name(number, job.tune, name): replace(part, may_stop=True)
+        for number in range(job.tune)
+        for name, part in own.items()
+    }
+
+
+def trial_name(number: int, trials: int, name: str) -> str:
+    """Return the name of a training of a trial."""
+    title = f"trial {number + 1} of {trials}"
+    return title if name == "training" else f"{title}, {name}"
+
+
 def _trainings(job: Job, rows: int, *, plain_runs: bool) -> dict[str, Part]:
     if job.baseline or job.members:
         return {"training": Part("train", 0, 0)}
     recipe = job.recipe if job.method is None else job.method.extended(job.recipe)
     stops, trained = bool(recipe.patience), _trained(job)
-    folds = stops and bool(job.source.validation) and rows < FEW
+    folds = bool(job.source.validation) and uses_folds(recipe, rows)
     work = BACKWARD * rows
     names = [f"fold {number + 1} of {FOLDS}" for number in range(FOLDS)] if folds else ["training"]
     parts = {}

@@ -33,6 +33,7 @@ from leanbayes.core.predictor import predict
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Gaussian, Likelihood
 from leanbayes.evaluation.result import read_json, write_json
+from leanbayes.methods.ensemble import members_of
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of
 from leanbayes.training import History, Recipe
@@ -139,14 +140,78 @@ def train_row(row: Row) -> Trained:
     """Train a row of the comparison; resume if its folder has a state."""
     if row.held is None:
         return Trained(*_fitted(row, row.recipe, row.data), None)
-    if row.recipe.patience and len(row.data[1]) < FEW:
+    if uses_folds(row.recipe, len(row.data[1])):
         return _train_after_folds(row, row.held)
     return _train_on_split(row, row.held)
 
 
+def uses_folds(recipe: Recipe, rows: int) -> bool:
+    """Return whether five folds are held out in turn, instead of one share of the rows."""
+    return bool(recipe.patience) and rows < FEW
+
+
+def held_out_parts(y: Tensor, held: Held, recipe: Recipe) -> list[Tensor]:
+    """Return the rows (n,) that each training holds out: five folds, or one share. They depend on the seed."""
+    if uses_folds(recipe, len(y)):
+        fold = fold_of(y, FOLDS, recipe.seed, groups=held.groups)
+        return [fold == number for number in range(FOLDS)]
+    return [held_out(y, held.share, recipe.seed, groups=held.groups, time=held.time)]
+
+
+def validation_nll(row: Row, report: Callable[[int, float], object]) -> float:
+    """Train a row as `train_row` does, but not on all rows after folds; return the NLL of its held-out rows.
+
+    NLL = -mean_i log mean_s p(y_i | draw s); the noise of real targets is scaled as in `train_row`. `report` is called
+    with a step and the NLL there: after each fold, or after each epoch of the converted network. It may raise to stop.
+    """
+    assert row.held is not None
+    recipe = _converted_where_plain_is_best(row)
+    parts = held_out_parts(row.data[1], row.held, recipe)
+    follow = _follower(recipe, report)
+    if len(parts) == 1:
+        row = replace(row, callbacks=(*row.callbacks, lambda state: follow(state.history)))
+    predictions, targets = [], []
+    for number, out in enumerate(parts):
+        train, valid = _rows(row.data, ~out), _rows(row.data, out)
+        fold = None if len(parts) == 1 else number
+        model, likelihood, history = _fitted(row, recipe, train, valid, fold)
+        predictions.append(_predicted(row, model, likelihood, valid[0]))
+        targets.append(valid[1])
+        if fold is not None:
+            report(number + 1, _nll(concatenate(predictions), torch.cat(targets)))
+        elif not members_of(model):
+            follow(history)  # a resumed training that was complete called no callback
+    return _nll(concatenate(predictions), torch.cat(targets))
+
+
+def _follower(recipe: Recipe, report: Callable[[int, float], object]) -> Callable[[History], None]:
+    """Return a function that reports each epoch after the conversion; before it, the noise has no effect.
+
+    Of an ensemble, the epochs of one member count: the history of the next one is shorter.
+    """
+    reported: float = 0
+
+    def follow(history: History) -> None:
+        nonlocal reported
+        steps = history[recipe.convert_at_epoch :]
+        for step, one in enumerate(steps, 1):
+            if step > reported and one.get("valid_nll") is not None:
+                report(step, one["valid_nll"])
+        reported = len(steps) if len(steps) >= reported else math.inf
+
+    return follow
+
+
+def _nll(p: Prediction, y: Tensor) -> float:
+    """Return the mean NLL of predictions for held-out rows, at the noise that makes these rows most likely."""
+    if p.variances is not None:
+        p = replace(p, variances=p.variances.double() * _calibrated(p, y)[1] ** 2)
+    return -float(p.log_prob(y).double().mean())
+
+
 def _train_on_split(row: Row, held: Held) -> Trained:
     recipe = _converted_where_plain_is_best(row)
-    out = held_out(row.data[1], held.share, recipe.seed, groups=held.groups, time=held.time)
+    (out,) = held_out_parts(row.data[1], held, recipe)
     train, valid = _rows(row.data, ~out), _rows(row.data, out)
     model, likelihood, history = _fitted(row, recipe, train, valid)
 
@@ -172,10 +237,9 @@ def _train_after_folds(row: Row, held: Held) -> Trained:
 def _by_folds(row: Row, held: Held) -> Validation:
     """Train on four of five folds in turn: the mean of their best epochs, and a prediction for every row."""
     recipe = _converted_where_plain_is_best(row)
-    fold = fold_of(row.data[1], FOLDS, recipe.seed, groups=held.groups)
     predictions, targets, best, nlls, seconds = [], [], [], [], 0.0
-    for number in range(FOLDS):
-        train, valid = _rows(row.data, fold != number), _rows(row.data, fold == number)
+    for number, out in enumerate(held_out_parts(row.data[1], held, recipe)):
+        train, valid = _rows(row.data, ~out), _rows(row.data, out)
         model, likelihood, history = _fitted(row, recipe, train, valid, fold=number)
         predictions.append(_predicted(row, model, likelihood, valid[0]))
         targets.append(valid[1])
@@ -188,7 +252,7 @@ def _by_folds(row: Row, held: Held) -> Validation:
     if row.states is not None and row.states.epochs:
         for number in range(FOLDS):
             row.states.prune(number, epochs)
-    return Validation("folds", len(fold), epochs, recipe.convert_at_epoch, temperature, noise, nll, seconds)
+    return Validation("folds", len(row.data[1]), epochs, recipe.convert_at_epoch, temperature, noise, nll, seconds)
 
 
 def _converted_where_plain_is_best(row: Row) -> Recipe:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -26,6 +27,7 @@ from leanbayes.compare.plain_state import PlainStates
 from leanbayes.compare.progress import RunProgress
 from leanbayes.compare.row_training import FILE as VALIDATION
 from leanbayes.compare.row_training import Held, Row, train_row, Trained
+from leanbayes.compare.tuning import codes_of, folder_of, own_values, read_outcome, table_of, tune, with_values
 from leanbayes.core.checkpoint import save
 from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers
 from leanbayes.core.prediction import Prediction
@@ -163,9 +165,17 @@ def _relocated(settings: Any, job: Job) -> dict[str, Any]:
 
 
 def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hooks) -> dict[str, Any]:
+    folder, header = job.folder(out), _header(job, experiment)
+    values: dict[str, float] = {}
+    if job.tune:
+        tuning = tuned(job, experiment, out, hooks.progress, may_run=stage != "evaluate")
+        values, title = tuning["chosen"], job.title
+        job = with_values(job, values)  # from now on, a job with these values
+        settings = job.settings()
+        used = {"method": settings["method"] | {"label": title}, "recipe": settings["recipe"]}
+        header |= used | {"tuning": tuning}
     if job.baseline:
-        return _header(job, experiment) | _baseline(job, experiment) | {"status": "done"}
-    folder = job.folder(out)
+        return header | _baseline(job, experiment, own_values(values, job.baseline)) | {"status": "done"}
     if stage == "evaluate" and not (folder / MODEL).is_file():
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
     if is_first() and experiment.data.table is not None:
@@ -175,12 +185,27 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
     )
     if is_first():
         write_model(trained.model, folder / MODEL)
-    header = _header(job, experiment)
     if trained.validation is not None:
         header["validation"] = asdict(trained.validation)
     if stage == "train":
         return header | {"status": "done", "history": list(trained.history)}
     return header | _evaluate(job, experiment, trained, hooks.progress) | {"status": "done"}
+
+
+def tuned(
+    job: Job, experiment: Experiment, out: Path, progress: RunProgress, *, may_run: bool = True
+) -> dict[str, Any]:
+    """Return the outcome of the trials of a job; run those that are left, if they may run.
+
+    Raises:
+        ValueError: if trials are left that may not run, or as `compare.tuning.tune` does.
+    """
+    known = read_outcome(job, out)
+    if known is None and not may_run:
+        raise ValueError(
+            f"no outcome of {job.tune} trials in '{folder_of(job, out)}'; run leanbayes train with the same flags first"
+        )
+    return known or tune(job, experiment, out, lambda one: row_of(one, experiment, out), progress.training)
 
 
 def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
@@ -191,10 +216,10 @@ def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
     return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
 
 
-def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
-    """Fit and evaluate a row without a network."""
+def _baseline(job: Job, experiment: Experiment, values: Mapping[str, float]) -> dict[str, Any]:
+    """Fit and evaluate a row without a network; `values` are those that trials chose."""
     start = time.perf_counter()
-    fitted, codes = fit_baseline(job, experiment)
+    fitted, codes = fit_baseline(job, experiment, values)
     seconds = time.perf_counter() - start
     _, x, y = experiment.test
 
@@ -217,13 +242,12 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
     return {"metrics": found, "figures": figures | losses, "cost": known, "history": []}
 
 
-def fit_baseline(job: Job, experiment: Experiment) -> tuple[Fitted, Mapping[int, int]]:
-    """Fit a row without a network; return it with the columns of codes that its inputs have one-hot."""
-    data = experiment.data
-    classes = data.num_outputs if data.task == "classification" else 0
-    inputs, targets = data.prepared(data.train)
-    codes = data.embedded if job.baseline == "linear" else {}  # trees split codes, a linear model cannot
-    return BASELINES[job.baseline](one_hot_codes(inputs, codes), targets, classes, job.seed), codes
+def fit_baseline(
+    job: Job, experiment: Experiment, values: Mapping[str, float] = MappingProxyType({})
+) -> tuple[Fitted, Mapping[int, int]]:
+    """Fit a row without a network, with values that trials chose; return it with its columns of one-hot codes."""
+    fitted = BASELINES[job.baseline](*table_of(job, experiment.data), job.seed, values)
+    return fitted, codes_of(job, experiment.data)
 
 
 def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = None) -> Row:

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,8 @@ from leanbayes.compare.load_run import load_model
 from leanbayes.compare.loggers import loggers_of
 from leanbayes.compare.plain_state import discard
 from leanbayes.compare.progress import Overview, Part, plan, ProgressFile, RunProgress, title_of
-from leanbayes.compare.run import as_evaluated, Callback, finished, fit_baseline, Hooks, MODEL, perform, Stage
+from leanbayes.compare.run import as_evaluated, Callback, finished, fit_baseline, Hooks, MODEL, perform, Stage, tuned
+from leanbayes.compare.tuning import own_values, read_outcome, untuned
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.data.table import one_hot_codes
 from leanbayes.evaluation.cost import measure_answers, PRICES
@@ -71,7 +72,7 @@ def run_in_order(
     """
     done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
     shown = progress is True and is_first()
-    runs = plan_runs(jobs, done, experiments, stage)
+    runs = plan_runs(jobs, done, experiments, stage, tuning=to_tune(jobs, done, out, stage))
     found: list[dict[str, Any]] = []
     with watched(Overview(runs).status, shown=shown):
         for job, result, run in zip(jobs, done, runs, strict=True):
@@ -176,7 +177,8 @@ def measure(job: Job, experiment: Experiment, out: Path) -> dict[str, Any]:
     """Return the prices of a trained run: the trained and the plain network in turn, in this process."""
     _, x, y = experiment.test
     if job.baseline:
-        fitted, codes = fit_baseline(job, experiment)
+        outcome = read_outcome(job, out) if job.tune else None
+        fitted, codes = fit_baseline(job, experiment, own_values((outcome or {}).get("chosen", {}), job.baseline))
         return measure_answers(lambda: fitted.predict(one_hot_codes(x, codes)), len(y))
     device, recipe = pick_device(job.recipe.accelerator), job.recipe
     trained = load_model(job.folder(out) / MODEL, experiment.plain(job.seed), job.name).to(device)
@@ -212,15 +214,40 @@ def plan_runs(
     stage: Stage,
     *,
     caches: int | None = 1,
+    tuning: Sequence[Job] = (),
 ) -> list[RunProgress]:
-    """Return the progress of jobs before they begin; finished ones are ended, unless they train again."""
+    """Return the progress of jobs before they begin; finished ones are ended, unless they train again.
+
+    The jobs in `tuning` run the trials of their rows.
+    """
     if not experiments:
         return [RunProgress(title_of(job), job.title) for job in jobs]
-    runs = plan(jobs, next(iter(experiments.values())), stage, caches=caches)
+    runs = plan(jobs, next(iter(experiments.values())), stage, caches=caches, tuning=tuning)
     for run, result in zip(runs, done, strict=True):
         if result is not None and stage != "train":
             run.keep()
     return runs
+
+
+def to_tune(jobs: Sequence[Job], done: Sequence[dict[str, Any] | None], out: Path, stage: Stage) -> list[Job]:
+    """Return a job for each row whose trials have to run before it is trained."""
+    waiting = [job for job, result in zip(jobs, done, strict=True) if result is None]
+    return untuned(waiting, out) if stage != "evaluate" else []
+
+
+def tune_all(jobs: Sequence[Job], out: Path) -> None:
+    """Run the trials of jobs, for a display in another process; the run of a job reports its errors."""
+    experiments: dict[Any, Experiment] = {}
+    for job in jobs:
+        key = (job.source, job.net, job.evaluation)
+        if key not in experiments:
+            experiments = {key: Experiment(*key)}
+        (run,) = plan([job], experiments[key], "train", tuning=[job])
+        run.changed = ProgressFile(job.folder(out))
+        job.folder(out).mkdir(parents=True, exist_ok=True)
+        run.start()
+        with suppress(RuntimeError, ValueError, ArithmeticError, OSError):
+            tuned(job, experiments[key], out, run)
 
 
 def look_ahead(
@@ -241,6 +268,7 @@ def look_ahead(
                 "trained runs with --methods and --seeds"
             )
     waiting = [job for job, result in zip(jobs, done, strict=True) if result is None]
+    untuned([] if fresh else waiting, out)  # trials with other settings raise now
     keys = [(job.source, job.net, job.evaluation) for job in waiting[:1]]
     experiments = {key: Experiment(*key) for key in keys}
     try:

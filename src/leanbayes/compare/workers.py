@@ -22,7 +22,7 @@ from leanbayes.compare.job import Job
 from leanbayes.compare.plain_state import waits
 from leanbayes.compare.progress import followed
 from leanbayes.compare.run import MODEL, Stage
-from leanbayes.compare.run_all import complete, look_ahead, plan_runs, run_all, run_in_order
+from leanbayes.compare.run_all import complete, look_ahead, plan_runs, run_all, run_in_order, to_tune, tune_all
 from leanbayes.evaluation.result import commit, read_result
 
 Item = TypeVar("Item")
@@ -49,9 +49,11 @@ def run_on_workers(
     if workers == 1 or len(jobs) == 1:
         return run_all(jobs, out, stage=stage, fresh=fresh, log=log)
     done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
-    runs = plan_runs(jobs, done, experiments, stage, caches=workers)
+    rows = to_tune(jobs, done, out, stage)
+    runs = plan_runs(jobs, done, experiments, stage, caches=workers, tuning=rows)
     how = {"stage": stage, "fresh": fresh, "progress": "files", "log": log}
     with followed(runs, [job.folder(out) for job in jobs], workers, shown=True):
+        on_processes(tune_all, [(share, out) for share in split_items(rows, workers)])
         for part in phases(jobs):
             on_processes(run_in_order, [(share, out) for share in split_items(part, workers)], **how)
     return complete(jobs, out, [_read_result(job, out, stage) for job in jobs], stage=stage)
@@ -153,9 +155,12 @@ def run_on_ray(
     waiting = [job for job, result in zip(jobs, done, strict=True) if result is None or stage == "train"]
     kept = [job for job in jobs if job not in waiting]
     found = dict(zip(kept, run_in_order(kept, out, stage=stage), strict=True)) if kept else {}
-    runs = plan_runs(waiting, [None] * len(waiting), experiments, stage, caches=None)
+    rows = to_tune(waiting, [None] * len(waiting), out, stage)
+    runs = plan_runs(waiting, [None] * len(waiting), experiments, stage, caches=None, tuning=rows)
     at_once = workers or os.cpu_count() or 1
     with followed(runs, [job.folder(out) for job in waiting], at_once, shown=True):
+        gpus = {"gpus": int(any(pick_device(job.recipe.accelerator).type == "cuda" for job in rows))}
+        list(tasks_on_ray(_tune_on_ray, out, [(job,) for job in rows], workers=workers, **gpus))
         for part in phases(waiting):
             found |= _tasks_of(part, (out, stage, fresh, log), workers)
     return complete(jobs, out, [found[job] for job in jobs], stage=stage)
@@ -256,3 +261,8 @@ def _perform_on_ray(shared: tuple[Path, Stage, bool, str | None], job: Job) -> t
     with redirect_stderr(io.StringIO()) as messages:
         (result,) = run_in_order([job], out, stage=stage, fresh=fresh, progress="files", log=log)
     return result, messages.getvalue()
+
+
+def _tune_on_ray(out: Path, job: Job) -> None:
+    with redirect_stderr(io.StringIO()):
+        tune_all([job], out)

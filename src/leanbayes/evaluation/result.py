@@ -143,7 +143,7 @@ def processes_of(settings: Mapping[str, Any]) -> int:
 def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
     """Return the settings in a result file that all seeds of a method share, as {"recipe.epochs": "30", ...}."""
     own = record.get("settings")
-    settings: dict[str, Any] = {"recipe": record.get("recipe") or {}, "where": []}
+    settings: dict[str, Any] = {"recipe": record.get("recipe") or {}, "where": [], "tune": 0}
     settings |= own if isinstance(own, dict) else {}
     settings["processes"] = processes_of(settings)
     digest = str((record.get("data") or {}).get("sha256") or "")[:8]
@@ -153,7 +153,8 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Return the first setting that differs, as "recipe.lr: 0.1 there, 0.2 now"; "" if there is none."""
-    old, new = (dict(_flat({**settings, "processes": processes_of(settings)})) for settings in (there, here))
+    pair = ({"tune": 0, **settings, "processes": processes_of(settings)} for settings in (there, here))
+    old, new = (dict(_flat(settings)) for settings in pair)
     for name, value in new.items():
         if name not in old or old[name] != value:
             return f"{name}: {old.get(name)!r} there, {value!r} now"

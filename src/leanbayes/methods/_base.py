@@ -27,6 +27,9 @@ from leanbayes.runtime.rows import align_rows, broadcast_channels, Layout, one_r
 Training = tuple[Any, Tensor] | Iterable[Any]
 """A training set: one pair (inputs, targets), or batches of such pairs."""
 
+Space = Mapping[str, tuple[float, float]]
+"""Fields of a method with the ends of their ranges."""
+
 READ = ("weight", "bias")
 """Parameters that a network may read instead of calling their layer."""
 
@@ -272,6 +275,8 @@ class Method(abc.ABC):
         later: fields that older results do not have, with their defaults. `fields` leaves them out at the default.
         late: default of `leanbayes compare` for the share of plain epochs before the conversion; 0 converts first.
         posterior_rate: default of `leanbayes compare` for the posterior's learning rate, relative to the weights'.
+        space: fields of the noise level that `leanbayes compare --tune` chooses, with the ends of their ranges, which
+            are on a log scale if both are positive; default none.
         post_hoc: whether the plain network is trained, and the posterior comes from `after_training`.
     """
 
@@ -282,6 +287,7 @@ class Method(abc.ABC):
     later: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     late: ClassVar[float] = 0.7
     posterior_rate: ClassVar[float] = 1.0
+    space: ClassVar[Space] = MappingProxyType({})
     post_hoc: ClassVar[bool] = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

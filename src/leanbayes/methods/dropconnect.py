@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +20,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment, pick
 from leanbayes.layers.family import LINEAR_MAPS, LinearFamily
-from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._base import Method, Space, StochasticLayer
 from leanbayes.methods._checks import check_rate
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
@@ -79,6 +80,7 @@ class DropConnect(Method):
     name: ClassVar[str] = "dropconnect"
     late: ClassVar[float] = 0.0
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    space: ClassVar[Space] = MappingProxyType({"rate": (0.02, 0.5)})
 
     rate: float = 0.1
 

@@ -29,7 +29,7 @@ from leanbayes.distributions.divergence import kl
 from leanbayes.distributions.factor import Factor, joint_distribution, joint_sample, spread_around
 from leanbayes.distributions.positive import SMALLEST_STD
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
-from leanbayes.methods._base import factor_noise, Method, StochasticLayer
+from leanbayes.methods._base import factor_noise, Method, Space, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_components, check_positive, check_std
 from leanbayes.methods._scaled_map import scaled_map
 from leanbayes.runtime.noise import Noise, NoiseSpec
@@ -136,6 +136,7 @@ class ImplicitNodes(Method):
     name: ClassVar[str] = "implicit"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
     later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False})
+    space: ClassVar[Space] = MappingProxyType({"prior_std": (0.02, 0.5), "init_std": (0.03, 0.5)})
 
     components: int = 4
     prior_std: float = 0.1

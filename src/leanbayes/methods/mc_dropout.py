@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +22,7 @@ from leanbayes.distributions.assignment import Assignment, pick
 from leanbayes.distributions.random import uniforms
 from leanbayes.layers.family import DROPOUTS, LINEAR_MAPS, LinearFamily
 from leanbayes.layers.hooks import copy_hooks
-from leanbayes.methods._base import Method, plain_copy, StochasticLayer
+from leanbayes.methods._base import Method, plain_copy, Space, StochasticLayer
 from leanbayes.methods._checks import check_rate
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Mean, Variables, Width
@@ -179,6 +180,7 @@ class MCDropout(Method):
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *DROPOUTS)
     things: ClassVar[str] = "dropout layers or linear maps"
     partial: ClassVar[bool] = True
+    space: ClassVar[Space] = MappingProxyType({"rate": (0.02, 0.5)})
 
     rate: float = 0.1
 

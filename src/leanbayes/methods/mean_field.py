@@ -20,6 +20,7 @@ A draw is a sampled weight matrix in all cases.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, get_args, Literal
 
 import torch
@@ -28,7 +29,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.positive import inverse_softplus, softplus
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
-from leanbayes.methods._base import Method
+from leanbayes.methods._base import Method, Space
 from leanbayes.methods._checks import check_choice, check_positive, check_std
 from leanbayes.methods._gaussian import GaussianLayer
 from leanbayes.runtime.noise import NoiseSpec
@@ -103,6 +104,7 @@ class MeanField(Method):
     name: ClassVar[str] = "mean_field"
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *EMBEDDINGS)
     things: ClassVar[str] = "linear maps and embeddings"
+    space: ClassVar[Space] = MappingProxyType({"prior_std": (0.1, 3.0), "init_std": (0.001, 0.1)})
 
     prior_std: float = 1.0
     init_std: float = 0.01

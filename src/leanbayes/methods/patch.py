@@ -25,6 +25,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -36,7 +37,7 @@ from typing_extensions import override
 from leanbayes.distributions.assignment import Assignment, cuts, pick_between
 from leanbayes.layers.family import LINEAR_MAPS, LinearFamily, NORMS
 from leanbayes.layers.select import choose
-from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._base import Method, Space, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_components
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
@@ -224,6 +225,7 @@ class ModelPatch(Method):
     things: ClassVar[str] = "norms and chosen layers"
     partial: ClassVar[bool] = True
     late: ClassVar[float] = 0.0
+    space: ClassVar[Space] = MappingProxyType({"init_spread": (0.02, 0.5)})
 
     components: int = 5
     crossed: bool = False

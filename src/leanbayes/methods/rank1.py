@@ -35,7 +35,7 @@ from leanbayes.distributions.factor import (
 )
 from leanbayes.distributions.law import law, LawName
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
-from leanbayes.methods._base import factor_noise, Method, StochasticLayer
+from leanbayes.methods._base import factor_noise, Method, Space, StochasticLayer
 from leanbayes.methods._checks import (
     check_at_least_zero,
     check_choice,
@@ -220,6 +220,7 @@ class Rank1(Method):
     name: ClassVar[str] = "rank1"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
     later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "noise": "row"})
+    space: ClassVar[Space] = MappingProxyType({"prior_std": (0.02, 0.5), "init_std": (0.02, 0.5)})
 
     components: int = 4
     posterior: LawName = "normal"
@@ -346,6 +347,7 @@ class BatchEnsemble(Method):
     name: ClassVar[str] = "batch_ensemble"
     posterior_rate: ClassVar[float] = 0.5
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    space: ClassVar[Space] = MappingProxyType({"init_spread": (0.1, 1.0)})
 
     components: int = 4
     init: Init = "around_one"

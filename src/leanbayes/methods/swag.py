@@ -15,6 +15,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.random import standard
-from leanbayes.methods._base import Method, StochasticLayer, Training
+from leanbayes.methods._base import Method, Space, StochasticLayer, Training
 from leanbayes.methods._checks import check_components, check_positive
 from leanbayes.methods._members import Members
 from leanbayes.runtime.batches import device_of, Output, pairs_of
@@ -129,6 +130,7 @@ class SWAG(Method):
     targets: ClassVar[tuple[type[nn.Module], ...]] = ()
     late: ClassVar[float] = 0.0
     post_hoc: ClassVar[bool] = True
+    space: ClassVar[Space] = MappingProxyType({"rate": (0.05, 0.8)})
 
     components: int = 16
     rank: int = 20

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -28,7 +29,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.log_uniform import ard_kl, log_uniform_kl, student_kl
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
-from leanbayes.methods._base import Method
+from leanbayes.methods._base import Method, Space
 from leanbayes.methods._checks import check_choice, check_positive
 from leanbayes.methods._gaussian import GaussianLayer
 
@@ -142,6 +143,7 @@ class VarianceLayers(Method):
     name: ClassVar[str] = "variance"
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *EMBEDDINGS)
     late: ClassVar[float] = 0.0
+    space: ClassVar[Space] = MappingProxyType({"init_log_alpha": (-9.0, -1.0)})
 
     parameterization: Parameterization = "layer"
     prior: Prior = "log_uniform"

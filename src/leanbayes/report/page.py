@@ -15,7 +15,7 @@ from leanbayes.report.columns import TERMS
 from leanbayes.report.examples import galleries, Gallery, TARGET_HEADS
 from leanbayes.report.figures import figures
 from leanbayes.report.load import BASELINES, cut, Group, load_results, Results, TEMPERED
-from leanbayes.report.provenance import Provenance, provenance
+from leanbayes.report.provenance import Provenance, provenance, TUNED
 from leanbayes.report.svg import Figure, key_symbol
 from leanbayes.report.table import Comparison, comparison
 from leanbayes.report.verdict import candidates, headline, RULE, Verdict, verdict
@@ -148,6 +148,7 @@ def render(results: Results) -> str:
         examples_title=EXAMPLES,
         damaged=results.damaged,
         rule=RULE,
+        tuned_rule=TUNED,
         style=(TEMPLATES / "report.css").read_text(encoding="utf-8"),
         script=script,
         # this one script and no requests

@@ -1,4 +1,4 @@
-"""Provenance of a group: data, network, commits, commands, converted layers, and remarks on fairness."""
+"""Provenance of a group: data, network, commits, commands, converted layers, tuned values, remarks on fairness."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from leanbayes.core.summary import percent
 from leanbayes.evaluation.result import write_value
-from leanbayes.report.load import Contender, Group, Run
+from leanbayes.evaluation.statistics import number
+from leanbayes.report.load import Contender, Group, Run, TEMPERED
 
 VERSIONS = ("python", "torch", "leanbayes")
 
@@ -37,6 +38,57 @@ def _layers(contender: Contender) -> Layers | None:
     return None
 
 
+TUNED = (
+    "Trials choose values by the NLL of held-out training rows, never of test rows. Every row has the same number of "
+    "trials. They use seed 0, and all seeds of a row use the values of its best complete trial."
+)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The trials of a contender: a sentence on their number and outcome; name, chosen value and range of each value."""
+
+    contender: Contender
+    sentence: str
+    values: tuple[tuple[str, str, str], ...]
+
+    @property
+    def line(self) -> str:
+        """The sentence with the values."""
+        return "; ".join([self.sentence, *(f"{name} {value} of {space}" for name, value, space in self.values)])
+
+
+def _tuned(contender: Contender) -> Tuned | None:
+    """Read the first run that records its trials: all seeds share them."""
+    for run in contender.runs:
+        trials, best, first = (run.number("tuning", name) for name in ("trials", "best_nll", "first_nll"))
+        chosen, space = run.part("tuning", "chosen"), run.part("tuning", "space")
+        if trials is None or best is None or not isinstance(chosen, dict) or not isinstance(space, dict):
+            continue
+        counts = ((name, run.number("tuning", name)) for name in ("pruned", "failed"))
+        ended = "".join(f", {count:.0f} {name}" for name, count in counts if count)
+        rows, how = run.number("tuning", "rows"), run.part("tuning", "how")
+        where = f" of {rows:,.0f} held-out rows{' in five folds' if how == 'folds' else ''}" if rows else ""
+        untuned = "" if first is None else f", {first:.4g} untuned"
+        seconds = run.number("tuning", "seconds")
+        took = "" if seconds is None else f", {seconds:.0f} s"
+        sentence = f"{trials:.0f} trials{ended}{took}; NLL{where} {best:.4g}{untuned}"
+        return Tuned(contender, sentence, tuple((str(n), _value(v), _range(space.get(n))) for n, v in chosen.items()))
+    return None
+
+
+def _value(value: Any) -> str:
+    found = number(value)
+    return "?" if found is None else f"{found:.4g}"
+
+
+def _range(space: Any) -> str:
+    """Return the range of a value in words."""
+    known = space if isinstance(space, dict) else {}
+    scale = " on a log scale" if known.get("scale") == "log" else ""
+    return f"{_value(known.get('low'))} to {_value(known.get('high'))}{scale}"
+
+
 @dataclass(frozen=True)
 class Provenance:
     """The origin of the figures of a group.
@@ -44,6 +96,7 @@ class Provenance:
     Attributes:
         facts: pairs of a name and a text: data, network, seeds, commit, device, versions.
         layers: the converted layers of each contender.
+        tuned: the trials of each contender that has some.
         recipe: fields of the recipe that all runs share, with their values.
         differing: fields of the recipe that differ, with the value of each contender.
         commands: the command lines, each once.
@@ -52,6 +105,7 @@ class Provenance:
 
     facts: list[tuple[str, str]]
     layers: list[Layers]
+    tuned: list[Tuned]
     recipe: list[tuple[str, str]]
     differing: list[tuple[str, str]]
     commands: list[str]
@@ -82,11 +136,22 @@ def provenance(group: Group) -> Provenance:
     return Provenance(
         facts=[(name, text) for name, text in facts if text],
         layers=[layers for c in group.contenders if not c.is_reference and (layers := _layers(c))],
+        tuned=[tuned for c in group.contenders if c.name != TEMPERED and (tuned := _tuned(c))],
         recipe=recipe,
         differing=differing,
         commands=_unique(run.part("command") for run in runs),
-        remarks=[*group.replaced, *_differences(runs)],
+        remarks=[*group.replaced, *_differences(runs), *_untuned(group)],
     )
+
+
+def _untuned(group: Group) -> list[str]:
+    """Return a remark if some rows were tuned and others, which could have been, were not, or with fewer trials."""
+    able = [c for c in group.contenders if c.name not in (TEMPERED, "mean")]
+    trials = {c.label: run.number("tuning", "trials") or 0 for c in able for run in c.runs[:1]}
+    if len(set(trials.values())) < 2:
+        return []
+    listed = ", ".join(f"{label} {count:.0f}" for label, count in trials.items())
+    return [f"The rows had different numbers of trials ({listed}): their figures are not comparable."]
 
 
 def _unique(values: Iterable[Any]) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TYPE_CHECKING
 
 from leanbayes.report.load import Failure, Group, Results
-from leanbayes.report.provenance import provenance
+from leanbayes.report.provenance import provenance, TUNED
 from leanbayes.report.table import comparison
 from leanbayes.report.verdict import RULE, verdict
 
@@ -137,6 +137,8 @@ def _section(group: Group) -> str:
     parts.append("\n".join(f"* {inline(_failed(failure))}" for failure in group.failures))
     parts.append("\n".join(f"* {name}: {inline(text)}" for name, text in history.facts))
     parts.append("\n".join(f"* {inline(f'{each.contender.label}: {each.sentence}')}" for each in history.layers))
+    if history.tuned:
+        parts.append("\n".join([TUNED, "", *(f"* {inline(f'{t.contender.label}: {t.line}')}" for t in history.tuned)]))
     if history.commands:
         parts.append("\n".join(["```text", *(command.replace("`", "'") for command in history.commands), "```"]))
     return "\n\n".join(part for part in parts if part)

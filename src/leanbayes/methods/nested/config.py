@@ -16,6 +16,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from torch import nn
@@ -24,7 +25,7 @@ from typing_extensions import override
 from leanbayes.distributions.log_uniform import NO_LOSS
 from leanbayes.layers.family import CHANNEL_NORMS, LINEAR_MAPS
 from leanbayes.layers.streams import Channels
-from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._base import Method, Space, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_keep, check_positive
 from leanbayes.methods.nested.eligibility import (
     as_inputs,
@@ -87,6 +88,7 @@ class NestedDropout(Method):
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *CHANNEL_NORMS)
     things: ClassVar[str] = "linear maps and norms"
     late: ClassVar[float] = 0.0
+    space: ClassVar[Space] = MappingProxyType({"init_log_alpha": (-9.0, -1.0)})
 
     groups: int = 32
     always_on: int = 1
