@@ -137,8 +137,11 @@ def test_a_field_that_the_user_set_is_kept():
 def test_chosen_values_reach_recipe_and_method_and_the_posterior_keeps_its_ratio():
     one = tuning.with_values(job(lb.Rank1(), posterior_lr=0.1), {"recipe.lr": 0.2, "rank1.prior_std": 0.3})
     assert (one.recipe.lr, one.recipe.posterior_lr, one.method.prior_std, one.tune) == (0.2, 0.4, 0.3, 0)
-    plain = job(tune=0)
-    assert tuning.with_values(plain, {"recipe.lr": plain.recipe.lr}) == plain
+    for rate in (0.05, 0.025):  # to the bit what --recipe.lr gives, where the rate of the posterior follows
+        one = tuning.with_values(job(lb.Rank1(), posterior_lr=rate), {"recipe.lr": 0.0123456789})
+        assert one.recipe.posterior_lr == 0.0123456789 * (rate / 0.05)
+    same = job(lb.Rank1(), tune=0, posterior_lr=0.03)
+    assert tuning.with_values(same, {"recipe.lr": same.recipe.lr}) == same
 
 
 def test_ids_and_settings_without_trials_are_those_from_before():
@@ -390,6 +393,18 @@ def test_the_planned_trainings_of_trials_are_those_that_run(table, tmp_path):
         assert set(progress.parts) == planned
         first = [name for name in planned if name.startswith("trial 1 of 1, fold")]
         assert len(first) == FOLDS
+
+
+def test_an_evaluation_takes_the_choice_of_the_training_and_runs_no_trials(parabola, digits, tmp_path):
+    one = job(tune=2, epochs=1)
+    trained = perform(one, digits, tmp_path, stage="train")
+    result = perform(one, digits, tmp_path, stage="evaluate")
+    assert (trained["status"], result["status"], len(parabola)) == ("done", "done", 2)
+    assert result["tuning"] == trained["tuning"]
+    tuning.forget([one], tmp_path)
+    result = perform(one, digits, tmp_path, stage="evaluate", fresh=True)
+    assert "run leanbayes train with the same flags first" in result["error"]
+    assert len(parabola) == 2
 
 
 def test_workers_leave_the_outcome_for_the_runs(parabola, tmp_path):

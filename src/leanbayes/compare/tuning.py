@@ -117,8 +117,8 @@ def space_of(job: Job) -> dict[str, Range]:
 def with_values(job: Job, values: Mapping[str, float]) -> Job:
     """Return the job with chosen values, to be trained without further trials; rates of posteriors keep their ratio."""
     recipe, method = job.recipe, job.method
-    if (lr := values.get("recipe.lr")) is not None:
-        own = None if recipe.posterior_lr is None else recipe.posterior_lr * (lr / recipe.lr)
+    if (lr := values.get("recipe.lr", recipe.lr)) != recipe.lr:
+        own = None if recipe.posterior_lr is None else lr * (recipe.posterior_lr / recipe.lr)
         recipe = replace(recipe, lr=lr, posterior_lr=own)
     if method is not None and (fields := own_values(values, method.name)):
         method = replace(method, **fields)
