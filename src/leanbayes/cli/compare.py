@@ -28,6 +28,7 @@ from leanbayes.report.page import build
 from leanbayes.report.text import markdown, terminal
 from leanbayes.runtime.display import counted
 from leanbayes.runtime.distributed import is_first
+from leanbayes.runtime.noise import Design, INDEPENDENT
 from leanbayes.training import Recipe
 
 Spec = TypeVar("Spec", DataSpec, EvaluationSpec)
@@ -63,6 +64,7 @@ class Common:
             full.
         budget: length of the training: quick is minutes, short about an hour on two cores, full the papers' schedules.
         samples: draws per prediction.
+        design: of these draws: independent, or paired with mirrored noise.
         ood: out-of-distribution data sets, separated by commas; "none" for none; default the usual ones for the data
             set if they are here, else noise and shuffled pixels.
         shift: evaluate on corrupted images too.
@@ -107,6 +109,7 @@ class Common:
     seeds: str = ""
     budget: Budget = "quick"
     samples: int = 16
+    design: Design = INDEPENDENT
     ood: str = ""
     shift: bool = True
     shift_images: int = 1000

@@ -183,7 +183,7 @@ training
   A table trains until its held-out rows have not improved for 30 epochs.
 
 evaluation
-  --samples N           draws per prediction; default 16
+  --samples N           draws per prediction, default 16; --design paired mirrors their noise
   --ood LIST            out-of-distribution sets; none for none; default the usual ones for the data
   --no-shift            leave out corrupted images; --shift-images N, default 1000
 machine and results
