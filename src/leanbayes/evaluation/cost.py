@@ -44,6 +44,8 @@ class Cost:
         answer_ms_one: the same for a single row.
         train_quartiles: quartiles of the turns of `train_step_ratio`.
         predict_quartiles: quartiles of the turns of `predict_ratio`.
+        answer_madds: multiply-adds of a prediction for one row; None if they cannot be counted.
+        answer_madds_ratio: the same in passes of the plain network.
     """
 
     parameters: int
@@ -56,6 +58,8 @@ class Cost:
     answer_ms_one: float
     train_quartiles: tuple[float, float]
     predict_quartiles: tuple[float, float]
+    answer_madds: int | None = None
+    answer_madds_ratio: float | None = None
 
 
 def measure_cost(
@@ -98,6 +102,7 @@ def measure_cost(
     answers = times(lambda: predictor(x), plain_passes, turns, device)
     alone = times(lambda: predictor(one_row), lambda: None, turns, device)
     predicted = [(1.0, 1.0)] if is_plain else answers
+    price = predictor.price(one_row)
     return Cost(
         parameters=counts.parameters,
         extra_parameters=counts.extra_parameters,
@@ -109,6 +114,8 @@ def measure_cost(
         answer_ms_one=1e3 * statistics.median(mine for mine, _ in alone),
         train_quartiles=_quartiles(_ratios(steps_taken)),
         predict_quartiles=_quartiles(_ratios(predicted)),
+        answer_madds=price.answer or None,
+        answer_madds_ratio=price.passes or None,
     )
 
 
