@@ -93,7 +93,9 @@ def test_the_mean_of_a_pair_has_no_error_of_the_first_order():
 @pytest.mark.parametrize("crossed", [False, True], ids=["a layer chooses", "an element chooses"])
 def test_every_block_of_draws_takes_every_patch_once(crossed):
     """The mean over the patches of a layer is its centre, so the draws of a block average to it, for linear layers."""
-    model = lb.convert(nn.Linear(3, 2), lb.ModelPatch(components=5, crossed=crossed, init_spread=1.0, patch=("output",)))
+    model = lb.convert(
+        nn.Linear(3, 2), lb.ModelPatch(components=5, crossed=crossed, init_spread=1.0, patch=("output",))
+    )
     chosen = [lb.draw(model, seed=3, index=i, design="paired").weight for i in range(10)]
     for block in (chosen[:5], chosen[5:]):
         assert len({weight[0, 0].item() for weight in block}) == 5

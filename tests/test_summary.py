@@ -134,7 +134,10 @@ def test_a_younger_field_at_its_default_changes_no_identity_of_a_run():
 
 def test_the_price_of_an_mlp_counted_by_hand():
     """4-50-50-3: 200 + 2500 + 150 multiply-adds; the first layers run once if only the last is stochastic."""
-    net, x = nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 3)), torch.ones(2, 4)
+    net, x = (
+        nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 3)),
+        torch.ones(2, 4),
+    )
     whole, last = lb.convert(net, lb.Rank1()), lb.convert(net, lb.Rank1(), where=lb.layers.head())
     assert lb.summary(whole, example=x).price == (16, 2850, 16 * 2850)
     assert lb.summary(last, example=x).price == (16, 2850, 2700 + 16 * 150)

@@ -124,7 +124,9 @@ def test_bert_takes_the_last_quarter_of_its_layers():
     sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 32}
     net = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=30, **sizes))
     found = chosen(net, "last_stage")
-    assert {path for path in found if "layer" in path} == {path for path in found if path.startswith("bert.encoder.layer.3.")}
+    assert {path for path in found if "layer" in path} == {
+        path for path in found if path.startswith("bert.encoder.layer.3.")
+    }
     assert found[-2:] == ["bert.pooler.dense", "classifier"]
 
 
@@ -142,7 +144,9 @@ def test_a_path_of_that_name_comes_first():
     assert chosen(Net(), "head") == ["head"]
     assert chosen(Net(), lb.layers.head()) == ["last"]
     assert chosen(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)), ["head", "0"]) == ["0", "1"]
-    with pytest.raises(ValueError, match=r"matches no layer; there are head, body, last; the late parts head, last_block"):
+    with pytest.raises(
+        ValueError, match=r"matches no layer; there are head, body, last; the late parts head, last_block"
+    ):
         chosen(Net(), "lats_stage")
     with pytest.raises(ValueError, match="matches no layer; there are head$"):
         choose([("head", nn.Linear(1, 1))], "last_stage")

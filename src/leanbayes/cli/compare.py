@@ -59,7 +59,8 @@ class Common:
             for images below 28 pixels, mlp for tables, lstm-ehr for series.
         methods: methods separated by commas; "all" for every one, "plain" is the unconverted network. One method in
             several versions: "patch,patch[crossed=true]".
-        where: layers to convert, globs on dotted paths separated by commas; default the choice of each method.
+        where: layers to convert, globs on dotted paths separated by commas; last_stage, last_block and head are late
+            parts, whose answers are cheap. Default the choice of each method.
         seeds: separated by commas; several give standard errors. Default 0,1,2 for the budgets quick and short, 0 for
             full.
         budget: length of the training: quick is minutes, short about an hour on two cores, full the papers' schedules.
