@@ -38,7 +38,7 @@ TABLES = ("uci-concrete", "uci-kin8nm", "uci-power")
 LIMIT = 16
 ENDS = [stage.stop for stage in stages(LIMIT)]
 HELD_OUT = 6
-"""One row of so many is held out."""
+"""One row of n is held out."""
 ROWS = 5_000
 """Rows of each kind that are predicted at most."""
 DRAWN = (1, 2)

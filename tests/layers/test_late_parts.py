@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from torch import nn
 
@@ -53,8 +55,7 @@ class Encoder(nn.Module):
 
 
 def mlp(*widths: int) -> nn.Sequential:
-    pairs = zip(widths[:-1], widths[1:], strict=True)
-    return nn.Sequential(*(m for pair in pairs for m in (nn.Linear(*pair), nn.ReLU())))[:-1]
+    return nn.Sequential(*(m for pair in pairwise(widths) for m in (nn.Linear(*pair), nn.ReLU())))[:-1]
 
 
 def chosen(net: nn.Module, part: lb.layers.Selector | str) -> list[str]:
@@ -148,10 +149,10 @@ def test_a_path_of_that_name_comes_first():
         ValueError, match=r"matches no layer; there are head, body, last; the late parts head, last_block"
     ):
         chosen(Net(), "lats_stage")
-    with pytest.raises(ValueError, match="matches no layer; there are head$"):
+    with pytest.raises(ValueError, match=r"matches no layer; there are head$"):
         choose([("head", nn.Linear(1, 1))], "last_stage")
 
 
 def test_a_network_without_linear_maps_has_no_late_part():
-    with pytest.raises(ValueError, match="found no layer to convert|chose nothing"):
+    with pytest.raises(ValueError, match=r"found no layer to convert|chose nothing"):
         lb.convert(nn.Sequential(nn.BatchNorm1d(3)), lb.ModelPatch(), where=lb.layers.last_stage())

@@ -49,7 +49,7 @@ def convert(
         model: any module, trained or not.
         method: a method, or a name such as "rank1" for the method with its defaults.
         where: which layers: globs on dotted paths, a predicate `(path, layer) -> bool`, or a `Selector`; default all.
-            A late part (`lb.layers.last_stage()`, or "last_stage") makes cheap answers: what is before runs once.
+            A late part (`lb.layers.last_stage()`, or "last_stage") makes cheap answers: layers before it run once.
         likelihood: kept with the model; the default of `elbo` and `predict`.
         copy: work on a deep copy; False changes `model` in place (a root that is a target is still a new object).
         example: inputs with at least two rows. A copy of the network runs on them, to find the axis of each layer's

@@ -124,14 +124,15 @@ def multiply_adds(run: Callable[[], object]) -> int:
     from torch.utils.flop_counter import FlopCounterMode
 
     # Fused layers of attention and LSTM have no count.
-    fast, (fused, *_) = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.set_flags(_enabled=False)
+    mkldnn: Any = torch.backends.mkldnn
+    fast, (fused, *_) = torch.backends.mha.get_fastpath_enabled(), mkldnn.set_flags(_enabled=False)
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             run()
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        torch.backends.mkldnn.set_flags(_enabled=fused)
+        mkldnn.set_flags(_enabled=fused)
     total: int = counter.get_total_flops()
     return total // 2
 

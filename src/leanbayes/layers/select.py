@@ -141,7 +141,7 @@ def _check(where: Any, argument: str, things: str) -> None:
 POOLS = (nn.modules.pooling._MaxPoolNd, nn.modules.pooling._AvgPoolNd)
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 LAST_SHARE = 4
-"""The last stage is one part of so many, if no size changes."""
+"""The last stage is one of n equal parts, if no size changes."""
 
 
 def _late(part: Any, layers: Places, modules: Places) -> set[str]:
@@ -200,8 +200,8 @@ def _stage_start(maps: Sequence[str], units: dict[str, list[str]], modules: Plac
 def _has_stride(module: Any) -> bool:
     if not isinstance(module, (*POOLS, nn.modules.conv._ConvNd)):
         return False
-    stride = module.stride
-    return max(stride) > 1 if isinstance(stride, tuple) else stride > 1
+    stride: Any = module.stride
+    return bool(max(stride) > 1 if isinstance(stride, tuple) else stride > 1)
 
 
 def _width(layer: nn.Module) -> int:
