@@ -28,6 +28,7 @@ class Layer:
             NoiseSpec("seed", (1,)),
             NoiseSpec("normal", (7, 3), counted=True),
             NoiseSpec("uniform", (9,), counted=True),
+            NoiseSpec("uniform", (8,), choices=3),
         )
 
 
@@ -35,13 +36,15 @@ def test_pairs_have_mirrored_noise_of_the_even_draw():
     names = [(3, index, 0) for index in range(6)]
     plain, paired = function_noise(Layer(), names), designed_noise(Layer(), names, "paired")
     mirrors = [torch.neg, lambda u: 1 - u, None, torch.neg, lambda u: 1 - u]
-    for spec, mirror, theirs, ours in zip(Layer().noise_specs(True), mirrors, plain, paired, strict=True):
+    for spec, mirror, theirs, ours in zip(Layer().noise_specs(True)[:5], mirrors, plain[:5], paired[:5], strict=True):
         assert torch.equal(ours[::2], theirs[::2]), spec
         if mirror is None:
             assert torch.equal(ours, theirs)  # integer seeds stay independent
         else:
             torch.testing.assert_close(ours[1::2], mirror(theirs[::2]), atol=1e-7, rtol=0)
             assert spec.kind == "normal" or 0 <= ours.min() <= ours.max() < 1
+    turned = plain[5][[0, 0, 0, 3, 3, 3]] + torch.tensor([0, 1 / 3, 2 / 3] * 2)[:, None]
+    torch.testing.assert_close(paired[5], turned.frac(), atol=1e-6, rtol=0)
     assert all(map(torch.equal, designed_noise(Layer(), names, "independent"), plain))
     alone = designed_noise(Layer(), names[3:4], "paired")
     assert all(torch.equal(one[0], many[3]) for one, many in zip(alone, paired, strict=True))
@@ -63,7 +66,8 @@ def test_draw_i_is_sample_i_and_does_not_depend_on_the_number_of_draws(name, sma
     fewer = lb.predict(model, X, samples=3, seed=4, design="paired").samples
     torch.testing.assert_close(fewer, p.samples[:3], atol=2e-6, rtol=1e-5)
     same = lb.predict(model, X, samples=7, seed=4).samples
-    torch.testing.assert_close(p.samples[::2], same[::2], atol=2e-6, rtol=1e-5)
+    first = slice(None, None, 5 if name == "patch" else 2)  # of each block of draws that share their noise
+    torch.testing.assert_close(p.samples[first], same[first], atol=2e-6, rtol=1e-5)
 
 
 def test_components_stay_stratified_over_the_first_draws():
@@ -84,6 +88,31 @@ def test_the_mean_of_a_pair_has_no_error_of_the_first_order():
     torch.testing.assert_close(p.mean, lb.mean(model)(x), atol=1e-5, rtol=1e-5)
     independent = lb.predict(model, x, lb.Gaussian(), samples=2)
     assert (independent.mean - lb.mean(model)(x)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("crossed", [False, True], ids=["a layer chooses", "an element chooses"])
+def test_every_block_of_draws_takes_every_patch_once(crossed):
+    """The mean over the patches of a layer is its centre, so the draws of a block average to it, for linear layers."""
+    model = lb.convert(
+        nn.Linear(3, 2), lb.ModelPatch(components=5, crossed=crossed, init_spread=1.0, patch=("output",))
+    )
+    chosen = [lb.draw(model, seed=3, index=i, design="paired").weight for i in range(10)]
+    for block in (chosen[:5], chosen[5:]):
+        assert len({weight[0, 0].item() for weight in block}) == 5
+        torch.testing.assert_close(torch.stack(block).mean(0), lb.mean(model).weight)
+    independent = torch.stack([lb.draw(model, seed=3, index=i).weight for i in range(5)]).mean(0)
+    assert (independent - lb.mean(model).weight).abs().max() > 0.01
+
+
+def test_a_stratified_choice_alone_is_uniform():
+    """Counts of four parts over the third draw of 2,000 blocks, each within five standard errors."""
+    layer = Layer()
+    layer.noise_specs = lambda shared: (NoiseSpec("uniform", (2,), choices=4),)
+    (u,) = designed_noise(layer, [(0, 4 * block + 2, 0) for block in range(2000)], "paired")
+    counts = torch.bincount((4 * u).long().flatten(), minlength=4)
+    assert (counts - 1000).abs().max() < 5 * (4000 * 0.25 * 0.75) ** 0.5
+    assert u.min() >= 0
+    assert u.max() < 1
 
 
 @pytest.mark.parametrize("change", [{"design": "latin"}, {"design": "paired", "noise": "activation"}])

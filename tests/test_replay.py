@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core import batched
+from leanbayes.core import batched, frozen
 
 X = torch.randn(20, 8, generator=torch.Generator().manual_seed(0))
 
@@ -192,3 +192,38 @@ def test_inference_mode_changes_nothing(made_inside):
     expected = torch.stack([lb.draw(bnn, index=index)(X).softmax(1) for index in range(4)])
     torch.testing.assert_close(p.samples, expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(q.samples, expected, atol=1e-6, rtol=1e-5)
+
+
+MODES = {
+    "draw by draw": (0, {}),
+    "stacked": (batched.SMALL["cpu"], {}),
+    "noise per row": (0, {"noise": "activation"}),
+    "tolerance": (0, {"tolerance": 1e9}),
+    "paired": (0, {"design": "paired"}),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_layers_before_the_first_stochastic_one_run_once_in_every_mode(mode, monkeypatch):
+    small, options = MODES[mode]
+    monkeypatch.setitem(batched.SMALL, "cpu", small)
+    predictor = lb.Predictor(lb.convert(Stem(), lb.Rank1(), where=lb.layers.head()), samples=8, **options)
+    for _ in range(2):
+        Counted.calls = 0
+        predictor(X)
+        assert Counted.calls == 7
+
+
+def test_factored_draws_run_the_layers_before_them_once():
+    draws = lb.Predictor(lb.convert(Stem(), lb.Rank1(), where=lb.layers.head()), samples=8).tree
+    Counted.calls = 0
+    assert draws.run_together("factored", range(8), X).shape == (8, 20, 3)
+    assert Counted.calls == 7
+
+
+@pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.__name__)
+def test_noise_per_row_does_not_depend_on_what_runs_once(network, monkeypatch):
+    bnn = lb.convert(network(), lb.Rank1(init_std=0.3), where="head")
+    once = lb.predict(bnn, X, samples=3, noise="activation").samples
+    monkeypatch.setattr(frozen.PrefixCache, "_keep", lambda *_: None)
+    torch.testing.assert_close(lb.predict(bnn, X, samples=3, noise="activation").samples, once, atol=0, rtol=0)

@@ -130,3 +130,60 @@ def test_a_younger_field_at_its_default_changes_no_identity_of_a_run():
     jobs = [Job(source=DataSpec(name="digits"), net="small", method=m, recipe=lb.Recipe()) for m in methods]
     assert "embeddings" not in jobs[0].settings()["method"]["fields"]
     assert jobs[0].id != jobs[1].id
+
+
+def test_the_price_of_an_mlp_counted_by_hand():
+    """4-50-50-3: 200 + 2500 + 150 multiply-adds; the first layers run once if only the last is stochastic."""
+    net, x = (
+        nn.Sequential(nn.Linear(4, 50), nn.ReLU(), nn.Linear(50, 50), nn.ReLU(), nn.Linear(50, 3)),
+        torch.ones(2, 4),
+    )
+    whole, last = lb.convert(net, lb.Rank1()), lb.convert(net, lb.Rank1(), where=lb.layers.head())
+    assert lb.summary(whole, example=x).price == (16, 2850, 16 * 2850)
+    assert lb.summary(last, example=x).price == (16, 2850, 2700 + 16 * 150)
+    assert lb.summary(last, example=x, samples=5).price == (5, 2850, 2700 + 5 * 150)
+    assert "16 draws cost 1.79 plain passes: 5,100 multiply-adds a row, 2,850 in a plain pass" in str(
+        lb.summary(last, example=x)
+    )
+    assert lb.summary(last).price is None
+    assert str(lb.summary(net, example=x).price).startswith("1 draw costs 1 plain pass:")
+
+
+def test_the_price_of_a_cnn_counted_by_hand():
+    """Kernels of 3 x 3 on 8 x 8 and 4 x 4 positions, then a linear layer."""
+    stem, second, head = 8 * 8 * 9 * 3 * 4, 4 * 4 * 9 * (4 // 2) * 6, 6 * 4 * 4 * 5
+    net = nn.Sequential(
+        *(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(96, 5)),
+    )
+    model, x = lb.convert(net, lb.ImplicitNodes(), where="last_stage"), torch.ones(1, 3, 8, 8)
+    assert [path for path, _ in lb.stochastic_layers(model)] == ["3", "6"]
+    assert lb.summary(model, example=x).price == (16, stem + second + head, stem + 16 * (second + head))
+
+
+@pytest.mark.parametrize(
+    ("method", "draws", "calls"),
+    [(lb.BatchEnsemble(components=3), 3, 3), (lb.DeepEnsemble(components=4), 4, 4), (lb.MeanField(), 16, 16)],
+    ids=["members", "copies", "noise of weights"],
+)
+def test_the_price_counts_passes_that_run(method, draws, calls):
+    model = lb.convert(nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), method)
+    assert lb.summary(model, example=torch.ones(3, 6)).price == (draws, 40, 40 * calls)
+
+
+def test_the_price_of_sequences_and_attention_is_counted():
+    """LSTM: 4 gates of 3 inputs and 2 states, 5 steps. Attention: four maps of 4 x 4, and 2 x 5 x 5 x 4."""
+    lstm, attention = nn.LSTM(3, 2, batch_first=True), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    assert lb.summary(lstm, example=torch.ones(1, 5, 3)).price.plain == 5 * 4 * 2 * (3 + 2)
+    found = lb.summary(attention, example=torch.ones(1, 5, 4)).price.plain
+    assert found == 5 * 4 * (4 * 4) + 2 * 5 * 5 * 4 + 5 * 2 * (4 * 8)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_the_price_of_a_result_is_that_of_the_summary():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    model = lb.convert(net, lb.Rank1(), where="head")
+    data = (torch.randn(12, 4), torch.zeros(12, dtype=torch.long))
+    cost = lb.evaluate(model, data, plain=net, samples=8).cost
+    assert (cost.answer_madds, cost.answer_madds_ratio) == (32 + 8 * 24, (32 + 8 * 24) / 56)

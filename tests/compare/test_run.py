@@ -67,6 +67,28 @@ def test_a_finished_run_is_kept_and_other_settings_are_refused(experiment, tmp_p
     assert perform(other, experiment, tmp_path, fresh=True)["recipe"]["lr"] == 0.01
 
 
+def test_the_design_of_the_draws_is_a_setting_and_a_field_of_the_result(experiment, tmp_path):
+    one = job(lb.Rank1(init_std=0.3), epochs=1)
+    paired = replace(one, evaluation=replace(JUDGING, design="paired"))
+    assert "design" not in one.settings()["judging"]  # ids from before this field stay valid
+    assert paired.id != one.id
+    first = perform(one, experiment, tmp_path)
+    assert first["prediction"] == {"samples": 4, "design": "independent"}
+    with pytest.raises(ValueError, match=r"judging.design: 'independent' there, 'paired' now"):
+        perform(paired, experiment, tmp_path)
+    again = perform(paired, experiment, tmp_path, stage="evaluate", fresh=True)
+    assert again["prediction"] == {"samples": 4, "design": "paired"}
+    model = lb.load(one.folder(tmp_path) / MODEL, experiment.plain(0))
+    _, x, y = experiment.test
+    expected = lb.evaluate(model, (x, y), samples=4, design="paired").metrics["test"]["nll"]
+    assert again["metrics"]["test"]["nll"] == pytest.approx(expected, rel=1e-6)
+    assert first["metrics"]["test"]["nll"] != pytest.approx(expected, rel=1e-6)
+    with pytest.raises(ValueError, match=r"judging.design: 'paired' there, 'independent' now"):
+        perform(one, experiment, tmp_path)
+    with pytest.raises(ValueError, match="expected design to be one of"):
+        EvaluationSpec(design="latin")
+
+
 def test_a_single_test_row_is_judged_as_far_as_it_goes(tmp_path):
     judging = replace(JUDGING, test_images=1, ood=())
     one = replace(job(lb.MCDropout(), epochs=1), evaluation=judging)

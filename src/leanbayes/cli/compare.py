@@ -30,6 +30,7 @@ from leanbayes.report.page import build
 from leanbayes.report.text import markdown, terminal
 from leanbayes.runtime.display import counted
 from leanbayes.runtime.distributed import is_first
+from leanbayes.runtime.noise import Design, INDEPENDENT
 from leanbayes.training import Recipe
 
 Spec = TypeVar("Spec", DataSpec, EvaluationSpec)
@@ -60,7 +61,8 @@ class Common:
             for images below 28 pixels, mlp for tables, lstm-ehr for series.
         methods: methods separated by commas; "all" for every one, "plain" is the unconverted network. One method in
             several versions: "patch,patch[crossed=true]".
-        where: layers to convert, globs on dotted paths separated by commas; default the choice of each method.
+        where: layers to convert, globs on dotted paths separated by commas; last_stage, last_block and head are late
+            parts, whose answers are cheap. Default the choice of each method.
         seeds: separated by commas; several give standard errors. Default 0,1,2 for the budgets quick and short, 0 for
             full.
         budget: length of the training: quick is minutes, short about an hour on two cores, full the papers' schedules.
@@ -69,6 +71,7 @@ class Common:
             with seed 0. It takes about as many trainings more for each row; needs pip install leanbayes[tune]. Default
             0, no trials.
         samples: draws per prediction.
+        design: of these draws: independent, or paired with mirrored noise.
         ood: out-of-distribution data sets, separated by commas; "none" for none; default the usual ones for the data
             set if they are here, else noise and shuffled pixels.
         shift: evaluate on corrupted images too.
@@ -114,6 +117,7 @@ class Common:
     budget: Budget = "quick"
     tune: int = 0
     samples: int = 16
+    design: Design = INDEPENDENT
     ood: str = ""
     shift: bool = True
     shift_images: int = 1000

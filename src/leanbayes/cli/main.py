@@ -165,7 +165,8 @@ data
 methods and network
   --methods LIST        such as plain,rank1,patch[crossed=true]; default all (list methods)
   --net NET             a known name (leanbayes list nets), or your own as package.module:function
-  --where GLOBS         layers to convert, such as "head*"; --late SHARE of the epochs before that
+  --where GLOBS         layers to convert, such as "fc*", or last_stage, last_block, head (cheap
+                        answers); --late SHARE of the epochs before the conversion
 training
   --budget BUDGET       quick (default, minutes), short (an hour on two cores), full (as in papers)
   --seeds LIST          default 0,1,2 for quick and short, 0 for full; one seed recommends nothing
@@ -184,7 +185,7 @@ training
   A table trains until its held-out rows have not improved for 30 epochs.
 
 evaluation
-  --samples N           draws per prediction; default 16
+  --samples N           draws per prediction, default 16; --design paired mirrors their noise
   --ood LIST            out-of-distribution sets; none for none; default the usual ones for the data
   --no-shift            leave out corrupted images; --shift-images N, default 1000
 machine and results

@@ -17,6 +17,7 @@ from leanbayes.data.loading import resolve
 from leanbayes.methods import all_methods, closest, method_name
 from leanbayes.methods._base import Method
 from leanbayes.runtime.distributed import Launch, launched
+from leanbayes.runtime.noise import check_design, Design, INDEPENDENT
 from leanbayes.training import Recipe
 
 PLAIN = "plain"  # name of the unconverted network in lists of methods
@@ -47,6 +48,7 @@ class EvaluationSpec:
         test_images: number of test rows to use; 0 means all.
         shift_corruptions: names of the corruptions; none means all.
         shift_severities: severities from 1 to 5; none means all.
+        design: of the draws, "independent" or "paired".
     """
 
     samples: int = 16
@@ -56,8 +58,10 @@ class EvaluationSpec:
     test_images: int = 0
     shift_corruptions: tuple[str, ...] = ()
     shift_severities: tuple[int, ...] = ()
+    design: Design = field(default=INDEPENDENT, repr=False)
 
     def __post_init__(self) -> None:
+        check_design(self.design)
         _check_counts(1, samples=self.samples)
         _check_counts(0, shift_images=self.shift_images, test_images=self.test_images)
 
@@ -174,7 +178,7 @@ class Job:
             "judging": {
                 name: list(value) if isinstance(value, tuple) else value
                 for name, value in asdict(self.evaluation).items()
-                if value != () or name == "ood"  # ids from before the other tuples stay valid
+                if (value != () or name == "ood") and (name, value) != ("design", INDEPENDENT)  # older ids stay valid
             },
         }
         if self.where and self.method is not None:

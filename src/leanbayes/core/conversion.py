@@ -49,6 +49,7 @@ def convert(
         model: any module, trained or not.
         method: a method, or a name such as "rank1" for the method with its defaults.
         where: which layers: globs on dotted paths, a predicate `(path, layer) -> bool`, or a `Selector`; default all.
+            A late part (`lb.layers.last_stage()`, or "last_stage") makes cheap answers: layers before it run once.
         likelihood: kept with the model; the default of `elbo` and `predict`.
         copy: work on a deep copy; False changes `model` in place (a root that is a target is still a new object).
         example: inputs with at least two rows. A copy of the network runs on them, to find the axis of each layer's
@@ -73,9 +74,13 @@ def convert(
         if likelihood is not None:
             attach_likelihood(whole, likelihood)
         return cast(Network, whole)
-    candidates = [(path, layer) for path, layer in places(model) if isinstance(layer, method.targets)]
+    modules = places(model)
+    candidates = [(path, layer) for path, layer in modules if isinstance(layer, method.targets)]
     refused = {path: reason for path, layer in candidates if (reason := refusal(layer)) is not None}
-    chosen = method.choose(candidates) if where is None else choose(candidates, where, aliases(lower(twin(model, {}))))
+    chosen = (
+        method.choose(candidates) if where is None else
+        choose(candidates, where, aliases(lower(twin(model, {}))), modules=modules)
+    )  # fmt: skip
     refused = {path: reason for path, reason in refused.items() if path in chosen}
     _check_refused(refused, explicit=where is not None)
     chosen -= set(refused)

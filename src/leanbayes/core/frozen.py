@@ -256,6 +256,7 @@ class RowDraws:
 
     def __init__(self, model: nn.Module, name: Name) -> None:
         self.network, self.name, self.index = twin(model).eval(), name, 0
+        self.prefix: PrefixCache | None = None
 
     def select(self, index: int) -> None:
         """Store the index of the draw."""
@@ -265,11 +266,16 @@ class RowDraws:
         """Run the model with different noise for every row and chunk."""
         seed, component, width, _ = self.name
         wanted: dict[str, Any] = {"index": self.index, "component": component, "width": width}
+        if self.prefix is None:
+            self.prefix = PrefixCache(self.network, [layer for _, layer in stochastic_layers(self.network)])
+        self.prefix.start(rows)
         with draws(self.network, seed=hash((seed, rows[0])), shared=False, **wanted):
             return call(self.network, x, output)
 
     def forget_outputs(self) -> None:
-        """Do nothing: no output is kept."""
+        """Drop the kept outputs of the modules before the first stochastic layer."""
+        if self.prefix is not None:
+            self.prefix.forget()
 
     rest = forget_outputs
 
@@ -287,7 +293,7 @@ BUDGET = 256 * 2**20
 
 
 class PrefixCache:
-    """The kept outputs of the largest modules of a plain twin without a stochastic layer."""
+    """The kept outputs of the largest modules of a twin without a stochastic layer."""
 
     def __init__(self, twin: nn.Module, stochastic: Iterable[nn.Module]) -> None:
         self.stochastic = {id(module) for module in stochastic}
@@ -312,6 +318,8 @@ class PrefixCache:
         if id(module) in self.stochastic:
             module.register_forward_pre_hook(self._leave)
             module._parameters = _Watched(module._parameters, self._leave)
+            if isinstance(module, StochasticLayer):  # a read of its weight is one of a draw
+                module.drawn = self._leaving(module.drawn)  # type: ignore[method-assign]
         elif any(id(inner) in self.stochastic for inner in module.modules()):
             for child in module.children():
                 self._watch(child)
@@ -320,6 +328,13 @@ class PrefixCache:
 
     def _leave(self, *_: Any) -> None:
         self.before = False
+
+    def _leaving(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def left(*args: Any) -> Any:
+            self._leave()
+            return function(*args)
+
+        return left
 
     def _replaying(self, name: int, forward: Callable[..., Any]) -> Callable[..., Any]:
         def replayed(*args: Any, **kwargs: Any) -> Any:

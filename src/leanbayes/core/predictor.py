@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import operator
 import threading
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +26,7 @@ from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_
 from leanbayes.core.frozen import Budget, FrozenDraws, Name, RowDraws
 from leanbayes.core.prediction import concatenate, Prediction, RunningUncertainty
 from leanbayes.core.stopping import predict_until
+from leanbayes.core.summary import Price
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.layers.hooks import every_module
 from leanbayes.methods._checks import whole_number
@@ -115,6 +118,25 @@ def distinct_draws(model: nn.Module) -> int | None:
     return None if noisy else components_of(model)
 
 
+def multiply_adds(run: Callable[[], object]) -> int:
+    """Count the multiply-adds of a function: of matrix products, convolutions and attention."""
+    from torch.nn.attention import sdpa_kernel, SDPBackend
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # Fused layers of attention and LSTM have no count.
+    mkldnn: Any = torch.backends.mkldnn
+    fast, (fused, *_) = torch.backends.mha.get_fastpath_enabled(), mkldnn.set_flags(_enabled=False)
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            run()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        mkldnn.set_flags(_enabled=fused)
+    total: int = counter.get_total_flops()
+    return total // 2
+
+
 class Predictor:
     """Predict repeatedly with S posterior draws: built once, called often.
 
@@ -203,6 +225,24 @@ class Predictor:
             raise ValueError("expected at least one batch of inputs, got an empty loader")
         check_alike([part.mean for part in parts], [len(part.mean) for part in parts], "give all of them at once")
         return concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def price(self, x: Inputs | NDArray[Any]) -> Price:
+        """Count the multiply-adds of an answer for one row of x, and of a plain pass.
+
+        A draw after the first of a network does not run the layers before its first stochastic layer again.
+        """
+        with self.lock, torch.inference_mode(False), torch.no_grad():
+            (block,) = _blocks(x, self.model)
+            rows, counts = _count_rows(block), []
+            calls = Counter(id(self.select(index)) for index in range(self.number))
+            for leaf in self.leaves:
+                leaf.draws.forget_outputs()
+                for index in range(min(2, calls[id(leaf)])):
+                    leaf.draws.select(index)
+                    run = partial(leaf.run, block, rows)
+                    counts.append((multiply_adds(run), 1 if index == 0 else calls[id(leaf)] - 1))
+                leaf.draws.rest()
+        return Price(self.number, counts[0][0] // rows, sum(one * times for one, times in counts) // rows)
 
     def _fingerprint(self) -> list[Any]:
         """Return a value that changes with every tensor of the model that is replaced or changed in place.

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -15,6 +15,7 @@ from leanbayes.layers.composites import lowering
 from leanbayes.layers.family import refusal
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.methods.ensemble import members_of
+from leanbayes.runtime.batches import Inputs, Output
 from leanbayes.runtime.display import html_table
 from leanbayes.runtime.distributed import unwrap
 from leanbayes.runtime.passes import components_of
@@ -47,6 +48,30 @@ class Row(NamedTuple):
     size: int = 0
 
 
+class Price(NamedTuple):
+    """Multiply-adds for one row: of matrix products, convolutions and attention.
+
+    Attributes:
+        draws: different draws of the answer.
+        plain: multiply-adds of a pass of the plain network.
+        answer: multiply-adds of the answer; layers before the first stochastic one run once.
+    """
+
+    draws: int
+    plain: int
+    answer: int
+
+    @property
+    def passes(self) -> float:
+        """The answer in plain passes."""
+        return self.answer / max(self.plain, 1)
+
+    def __str__(self) -> str:
+        draws = "1 draw costs" if self.draws == 1 else f"{self.draws} draws cost"
+        passes = f"{self.passes:.3g} plain pass{'' if self.passes == 1 else 'es'}"
+        return f"{draws} {passes}: {self.answer:,} multiply-adds a row, {self.plain:,} in a plain pass"
+
+
 @dataclass(frozen=True)
 class Summary:
     """The layers of a model and the cost of its posterior; print it.
@@ -61,6 +86,7 @@ class Summary:
         eligible: layers that the methods convert by default; stochastic ones always count.
         things: a noun for these layers.
         partial: whether the methods convert a small part of the network by design.
+        price: of an answer, if `summary` had an example.
     """
 
     rows: tuple[Row, ...]
@@ -72,6 +98,7 @@ class Summary:
     eligible: int = 0
     things: str = "layers"
     partial: bool = False
+    price: Price | None = None
 
     @property
     def converted(self) -> int:
@@ -133,18 +160,35 @@ class Summary:
     def _remarks(self) -> list[str]:
         """Return the size of the ensemble and the largest parts left out, if there are any."""
         missed = self.converted and self.left_out and not self.partial
-        return [*filter(None, (self.ensemble, f"left out: {largest(self.left_out)}" if missed else ""))]
+        price = "" if self.price is None else str(self.price)
+        return [*filter(None, (self.ensemble, price, f"left out: {largest(self.left_out)}" if missed else ""))]
 
 
-def summary(model: nn.Module) -> Summary:
+def summary(
+    model: nn.Module, *, example: Inputs | None = None, samples: int = 16, output: Output | None = None
+) -> Summary:
     """Summarise a model: its stochastic layers, its other layers with reasons, and the cost.
+
+    Args:
+        model: a converted or plain network.
+        example: inputs with one row or more. The network runs on them, which gives the price of an answer.
+        samples: draws of that answer.
+        output: picks the tensor out of what the model returns, as in `predict`.
 
     Example:
         >>> print(lb.summary(bnn).headline)  # doctest: +NORMALIZE_WHITESPACE
         rank1: 99.9 % of the weights, 21 of 21 layers with a linear map,
         0.73 % extra parameters (85,240 on 11,689,512), 10,155 nodes
     """
-    model = unwrap(model)
+    found = _summary(unwrap(model))
+    if example is None:
+        return found
+    from leanbayes.core.predictor import Predictor  # which imports this module
+
+    return replace(found, price=Predictor(model, samples=samples, output=output).price(example))
+
+
+def _summary(model: nn.Module) -> Summary:
     if members_of(model):
         return _of_ensemble(model)
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, StochasticLayer)]
@@ -171,7 +215,7 @@ def summary(model: nn.Module) -> Summary:
 
 def _of_ensemble(ensemble: Any) -> Summary:
     """Count the members as one network and its copies."""
-    members = [summary(member) for member in ensemble.members]
+    members = [_summary(member) for member in ensemble.members]
     rows = [
         Row(f"members.{k}", type(member).__name__, ensemble.method.name, "", said.parameters)
         for k, (member, said) in enumerate(zip(ensemble.members, members, strict=True))

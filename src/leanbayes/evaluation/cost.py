@@ -46,6 +46,8 @@ class Cost:
         predict_quartiles: quartiles of the turns of `predict_ratio`.
         answer_quartiles: quartiles of the turns of `answer_ms`.
         answer_one_quartiles: quartiles of the turns of `answer_ms_one`.
+        answer_madds: multiply-adds of a prediction for one row; None if they cannot be counted.
+        answer_madds_ratio: the same in passes of the plain network.
     """
 
     parameters: int
@@ -60,6 +62,8 @@ class Cost:
     predict_quartiles: tuple[float, float]
     answer_quartiles: tuple[float, float]
     answer_one_quartiles: tuple[float, float]
+    answer_madds: int | None = None
+    answer_madds_ratio: float | None = None
 
 
 COUNTED = ("parameters", "extra_parameters", "extra_percent", "passes")
@@ -114,6 +118,7 @@ def measure_cost(
     alone = times(lambda: predictor(one_row), lambda: None, turns, device)
     predicted = [(1.0, 1.0)] if is_plain else answers
     each, one = ([1e3 * mine / rows for mine, _ in found] for found, rows in ((answers, len(y)), (alone, 1)))
+    price = predictor.price(one_row)
     return Cost(
         **counts,
         train_step_ratio=statistics.median(_ratios(steps_taken)),
@@ -124,6 +129,8 @@ def measure_cost(
         predict_quartiles=_quartiles(_ratios(predicted)),
         answer_quartiles=_quartiles(each),
         answer_one_quartiles=_quartiles(one),
+        answer_madds=price.answer or None,
+        answer_madds_ratio=price.passes or None,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from leanbayes.runtime._files import parse_json, write_text
+from leanbayes.runtime.noise import INDEPENDENT
 
 SCHEMA = 1
 FILE = "result.json"
@@ -145,7 +146,7 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
     own = record.get("settings")
     settings: dict[str, Any] = {"recipe": record.get("recipe") or {}, "where": [], "tune": 0}
     settings |= own if isinstance(own, dict) else {}
-    settings["processes"] = processes_of(settings)
+    settings = _with_design(settings) | {"processes": processes_of(settings)}
     digest = str((record.get("data") or {}).get("sha256") or "")[:8]
     found = {name: write_value(value) for name, value in _flat(settings) if name not in FREE}
     return found | ({"data.sha256": digest} if digest else {})
@@ -153,12 +154,21 @@ def settings_of(record: Mapping[str, Any]) -> dict[str, str]:
 
 def difference(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     """Return the first setting that differs, as "recipe.lr: 0.1 there, 0.2 now"; "" if there is none."""
-    pair = ({"tune": 0, **settings, "processes": processes_of(settings)} for settings in (there, here))
-    old, new = (dict(_flat(settings)) for settings in pair)
+    old, new = (
+        dict(_flat({"tune": 0, **_with_design(settings), "processes": processes_of(settings)}))
+        for settings in (there, here)
+    )
     for name, value in new.items():
         if name not in old or old[name] != value:
             return f"{name}: {old.get(name)!r} there, {value!r} now"
     return "a newer format" if old.keys() - new.keys() else ""
+
+
+def _with_design(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the design of the draws, which files leave out at its default."""
+    evaluation = settings.get("judging")
+    own = evaluation if isinstance(evaluation, Mapping) else {}
+    return {**settings, "judging": {"design": INDEPENDENT, **own}} if own else dict(settings)
 
 
 def differing(runs: Sequence[Mapping[str, str]]) -> list[str]:

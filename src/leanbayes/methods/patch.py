@@ -101,7 +101,7 @@ class PatchLayer(StochasticLayer):
 
     @override
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
-        return (NoiseSpec("uniform", (self.nodes,), per_row=False),)
+        return (NoiseSpec("uniform", (self.nodes,), per_row=False, choices=self.copies),)
 
     @override
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:

@@ -195,6 +195,8 @@ COST = (
           "ensemble.", style="count", place="text"),
     _cost("predict_ratio", "One pass", help="Time of one of these passes, in passes of the plain network.", unit="x",
           place="rest"),
+    _cost("answer_madds_ratio", "Counted", help="Multiply-adds of one answer, in passes of the plain network. Layers "
+          "before the first stochastic one count once.", unit="passes", alone="Answer, counted,", place="rest"),
     _cost("train_seconds", "Train time", help="Time that training took.", style="time", alone="Training time",
           place="text"),
     _cost("peak_memory_mb", "Peak memory", help="Most memory in use.", unit="MB", place="rest"),

@@ -30,6 +30,7 @@ ABOVE = {  # lower limits of these numbers
     "cost.train_step_ratio": 0,
     "cost.predict_ratio": 0,
     "cost.passes": 0,
+    "cost.answer_madds_ratio": 0,
     "cost.extra_percent": -100,
     "recipe.epochs": 0,
     "recipe.samples": 0,

@@ -29,12 +29,14 @@ class NoiseSpec(NamedTuple):
         shape: its shape without the first axis.
         per_row: one per row of the batch, or one per pass.
         counted: compute named noise on the layer's device by a counter, for as many numbers as weights.
+        choices: uniform numbers that choose between this many equal parts of [0, 1); 0 if they do something else.
     """
 
     kind: Kind
     shape: tuple[int, ...]
     per_row: bool = True
     counted: bool = False
+    choices: int = 0
 
 
 class Noisy(Protocol):
@@ -112,6 +114,9 @@ def row_noise(layer: Noisy, rows: int, *name: int | str) -> Noise:
 Design = Literal["independent", "paired"]
 """How the draws of one seed depend on each other; each of them alone is a draw from the posterior."""
 
+INDEPENDENT: Design = "independent"
+"""The default design; result files leave it out of their settings."""
+
 BELOW_ONE = 1 - 2**-24
 """The largest number of float32 below one."""
 
@@ -119,28 +124,39 @@ BELOW_ONE = 1 - 2**-24
 def designed_noise(layer: Noisy, names: Sequence[tuple[int, int, int]], design: Design) -> Noise:
     """Return the noise of functions that are named by seed, index and ordinal, one row each.
 
-    Paired: function 2j + 1 has the noise of function 2j, mirrored: -n for normal, 1 - u for uniform numbers. Integer
+    Paired: function 2j + 1 has the noise of function 2j, mirrored: -n for normal, 1 - u for uniform numbers. A choice
+    between K parts is stratified instead: functions jK to jK + K - 1 have u + i/K modulo 1, so each part once. Integer
     seeds have no mirror image and stay independent.
     """
     if design == "independent":
         return function_noise(layer, names)
-    sources = [(seed, index - index % 2, ordinal) for seed, index, ordinal in names]
-    row = {source: position for position, source in enumerate(dict.fromkeys(sources))}
     specs = layer.noise_specs(shared=True)
-    own = function_noise(layer, names) if any(spec.kind == "seed" for spec in specs) else ()
-    drawn = function_noise(layer, list(row))
-    rows = torch.tensor([row[source] for source in sources], device=layer.device)
-    odd = torch.tensor([index % 2 == 1 for _, index, _ in names], device=layer.device)
+    sizes = [1 if spec.kind == "seed" else spec.choices or 2 for spec in specs]
+    drawn = {size: _of_first(layer, names, size) for size in set(sizes)}
+    indices = torch.tensor([index for _, index, _ in names], device=layer.device)
     return tuple(
-        own[position] if spec.kind == "seed" else _mirrored(drawn[position][rows], odd, spec.kind)
-        for position, spec in enumerate(specs)
+        _moved(drawn[size][position], indices % size, spec)
+        for position, (spec, size) in enumerate(zip(specs, sizes, strict=True))
     )
 
 
-def _mirrored(noise: Tensor, odd: Tensor, kind: Kind) -> Tensor:
-    """Return noise whose odd rows are mirrored."""
-    mirror = -noise if kind == "normal" else (1 - noise).clamp(max=BELOW_ONE)
-    return torch.where(odd.view(-1, *[1] * (noise.dim() - 1)), mirror, noise)
+def _of_first(layer: Noisy, names: Sequence[tuple[int, int, int]], size: int) -> Noise:
+    """Return, for each function, the noise of the first one of its block of `size` functions."""
+    sources = [(seed, index - index % size, ordinal) for seed, index, ordinal in names]
+    row = {source: position for position, source in enumerate(dict.fromkeys(sources))}
+    rows = torch.tensor([row[source] for source in sources], device=layer.device)
+    return tuple(noise[rows] for noise in function_noise(layer, list(row)))
+
+
+def _moved(noise: Tensor, places: Tensor, spec: NoiseSpec) -> Tensor:
+    """Return the noise of functions by their places in a block: the first unchanged, others mirrored or rotated."""
+    places = places.view(-1, *[1] * (noise.dim() - 1))
+    if spec.kind == "seed":
+        return noise
+    if spec.choices:
+        return ((noise + places / spec.choices) % 1).clamp(max=BELOW_ONE)
+    mirror = -noise if spec.kind == "normal" else (1 - noise).clamp(max=BELOW_ONE)
+    return torch.where(places == 1, mirror, noise)
 
 
 def function_noise(layer: Noisy, names: Sequence[tuple[int | str, ...]]) -> Noise:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 from torch import nn, Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 import leanbayes as lb
+from leanbayes.core.predictor import multiply_adds
 from leanbayes.methods._base import Method
 from leanbayes_papers.harness import Record, Run, Trained, TrainingSpec
 from leanbayes_papers.harness.spec import build_network
@@ -109,7 +109,6 @@ def _rows(prediction: lb.Prediction, chosen: Tensor) -> lb.Prediction:
 def size_of(model: nn.Module, row: Tensor) -> dict[str, int]:
     """Return weights and multiply-adds of a network's mean, for one row."""
     plain = copy.deepcopy(lb.mean(model)).cpu().eval()
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        plain(row.cpu())
-    return {"parameters": sum(p.numel() for p in plain.parameters()), "multiply_adds": counter.get_total_flops() // 2}
+    with torch.no_grad():
+        count = multiply_adds(lambda: plain(row.cpu()))
+    return {"parameters": sum(p.numel() for p in plain.parameters()), "multiply_adds": count}
