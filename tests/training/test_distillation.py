@@ -297,6 +297,15 @@ def test_perturbed_rows_have_the_moments_of_their_formula():
     assert abs(found - (2 * s + 1 / 3 + e)) < 5 * error
 
 
+@pytest.mark.parametrize("shape", [(2, 9), (1, 28, 28), (1, 5, 6, 7)], ids=["series", "image", "volume"])
+def test_coarse_noise_has_unit_variance_and_equal_neighbours(shape):
+    noise = distillation._coarse_noise(torch.zeros(2000, *shape), torch.Generator().manual_seed(0))
+    assert noise.shape == (2000, *shape)
+    torch.testing.assert_close(noise.square().mean(), torch.tensor(1.0))
+    if shape[-1] == 28:
+        assert (noise[..., 1:] - noise[..., :-1]).square().mean() < 0.5  # of independent pixels: 2
+
+
 def test_rank_correlation_equals_that_of_scipy():
     a, b = torch.randn(50).round(decimals=1), torch.randn(50).round(decimals=1)
     assert distillation.rank_correlation(a, b) == pytest.approx(stats.spearmanr(a, b).statistic)

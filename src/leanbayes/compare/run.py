@@ -20,19 +20,21 @@ from torch import nn, Tensor
 from leanbayes import metrics as scores
 from leanbayes.compare.baselines import BASELINES
 from leanbayes.compare.experiment import Experiment, pick_device
-from leanbayes.compare.job import Job, located, recipe_for
+from leanbayes.compare.job import Job, located, recipe_for, student_recipe
 from leanbayes.compare.progress import RunProgress
 from leanbayes.compare.row_training import FILE as VALIDATION
 from leanbayes.compare.row_training import Held, Row, train_row, Trained
 from leanbayes.core.checkpoint import save
 from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers
 from leanbayes.core.prediction import Prediction
+from leanbayes.core.student import Student
 from leanbayes.core.summary import summary
 from leanbayes.data import DataSet
 from leanbayes.data.table import FILE as TABLE_FILE
 from leanbayes.data.table import one_hot_codes
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
+from leanbayes.evaluation.cost import measure_cost
 from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
 from leanbayes.methods.ensemble import Ensemble, members_of
 from leanbayes.recalibrate import Temperature
@@ -41,12 +43,14 @@ from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
 from leanbayes.training import History
+from leanbayes.training.distillation import distill
 from leanbayes.training.logs import Logger
 from leanbayes.training.objective import autocast
 
 MODEL = "model.safetensors"
 SETTINGS_FILE = "job.json"
 NORM_ROWS = 1024  # training rows for the norm statistics of a nested network at full width
+STEP_ROWS = 128  # of the training step of a student's teacher
 SHOWN = 6  # example images of each kind in a result
 Stage = Literal["train", "evaluate", "compare"]
 Callback = Callable[[Any], object]
@@ -167,18 +171,24 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
     if is_first() and experiment.data.table is not None:
         results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
-    trained = (
-        _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, hooks))
-    )
+    trained = _train(job, experiment, out, hooks)
     if is_first():
         write_model(trained.model, folder / MODEL)
     header = _header(job, experiment)
     if trained.validation is not None:
         header["validation"] = asdict(trained.validation)
+    if isinstance(trained.model, Student):
+        header["agreement"] = trained.model.report
     if stage == "train":
         return header | {"status": "done", "history": list(trained.history)}
     result = _evaluate(job, experiment, trained, hooks.progress)
     return header | _outcome(experiment, trained, result) | {"status": "done"}
+
+
+def _train(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
+    if job.student:
+        return _student(job, experiment, out, hooks)
+    return _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, hooks))
 
 
 def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
@@ -187,6 +197,23 @@ def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
     trained = [train_row(row_of(one, experiment, out)) for one in jobs]
     history = History(row | {"member": k} for k, one in enumerate(trained) for row in one.history)
     return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
+
+
+def _student(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
+    """Distill the trained row of the same method and seed; one that is trained already costs nothing more."""
+    teacher, data = train_row(row_of(job.teacher, experiment, out)), experiment.data
+    recipe = student_recipe(job.recipe, len(data.train))
+    callbacks = (*hooks.progress.training("training", recipe.epochs), *hooks.callbacks)
+    given: dict[str, Any] = {"likelihood": teacher.likelihood, "samples": job.evaluation.samples, "recipe": recipe}
+    given |= {"folder": job.folder(out), "resume": True, "progress": False}
+    student = distill(
+        at_full_width(teacher.model, data),
+        data.prepared(data.train),
+        callbacks=callbacks,
+        loggers=hooks.loggers,
+        **given,
+    )
+    return Trained(student, student.likelihood, History(student.history), None, teacher)
 
 
 def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
@@ -296,7 +323,7 @@ def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
 
 def write_model(model: nn.Module, path: Path) -> None:
     """Save a trained model: a converted one with `lb.save`, a plain one as its state dict."""
-    if members_of(model) or is_stochastic(model):
+    if members_of(model) or is_stochastic(model) or isinstance(model, Student):
         save(model, path)
         return
     tensors, tied = untied(model.state_dict())
@@ -355,11 +382,26 @@ def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[s
         figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
     assert result.cost is not None
     timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
+    if trained.teacher is not None:
+        timing |= _price_of_teacher(experiment, trained, trained.teacher)
     return {
         "metrics": result.metrics,
         "cost": asdict(result.cost) | timing | {"layers": _layers(trained.model)},
         "figures": figures,
         "history": list(history),
+    }
+
+
+def _price_of_teacher(experiment: Experiment, student: Trained, teacher: Trained) -> dict[str, Any]:
+    """Return the training of a student: the step of its teacher, the seconds of both, and the share of its own."""
+    model, (_, x, y) = teacher.model, experiment.test
+    plain = experiment.plain(0).to(device_of(model))
+    step = measure_cost(model, plain, x[:STEP_ROWS], y[:STEP_ROWS], teacher.likelihood, samples=1)
+    return {
+        "train_step_ratio": step.train_step_ratio,
+        "train_quartiles": step.train_quartiles,
+        "train_seconds": teacher.history.seconds + student.history.seconds,
+        "distillation": student.history.seconds / teacher.history.seconds,
     }
 
 

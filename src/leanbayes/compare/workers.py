@@ -57,8 +57,8 @@ def run_on_workers(
 
 
 def phases(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Divide jobs into those that may run at a time: an ensemble of seeds needs their networks, and comes last."""
-    parts = [[job for job in jobs if not job.members], [job for job in jobs if job.members]]
+    """Divide jobs into those that may run at a time: rows that use the networks of others come last."""
+    parts = [[job for job in jobs if not job.follows], [job for job in jobs if job.follows]]
     return [part for part in parts if part]
 
 

@@ -3,11 +3,13 @@
 The teacher predicts with S draws for every row of a pool: the training rows, and perturbed versions of them, which keep
 the student unsure far from the data. The student starts as the mean network and learns these predictions,
 
-    classes        -sum_c p_c log q_c                               + weight * (log epistemic - log epistemic')^2
-    real targets   (m - m')^2 / (2 total) + (log a - log a')^2 / 4  + weight * (log epistemic - log epistemic')^2
+    classes        -sum_c p_c log q_c                               + weight * (e / e' - 1 - log(e / e'))
+    real targets   (m - m')^2 / (2 total) + (log a - log a')^2 / 4  + weight * (e / e' - 1 - log(e / e'))
 
-with the teacher's p, m, a (aleatoric) and total, and the student's numbers primed or q. The first parts are divergences
-of the predictive distributions; the last one moves the share of the epistemic part, not the mean.
+with the teacher's p, m, a (aleatoric), e (epistemic) and total, and the student's numbers primed or q. The first parts
+are divergences of the predictive distributions. The last one moves the epistemic part, not the mean. Only the ratio of
+e and e' counts, so small parts count like large ones, and the best e' is the mean of e where the student cannot tell
+rows apart: squares of log(e / e') would aim at the geometric mean, too low far from the data.
 """
 
 from __future__ import annotations
@@ -48,19 +50,31 @@ from leanbayes.runtime.batches import (
 from leanbayes.runtime.passes import components_of
 from leanbayes.training.data import batches_of, Data, Placement, ROWS_AT_ONCE, seeded, training_batches
 from leanbayes.training.fit import fit
-from leanbayes.training.recipe import Recipe
+from leanbayes.training.recipe import DEFAULT, Recipe
 
-FEWEST_EPOCHS, FEWEST_STEPS = 10, 3000
+PERTURBED = 1
+"""Perturbed versions of every row, by default."""
+
+FEWEST_EPOCHS, FEWEST_STEPS = 3, 3000
 """Of the default training: a student starts near its aim, but its further outputs at zero."""
 
 SMALLEST = 1e-4
 """Share of the mean epistemic part below which differences do not matter."""
+
+STEEPEST = 3.0
+"""Log-ratio of epistemic parts from which on the loss is a straight line."""
 
 HELD_OUT = 0.1
 """Share of the rows that the student is not trained on; its report is made of them."""
 
 ROUNDING = 1e-6
 """Share of the total uncertainty that rounding may leave as the epistemic part of equal draws."""
+
+COARSE = (4, 7, 14)
+"""Points a side of coarse noise."""
+
+ENLARGED = {3: "linear", 4: "bilinear", 5: "trilinear"}
+"""How noise is enlarged, by the number of axes of the inputs."""
 
 FEWEST_ROWS = 20
 """Rows of the data: fewer leave too few to hold out."""
@@ -77,8 +91,8 @@ def distill(  # noqa: PLR0913
     likelihood: Likelihood | None = None,
     samples: int = 16,
     seed: int = 0,
-    perturbed: int = 2,
-    weight: float = 0.03,
+    perturbed: int = PERTURBED,
+    weight: float = 0.06,
     output: Output | None = None,
     **options: Any,
 ) -> Student:
@@ -98,12 +112,13 @@ def distill(  # noqa: PLR0913
         model: a trained, converted model, or an ensemble.
         data: as for `lb.fit`; targets are not used. All rows are kept in memory, with their perturbed versions: of a
             larger set, give a part.
-        recipe: of the student's training; default Adam at 1e-3 for ten epochs, more of a small set. Its `augment` also
-            changes the rows that the teacher sees.
+        recipe: of the student's training; default Adam at 1e-3 for 3,000 steps, at least three epochs. Its `augment`
+            also changes the rows that the teacher sees.
         likelihood: default the model's own, else `Categorical`.
         samples: draws of the teacher; at least two, whose difference the student learns.
         seed: of the teacher's draws.
-        perturbed: perturbed versions of every row, of real inputs (`perturb`). They keep the student unsure far from the data.
+        perturbed: versions of every row off the data (`perturb`), where inputs are real. They keep the student unsure
+            far from the data.
         weight: of the epistemic part in the loss.
         output: picks the tensor from the model's result; give it to `lb.predict`, too.
         options: of `lb.fit`: folder, resume, progress, callbacks, loggers.
@@ -117,7 +132,7 @@ def distill(  # noqa: PLR0913
         >>> student.report["spearman"]
     """
     model = unwrap(model)
-    recipe = _default(data, perturbed) if recipe is None else recipe
+    recipe = default_recipe(_count(data), perturbed) if recipe is None else recipe
     _check(model, recipe, samples, perturbed, weight)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     teacher = Predictor(model, likelihood, samples=samples, seed=seed, keep_samples=False, output=output)
@@ -154,28 +169,44 @@ class Lesson(nn.Module):
 
 
 def perturb(inputs: Inputs, generator: torch.Generator) -> Inputs:
-    """Return rows off the data, from near to far: extrapolated, scaled and shifted, with noise.
+    """Return rows off the data, from near to far: extrapolated, scaled and shifted, with fine and coarse noise.
 
-        s (x + t (x' - x)) + b std + e std z,      t ~ U(-1, 2),  log s ~ U(-log 4, log 4),  b ~ U(-1, 1),
-                                                   log e ~ U(log 0.03, log 3),  z ~ Normal(0, 1),
+        s (x + t (x' - x)) + std (b + e z + e' z'),      t ~ U(-1, 2),  log s ~ U(-log 4, log 4),  b ~ U(-1, 1),
+                                                         log e, log e' ~ U(log 0.03, log 3),  z ~ Normal(0, 1),
 
-    with another row x' and the standard deviation of all entries. Numbers are drawn for each row. Whole numbers, such
+    with another row x' and the standard deviation of all entries. The coarse noise z' of images and series is noise of
+    a few pixels, enlarged: shapes of any size. Features have none. Numbers are drawn for each row. Whole numbers, such
     as tokens, stay.
     """
     count = leading_rows(inputs) or 0
     other = torch.randperm(count, generator=generator)
-    between, size, shift, noise = torch.rand(4, count, generator=generator)
+    numbers = torch.rand(5, count, generator=generator)
 
     def change(x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return x
-        t, s, b, e = (n.to(x.dtype).view(-1, *[1] * (x.dim() - 1)) for n in (between, size, shift, noise))
-        std = x.std()
-        moved = torch.lerp(x, x[other], 3 * t - 1) * 4 ** (2 * s - 1) + (2 * b - 1) * std
-        return moved + 0.03 * 100**e * std * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        t, s, b, fine, coarse = numbers.to(x.dtype).view(5, -1, *[1] * (x.dim() - 1))
+        noise = 0.03 * 100**fine * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        if x.dim() in ENLARGED:
+            noise += 0.03 * 100**coarse * _coarse_noise(x, generator)
+        moved: Tensor = torch.lerp(x, x[other], 3 * t - 1) * 4 ** (2 * s - 1) + x.std() * (2 * b - 1 + noise)
+        return moved
 
     found: Inputs = map_rows(inputs, count, change)
     return found
+
+
+def _coarse_noise(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return noise of unit variance in the shape of x (B, C, ...): each row at 4, 7 or 14 points a side, enlarged."""
+    sides = torch.tensor(COARSE)[torch.randint(len(COARSE), (len(x),), generator=generator)]
+    found = torch.empty_like(x)
+    for side in COARSE:
+        rows = (sides == side).nonzero().flatten()
+        few = torch.randn(len(rows), x.shape[1], *[side] * (x.dim() - 2), generator=generator, dtype=x.dtype)
+        found[rows] = (
+            F.interpolate(few, x.shape[2:], mode=ENLARGED[x.dim()]) if len(rows) else few.view(0, *x.shape[1:])
+        )
+    return found / found.square().mean().sqrt().clamp(min=1e-12)
 
 
 def packed(p: Prediction) -> Tensor:
@@ -205,8 +236,9 @@ def loss(student: Student, weight: float, floor: float, outputs: Tensor, y: Tens
         mean, _, epistemic = y.unbind(1)
         fits = F.binary_cross_entropy_with_logits(usual, mean)
         there = further.sigmoid() * found.total.detach()
-    gap: Tensor = (there + floor).log() - (epistemic + floor).log()
-    return fits + weight * gap.square().mean()
+    ratio = (epistemic + floor).log() - (there + floor).log()
+    rise = ratio.clamp(max=STEEPEST)  # then a straight line, since an exponential would overflow
+    return fits + weight * (rise.exp() * (1 + ratio - rise) - 1 - ratio).mean()
 
 
 def report_of(teacher: Prediction, student: Prediction) -> dict[str, float]:
@@ -250,11 +282,15 @@ def _check(model: nn.Module, recipe: Recipe, samples: int, perturbed: int, weigh
     check_at_least_zero(weight=weight, perturbed=whole_number("perturbed", perturbed))
 
 
-def _default(data: Data, perturbed: int) -> Recipe:
-    """Return a recipe with enough steps for the number of rows."""
-    recipe = Recipe(optimizer="adam", lr=1e-3, weight_decay=0.0)
-    rows = batches_of(data, Placement(torch.device("cpu"), 0, 1, recipe)).rows * (1 + perturbed)
-    return replace(recipe, epochs=max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS * recipe.batch_size / max(1, rows))))
+def default_recipe(rows: int, perturbed: int = PERTURBED, **fields: Any) -> Recipe:
+    """Return the recipe of a student, with enough steps for the number of rows; other fields as given."""
+    recipe = Recipe(optimizer="adam", lr=1e-3, weight_decay=0.0, **fields)
+    steps = max(1, rows * (1 + perturbed)) / recipe.batch_size
+    return replace(recipe, epochs=max(FEWEST_EPOCHS, math.ceil(FEWEST_STEPS / steps)))
+
+
+def _count(data: Data) -> int:
+    return batches_of(data, Placement(torch.device("cpu"), 0, 1, DEFAULT)).rows
 
 
 def _all_rows(data: Data, recipe: Recipe) -> Inputs:
