@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from leanbayes.methods.variance import VarianceLayers as VarianceLayers
     from leanbayes.runtime.norm import update_norm as update_norm
     from leanbayes.runtime.passes import draws as draws
+    from leanbayes.training.distillation import distill as distill
     from leanbayes.training.fit import fit as fit
     from leanbayes.training.recipe import Recipe as Recipe
 
@@ -82,6 +83,7 @@ _NAMES = {
     "leanbayes.methods.variance": ("VarianceLayers",),
     "leanbayes.runtime.norm": ("update_norm",),
     "leanbayes.runtime.passes": ("draws",),
+    "leanbayes.training.distillation": ("distill",),
     "leanbayes.training.fit": ("fit",),
     "leanbayes.training.recipe": ("Recipe",),
 }
@@ -109,6 +111,7 @@ __all__ = [
     "VarianceLayers",
     "convert",
     "data",
+    "distill",
     "draw",
     "draws",
     "elbo",

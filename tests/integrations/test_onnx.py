@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import leanbayes as lb
+from leanbayes.core.student import student_of
 from leanbayes.integrations import onnx as bridge
 from tests.networks import Pair, small_net, Tokens
 
@@ -245,3 +246,26 @@ def test_what_cannot_be_exported_is_said_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(bridge, "OLDEST_TORCH", "99.0")
     with pytest.raises(ImportError, match=r"needs torch 99.0 or later, got"):
         bridge.export(bnn, x, path)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "outputs"),
+    [
+        (lb.Categorical(), 3),
+        (lb.Gaussian(heteroscedastic=True), 4),
+        pytest.param(lb.Bernoulli(), 2, marks=pytest.mark.slow),  # the operations are those of classes
+    ],
+    ids=["categorical", "gaussian", "bernoulli"],
+)
+def test_a_student_is_one_pass_of_the_graph(likelihood, outputs, tmp_path):
+    student = student_of(mlp(outputs), likelihood, torch.randn(2, 5))
+    with torch.no_grad():
+        student.network[-1].weight.normal_()
+        student.network[-1].bias.normal_()
+    path = bridge.export(student, torch.randn(2, 5), tmp_path / "student.onnx")
+    x = 2 * torch.randn(7, 5)
+    assert_same(session_of(path), {"input": x}, lb.predict(student, x))
+    assert operators(path)["Gemm"] + operators(path)["MatMul"] == 3
+    described = json.loads(session_of(path).get_modelmeta().custom_metadata_map["leanbayes"])
+    assert described["methods"] == [{"method": "student", "fields": {}}]
+    assert described["samples"] == 1

@@ -63,10 +63,11 @@ def test_series_are_told_apart(mode, sight):
 
 
 def test_every_method_has_a_look_of_its_own():
-    """Three rows share the colour of a relative, with another marker and dashed lines."""
+    """Four rows share the colour of a relative, with another marker and dashed lines."""
     assert set(FIXED) >= {"plain", "tempered", "laplace", "swag", "seed_ensemble", *BASELINES, *all_methods()}
     assert len(set(FIXED.values())) == len(FIXED)
-    colours = sorted(colour for name, (colour, _) in FIXED.items() if name not in ("tempered", "mean", "seed_ensemble"))
+    shared = ("tempered", "mean", "student", "seed_ensemble")
+    colours = sorted(colour for name, (colour, _) in FIXED.items() if name not in shared)
     assert colours == list(range(COLOURS))
     assert all(shape != UNKNOWN_SHAPE for _, shape in FIXED.values())
 

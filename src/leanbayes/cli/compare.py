@@ -226,6 +226,9 @@ def plan_of(options: Any) -> Plan:
             own = replace(jobs_of.recipe_for(None, recipe), seed=seeds[0])
             jobs.append(Job(**shared, method=None, recipe=own, members=tuple(seeds), tune=options.tune))
             continue
+        if spec.name == jobs_of.STUDENT:
+            jobs += _students(spec, options, recipe, late, seeds, shared)
+            continue
         baseline = spec.name if spec.name in jobs_of.BASELINES else ""
         flags = {} if spec.name == jobs_of.PLAIN or baseline else getattr(options, spec.name).fields()
         method = jobs_of.method_of(spec.name, flags | spec.fields)
@@ -233,9 +236,19 @@ def plan_of(options: Any) -> Plan:
             own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
             job = Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline)
             jobs.append(replace(job, tune=options.tune if space_of(job) else 0))
-    # Rows that convert late begin from a state of the plain one, and ensembles of seeds are made of plain ones.
-    order = sorted(jobs, key=lambda job: (bool(job.members), job.seed, job.recipe.convert_at_epoch > 0))
+    # Rows that convert late begin from a state of the plain one; ensembles of seeds and students follow others.
+    order = sorted(jobs, key=lambda job: (job.follows, job.seed, job.recipe.convert_at_epoch > 0))
     return Plan(keeping(order), _describe(loaded, net, jobs))
+
+
+def _students(
+    spec: jobs_of.MethodSpec, options: Any, recipe: Recipe, late: float | None, seeds: list[int], shared: dict[str, Any]
+) -> list[Job]:
+    """Return the students of the row of a method, one for each seed; they have its method and recipe."""
+    method = jobs_of.method_of(spec.fields["of"], getattr(options, spec.fields["of"]).fields())
+    own = jobs_of.recipe_for(method, recipe, late)
+    how: dict[str, Any] = {**shared, "method": method, "label": spec.label, "student": True, "tune": options.tune}
+    return [Job(**how, recipe=replace(own, seed=seed)) for seed in seeds]
 
 
 def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:

@@ -19,8 +19,10 @@ from leanbayes.methods._base import Method
 from leanbayes.runtime.distributed import Launch, launched
 from leanbayes.runtime.noise import check_design, Design, INDEPENDENT
 from leanbayes.training import Recipe
+from leanbayes.training.distillation import default_recipe, PERTURBED
 
 PLAIN = "plain"  # name of the unconverted network in lists of methods
+STUDENT = "student"  # one pass that has learned the answers of a method
 SEED_ENSEMBLE = "seed_ensemble"  # the trained plain networks of all seeds, as one ensemble
 BASELINES = ("mean", "linear", "boosting")  # rows without a network, for tables (`compare.baselines`)
 
@@ -126,6 +128,7 @@ class Job:
         members: seeds of the trained plain networks that form an ensemble; empty for other rows.
         keeps: epochs after which a plain training keeps its state, for rows that convert there (`plain_state`).
         tune: number of trials that choose values of the row (`compare.tuning`); 0 for none.
+        student: whether the row is a student (`lb.distill`) of the row with this method, recipe and seed.
     """
 
     source: DataSpec
@@ -140,16 +143,27 @@ class Job:
     members: tuple[int, ...] = ()
     keeps: tuple[int, ...] = field(default=(), compare=False)
     tune: int = 0
+    student: bool = False
 
     @property
     def name(self) -> str:
-        if self.members:
-            return SEED_ENSEMBLE
+        if self.members or self.student:
+            return SEED_ENSEMBLE if self.members else STUDENT
         return self.baseline or (PLAIN if self.method is None else self.method.name)
 
     @property
     def title(self) -> str:
         return self.label or self.name
+
+    @property
+    def follows(self) -> bool:
+        """Whether the row uses the trained networks of other rows."""
+        return bool(self.members or self.student)
+
+    @property
+    def teacher(self) -> Job:
+        """The row that a student learns from."""
+        return replace(self, student=False, label="")
 
     @property
     def seed(self) -> int:
@@ -192,7 +206,8 @@ class Job:
     def _fields(self) -> dict[str, Any]:
         if self.members:
             return {"components": len(self.members), "members": list(self.members)}
-        return {} if self.method is None else self.method.fields()
+        own = {} if self.method is None else self.method.fields()
+        return {"of": self.teacher.name, **own} if self.student else own
 
     @property
     def id(self) -> str:
@@ -203,7 +218,7 @@ def plain_of(job: Job) -> Job | None:
     """Return the plain job of the same seed, as which a job that converts late begins; None for other jobs."""
     if job.method is None or not job.recipe.convert_at_epoch:
         return None
-    return replace(job, method=None, recipe=recipe_for(None, job.recipe), label="", where=(), keeps=())
+    return replace(job, method=None, recipe=recipe_for(None, job.recipe), label="", where=(), keeps=(), student=False)
 
 
 def located(name: str) -> str:
@@ -243,7 +258,7 @@ def parse_methods(text: str) -> list[MethodSpec]:
 
     "all" are all methods; for a table, the caller adds the rows without a network.
     """
-    known = [PLAIN, *all_methods(), SEED_ENSEMBLE, *BASELINES]
+    known = [PLAIN, *all_methods(), SEED_ENSEMBLE, STUDENT, *BASELINES]
     if text.strip() == "all":
         return [MethodSpec(name) for name in (PLAIN, *all_methods())]
     found: dict[str, MethodSpec] = {}
@@ -264,17 +279,33 @@ def _parse_method(name: str, inside: str | None, known: list[str]) -> MethodSpec
     if name not in known:
         raise ValueError(f"expected methods among {', '.join(known)}, got {name!r}{closest(name, known)}")
     given = dict(_parse_field(name, part) for part in (inside or "").split(",") if part.strip())
+    if name == STUDENT:
+        given = {"of": _teacher(given.get("of"))}
     if not given:
         return MethodSpec(name)
     written = ",".join(f"{key}={json.dumps(value).strip(chr(34))}" for key, value in given.items())
     return MethodSpec(name, given, f"{name}[{written}]")
 
 
+def _teacher(given: object) -> str:
+    """Return the name of the method that a student learns from, in any spelling."""
+    found = method_name(str(given)) if given else None
+    if found is None:
+        near = closest(str(given), all_methods()) if given else ""
+        raise ValueError(
+            f"expected the method of the student's teacher, such as {STUDENT}[of=rank1], among "
+            f"{', '.join(all_methods())}, got {given or 'none'}{near}"
+        )
+    return found
+
+
 def _parse_field(name: str, part: str) -> tuple[str, Any]:
     """Parse `field=value`; a value is JSON if possible, else a word."""
     key, _, value = (piece.strip() for piece in part.partition("="))
     key = key.replace("-", "_")
-    there = () if name not in all_methods() else tuple(own.name for own in fields(all_methods()[name]))
+    there: tuple[str, ...] = ("of",) if name == STUDENT else ()
+    if name in all_methods():
+        there = tuple(own.name for own in fields(all_methods()[name]))
     if key not in there or not value:
         raise ValueError(
             f"expected FIELD=VALUE with a field among {', '.join(there) or 'none'} of {name}, got {part!r}"
@@ -313,6 +344,13 @@ def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None)
         convert_at_epoch=recipe.convert_at_epoch or min(round(share * recipe.epochs), recipe.epochs - 1),
         posterior_lr=recipe.posterior_lr or recipe.lr * method.posterior_rate,
     )
+
+
+def student_recipe(recipe: Recipe, rows: int) -> Recipe:
+    """Return the recipe of a student: at most as many steps as the training of its teacher has."""
+    same = ("batch_size", "augment", "accelerator", "devices", "nodes", "precision", "channels_last", "seed")
+    own = default_recipe(rows, **{name: getattr(recipe, name) for name in same})
+    return replace(own, epochs=min(own.epochs, max(1, round(recipe.epochs / (1 + PERTURBED)))))
 
 
 def recipe(

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from leanbayes.compare.experiment import Experiment
-from leanbayes.compare.job import Job
+from leanbayes.compare.job import Job, student_recipe
 from leanbayes.compare.row_training import FOLDS, uses_folds
+from leanbayes.training.distillation import PERTURBED
 from leanbayes.training.progress import describe, duration, Status, watched
 
 FILE = "progress.json"
@@ -195,6 +196,8 @@ def trial_name(number: int, trials: int, name: str) -> str:
 def _trainings(job: Job, rows: int, *, plain_runs: bool) -> dict[str, Part]:
     if job.baseline or job.members:
         return {"training": Part("train", 0, 0)}
+    if job.student:  # the pool has perturbed rows, too
+        return {"training": Part("train", student_recipe(job.recipe, rows).epochs, (1 + PERTURBED) * BACKWARD * rows)}
     recipe = job.recipe if job.method is None else job.method.extended(job.recipe)
     stops, trained = bool(recipe.patience), _trained(job)
     folds = bool(job.source.validation) and uses_folds(recipe, rows)
@@ -208,7 +211,8 @@ def _trainings(job: Job, rows: int, *, plain_runs: bool) -> dict[str, Part]:
 
 
 def _evaluations(job: Job, experiment: Experiment, *, corrupts: bool) -> dict[str, Part]:
-    passes = job.evaluation.samples if job.method is not None and job.method.targets else _networks(job)
+    drawn = job.method is not None and job.method.targets and not job.student
+    passes = job.evaluation.samples if drawn else _networks(job)
     rows, sets = len(experiment.test[0]), 1 + len(experiment.ood)
     parts = {"test": Part("predict", sets, passes * rows)}
     shift = experiment.shift if experiment.data.task == "classification" else None
@@ -222,8 +226,8 @@ def _evaluations(job: Job, experiment: Experiment, *, corrupts: bool) -> dict[st
 
 def _networks(job: Job) -> int:
     """Return the number of whole networks in a row: of an ensemble its members, else one."""
-    if job.members:
-        return len(job.members)
+    if job.members or job.student:
+        return len(job.members) or 1
     return 1 if job.method is None or job.method.targets else int(job.method.fields().get("components", 1))
 
 

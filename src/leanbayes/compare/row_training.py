@@ -128,12 +128,13 @@ NAMES = tuple(field.name for field in fields(Validation))
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained row: model, likelihood, history of the final training, outcome of the validation."""
+    """A trained row: model, likelihood, history of the final training, validation; of a student, its teacher."""
 
     model: nn.Module
     likelihood: Likelihood
     history: History
     validation: Validation | None
+    teacher: Trained | None = None
 
 
 def train_row(row: Row) -> Trained:

@@ -21,7 +21,7 @@ from torch import nn, Tensor
 from leanbayes import metrics as scores
 from leanbayes.compare.baselines import BASELINES, Fitted
 from leanbayes.compare.experiment import Experiment, pick_device
-from leanbayes.compare.job import Job, located, plain_of
+from leanbayes.compare.job import Job, located, plain_of, student_recipe
 from leanbayes.compare.plain_state import FOLDER as SHARED
 from leanbayes.compare.plain_state import PlainStates
 from leanbayes.compare.progress import RunProgress
@@ -31,6 +31,7 @@ from leanbayes.compare.tuning import codes_of, folder_of, own_values, read_outco
 from leanbayes.core.checkpoint import save
 from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers
 from leanbayes.core.prediction import Prediction
+from leanbayes.core.student import Student
 from leanbayes.core.summary import summary
 from leanbayes.data import DataSet
 from leanbayes.data.table import FILE as TABLE_FILE
@@ -46,6 +47,7 @@ from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
 from leanbayes.training import History
+from leanbayes.training.distillation import distill
 from leanbayes.training.logs import Logger
 from leanbayes.training.objective import autocast
 
@@ -180,13 +182,13 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
         raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
     if is_first() and experiment.data.table is not None:
         results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
-    trained = (
-        _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, hooks))
-    )
+    trained = _train(job, experiment, out, hooks)
     if is_first():
         write_model(trained.model, folder / MODEL)
     if trained.validation is not None:
         header["validation"] = asdict(trained.validation)
+    if isinstance(trained.model, Student):
+        header["agreement"] = trained.model.report
     if stage == "train":
         return header | {"status": "done", "history": list(trained.history)}
     return header | _evaluate(job, experiment, trained, hooks.progress) | {"status": "done"}
@@ -208,12 +210,35 @@ def tuned(
     return known or tune(job, experiment, out, lambda one: row_of(one, experiment, out), progress.training)
 
 
+def _train(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
+    if job.student:
+        return _student(job, experiment, out, hooks)
+    return _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, hooks))
+
+
 def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
     """Return an ensemble of the plain networks of several seeds; those that are trained already cost nothing more."""
     jobs = [replace(job, members=(), recipe=replace(job.recipe, seed=seed)) for seed in job.members]
     trained = [train_row(row_of(one, experiment, out)) for one in jobs]
     history = History(row | {"member": k} for k, one in enumerate(trained) for row in one.history)
     return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
+
+
+def _student(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
+    """Distill the trained row of the same method and seed; one that is trained already costs nothing more."""
+    teacher, data = train_row(row_of(job.teacher, experiment, out)), experiment.data
+    recipe = student_recipe(job.recipe, len(data.train))
+    callbacks = (*hooks.progress.training("training", recipe.epochs), *hooks.callbacks)
+    given: dict[str, Any] = {"likelihood": teacher.likelihood, "samples": job.evaluation.samples, "recipe": recipe}
+    given |= {"folder": job.folder(out), "resume": True, "progress": False}
+    student = distill(
+        at_full_width(teacher.model, data),
+        data.prepared(data.train),
+        callbacks=callbacks,
+        loggers=hooks.loggers,
+        **given,
+    )
+    return Trained(student, student.likelihood, History(student.history), None, teacher)
 
 
 def _baseline(job: Job, experiment: Experiment, values: Mapping[str, float]) -> dict[str, Any]:
@@ -332,7 +357,7 @@ def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
 
 def write_model(model: nn.Module, path: Path) -> None:
     """Save a trained model: a converted one with `lb.save`, a plain one as its state dict."""
-    if members_of(model) or is_stochastic(model):
+    if members_of(model) or is_stochastic(model) or isinstance(model, Student):
         save(model, path)
         return
     tensors, tied = untied(model.state_dict())
@@ -391,6 +416,9 @@ def _outcome(experiment: Experiment, trained: Trained, result: Result, counts: M
     if experiment.data.task == "classification":
         figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
     timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
+    if trained.teacher is not None:
+        before = trained.teacher.history.seconds
+        timing |= {"train_seconds": before + history.seconds, "distillation": history.seconds / before}
     return {
         "metrics": result.metrics,
         "cost": {**counts, **timing, "layers": _layers(trained.model)},

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from leanbayes.compare.experiment import Experiment, pick_device
 from leanbayes.compare.job import Job
@@ -26,10 +27,11 @@ from leanbayes.compare.run import as_evaluated, Callback, finished, fit_baseline
 from leanbayes.compare.tuning import own_values, read_outcome, untuned
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.data.table import one_hot_codes
-from leanbayes.evaluation.cost import measure_answers, PRICES
+from leanbayes.evaluation.cost import Cost, measure_answers, PRICES
 from leanbayes.evaluation.evaluate import price
 from leanbayes.evaluation.result import commit, FILE, project_commit, read_result, settings_of, write_json
 from leanbayes.runtime._files import local
+from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.display import counted
 from leanbayes.runtime.distributed import is_first
 from leanbayes.training.objective import autocast
@@ -180,21 +182,32 @@ def measure(job: Job, experiment: Experiment, out: Path) -> dict[str, Any]:
         outcome = read_outcome(job, out) if job.tune else None
         fitted, codes = fit_baseline(job, experiment, own_values((outcome or {}).get("chosen", {}), job.baseline))
         return measure_answers(lambda: fitted.predict(one_hot_codes(x, codes)), len(y))
-    device, recipe = pick_device(job.recipe.accelerator), job.recipe
+    device = pick_device(job.recipe.accelerator)
     trained = load_model(job.folder(out) / MODEL, experiment.plain(job.seed), job.name).to(device)
+    cost = _cost_of(trained, job, experiment)
+    found = {name: getattr(cost, name) for name in PRICES}
+    if job.student:  # its training is that of its teacher, and its own, which `cost.distillation` has
+        teacher = experiment.model(job.method, job.seed, job.where).to(device)
+        step = _cost_of(teacher, job, experiment, samples=1)
+        found |= {"train_step_ratio": step.train_step_ratio, "train_quartiles": step.train_quartiles}
+    return found
+
+
+def _cost_of(network: nn.Module, job: Job, experiment: Experiment, samples: int | None = None) -> Cost:
+    _, x, y = experiment.test
+    recipe, device = job.recipe, device_of(network)
     with autocast(recipe.precision, device):
-        model = as_evaluated(job, experiment, trained)
+        model = as_evaluated(job, experiment, network)
         plain = experiment.plain(job.seed).to(device)
-        cost = price(
+        return price(
             model,
             plain.to(memory_format=torch.channels_last) if recipe.channels_last else plain,  # type: ignore[call-overload]
             (x, y),
             likelihood=own_likelihood(model) or experiment.likelihood().to(device),
-            samples=job.evaluation.samples,
+            samples=samples or job.evaluation.samples,
             batch_size=recipe.batch_size,
             compile=recipe.compile,
         )
-    return {name: getattr(cost, name) for name in PRICES}
 
 
 @contextmanager

@@ -142,8 +142,13 @@ def table_of(job: Job, data: DataSet) -> tuple[Tensor, Tensor, int]:
 
 
 def folder_of(job: Job, out: Path) -> Path:
-    """Return the folder of the trials, which all seeds share; an ensemble of seeds has those of the plain network."""
-    return replace(job, members=()).folder(out).parent / FOLDER
+    """Return the folder of the trials, which all seeds share."""
+    return _row(job).folder(out).parent / FOLDER
+
+
+def _row(job: Job) -> Job:
+    """Return the row that has the trials: of an ensemble of seeds the plain network, of a student its teacher."""
+    return job.teacher if job.student else replace(job, members=())
 
 
 def forget(jobs: Sequence[Job], out: Path) -> None:
@@ -221,7 +226,7 @@ def tune(
 
 def _base(job: Job) -> Job:
     """Return the job of the trials, the same for all seeds."""
-    return replace(job, recipe=replace(job.recipe, seed=SEED), members=(), tune=0)
+    return replace(_row(job), recipe=replace(job.recipe, seed=SEED), tune=0)
 
 
 def _key(job: Job) -> dict[str, Any]:

@@ -62,10 +62,10 @@ def run_on_workers(
 def phases(jobs: Sequence[Job]) -> list[list[Job]]:
     """Divide jobs into those that may run at a time.
 
-    Rows that convert late begin from a state of the plain one, and come after it. An ensemble of seeds needs their
-    networks, and comes last.
+    Rows that convert late begin from a state of the plain one, and come after it. Ensembles of seeds and students need
+    the networks of other rows, and come last.
     """
-    late = [2 if job.members else int(waits(job, jobs)) for job in jobs]
+    late = [2 if job.follows else int(waits(job, jobs)) for job in jobs]
     parts = [[job for job, own in zip(jobs, late, strict=True) if own == number] for number in range(3)]
     return [part for part in parts if part]
 

@@ -14,6 +14,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, cast, get_type_hints, Literal
@@ -31,6 +32,8 @@ from leanbayes.core.conversion import (
     stochastic_layers,
     unwrap,
 )
+from leanbayes.core.student import NAME as STUDENT
+from leanbayes.core.student import Place, Student, widened
 from leanbayes.distributions.likelihoods import Likelihood, LIKELIHOODS
 from leanbayes.methods import all_methods
 from leanbayes.methods._base import Method
@@ -76,7 +79,7 @@ def save(
     The file appears whole or not at all: it is written under a temporary name and renamed.
 
     Args:
-        model: a converted model.
+        model: a converted model, or a student of one (`lb.distill`).
         path: a `.safetensors` file; its folder is made if needed.
         only: "posterior" leaves the shared weights out, and `load` takes them from the given network. That restores the
             model if training froze the weights (`Recipe(freeze=True)`). Deep ensembles are refused: their members have
@@ -85,12 +88,14 @@ def save(
     """
     place = local(path)
     model = unwrap(model)
-    chain = _conversions(model)
+    chain = [_student_step(model)] if isinstance(model, Student) else _conversions(model)
     if not chain:
         raise ValueError("expected a converted model, got a plain one; save its state_dict() with safetensors instead")
     if only not in ("all", "posterior"):
         raise ValueError(f"expected only to be one of all, posterior, got {only!r}")
     refuse_shards(model.parameters(), chain[0]["paths"][0] if chain[0]["paths"] else "")
+    if only == "posterior" and isinstance(model, Student):
+        raise ValueError("a student has no posterior next to its weights; save all of it: only='all'")
     tensors, others = untied(_state(model, only))
     if only == "posterior" and _own_weights(chain, tensors):
         raise ValueError(
@@ -133,6 +138,10 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
             f"expected a plain network, which load converts as '{path}' says, got one that is converted already; "
             "pass the plain network"
         )
+    if header["method"] == STUDENT:
+        student = _student(net, header, path)
+        _fill(student, tensors, header, path)
+        return cast(Network, student)
     chain = [header, *header.get("chain", [])]
     if header.get("only") == "posterior" and _own_weights(chain, tensors):
         raise ValueError(
@@ -152,6 +161,27 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
         attach_likelihood(model, likelihood)
     _fill(model, tensors, header, path)
     return cast(Network, model)
+
+
+def _student_step(student: Student) -> dict[str, Any]:
+    fields = {name: value for name, value in asdict(student.place).items() if name != "path"}
+    return {"method": STUDENT, "fields": {**fields, "report": student.report}, "paths": [student.place.path]}
+
+
+def _student(net: nn.Module, header: Mapping[str, Any], path: PathLike) -> Student:
+    """Return a student of the architecture of a plain network, with the further outputs that a header names."""
+    likelihood = _likelihood(header, path)
+    fields = dict(header["fields"])
+    report = fields.pop("report", {})
+    try:
+        check_fields(fields, {"axis": int, "outputs": int, "extra": int, "flat": bool}, required=("axis", "outputs"))
+        check_fields({"report": report}, {"report": dict[str, float]})
+        (layer,) = header["paths"]
+        place = Place(path=layer, **fields)
+        assert likelihood is not None, "a student has a likelihood"
+        return Student(widened(net, place.path, place.extra), likelihood, place, report)
+    except (AssertionError, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"'{path}' does not fit this network, or is damaged ({error})") from error
 
 
 def header_of(path: PathLike) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import copy as copying
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import cast, TypeVar
+from typing import Any, cast, TypeVar
 
 from torch import nn
 
+from leanbayes.core.student import Student
 from leanbayes.core.summary import counted, gaps, nothing_to_convert, parts
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.layers.composites.lowering import aliases, lower, raise_back, RowsFirst
@@ -180,7 +181,7 @@ def attach_likelihood(model: nn.Module, likelihood: Likelihood) -> None:
 def own_likelihood(model: nn.Module) -> Likelihood | None:
     """Return the likelihood that `convert` attached to a model, if any."""
     model = unwrap(model)
-    keepers = [model] if members_of(model) else []
+    keepers: list[Any] = [model] if members_of(model) or isinstance(model, Student) else []
     kept = (keeper.likelihood for keeper in (*keepers, *(layer for _, layer in stochastic_layers(model))))
     return next((likelihood for likelihood in kept if isinstance(likelihood, Likelihood)), None)
 

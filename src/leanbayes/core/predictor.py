@@ -26,6 +26,7 @@ from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_
 from leanbayes.core.frozen import Budget, FrozenDraws, Name, RowDraws
 from leanbayes.core.prediction import concatenate, Prediction, RunningUncertainty
 from leanbayes.core.stopping import predict_until
+from leanbayes.core.student import Student
 from leanbayes.core.summary import Price
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.layers.hooks import every_module
@@ -194,7 +195,8 @@ class Predictor:
             self.number = min(self.samples, self.distinct or self.samples)  # fewer networks than samples run once each
             self.leaves: list[Chunks] = []
             self.budget = Budget(self.limit)
-            self.tree = self._build(self.model, self.component, self.number)
+            network = self.model.network if isinstance(self.model, Student) else self.model
+            self.tree = self._build(network, self.component, self.number)
             self.holders = [d for m in every_module(self.model) for d in (m._parameters, m._buffers) if d]
             self.seen = self._fingerprint()
 
@@ -281,6 +283,9 @@ class Predictor:
         likelihood = self.likelihood
         for leaf in self.leaves:
             leaf.draws.forget_outputs()
+        if isinstance(self.model, Student):
+            (outputs,) = self._outputs(x, range(1), done)
+            return self.model.prediction(outputs[0], likelihood)
         if self.tolerance is not None:
             return self._predict_until(x, done)
         running = RunningUncertainty(likelihood.measure)

@@ -16,6 +16,7 @@ from torch import nn
 from leanbayes.core import objective
 from leanbayes.core import predictor as prediction
 from leanbayes.core.conversion import unwrap
+from leanbayes.core.student import Student
 from leanbayes.runtime.passes import PassState
 
 P = ParamSpec("P")
@@ -44,7 +45,9 @@ def _warning(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_converted(model: nn.Module) -> bool:
-    return any(isinstance(vars(module).get("state"), PassState) for module in model.modules())
+    return isinstance(model, Student) or any(
+        isinstance(vars(module).get("state"), PassState) for module in model.modules()
+    )
 
 
 predict = _warning(prediction.predict)

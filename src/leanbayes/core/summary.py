@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from leanbayes.core.student import Student
 from leanbayes.layers.composites import lowering
 from leanbayes.layers.family import refusal
 from leanbayes.methods._base import Method, StochasticLayer
@@ -191,6 +192,9 @@ def summary(
 def _summary(model: nn.Module) -> Summary:
     if members_of(model):
         return _of_ensemble(model)
+    if isinstance(model, Student):
+        plain, further = summary(model.network), model.extra_parameters
+        return replace(plain, parameters=plain.parameters - further, extra_parameters=further)
     layers = [(path, module) for path, module in model.named_modules() if isinstance(module, StochasticLayer)]
     methods = {layer.method for _, layer in layers}
     things = {method.things for method in methods}

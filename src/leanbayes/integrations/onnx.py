@@ -29,6 +29,8 @@ from torch.torch_version import TorchVersion
 from leanbayes import __version__
 from leanbayes.core.conversion import own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.prediction import decompose, Decomposition
+from leanbayes.core.student import NAME as STUDENT
+from leanbayes.core.student import Student
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._base import one_draw, StochasticLayer
 from leanbayes.methods.ensemble import members_of
@@ -65,7 +67,7 @@ def export(  # noqa: PLR0913
     file appears at once; tensors beyond 2 GB are stored in `<name>.data` next to it.
 
     Args:
-        model: a converted model, an ensemble, or a plain network.
+        model: a converted model, an ensemble, a student (one pass, without draws), or a plain network.
         example: inputs, as for `predict`; only their shapes matter.
         path: the `.onnx` file; its folder is made if needed.
         samples: S, the number of draws in the graph.
@@ -88,17 +90,22 @@ def export(  # noqa: PLR0913
     place = local(path)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     model = unwrap(model)
+    reads: nn.Module = Summary(likelihood)
+    if isinstance(model, Student):
+        samples, reads = 1, ReadStudent(model)
+    network = model.network if isinstance(model, Student) else model
     weight = next((*model.parameters(), *model.buffers()).__iter__(), torch.empty(0))
     tracer = Tracer(to_device(example, weight.device), output, dynamic_rows, opset)
     with torch.no_grad(), _quiet():
         whole = Assembly(tracer.inputs())
-        outputs = _outputs(model, tracer, whole, samples, seed)
-        summary = tracer.trace_summary(likelihood, samples)
+        outputs = _outputs(network, tracer, whole, samples, seed)
+        summary = tracer.trace_summary(reads, samples)
         finished = whole.model(whole.repeat(summary, outputs), summary)
     stochastic: Any = [m for m in model.modules() if isinstance(m, StochasticLayer) or members_of(m)]
     methods = dict.fromkeys(module.method for module in stochastic)
+    described = [{"method": method.name, "fields": method.fields()} for method in methods]
     about = {
-        "methods": [{"method": method.name, "fields": method.fields()} for method in methods],
+        "methods": [{"method": STUDENT, "fields": {}}] if isinstance(model, Student) else described,
         "likelihood": {"name": type(likelihood).__name__, "options": likelihood.options},
         "uncertainty": "entropy in nats" if likelihood.measure == "entropy" else "variance",
         "versions": {"leanbayes": __version__, "torch": str(torch.__version__)},
@@ -177,6 +184,17 @@ class Summary(nn.Module):
         return tuple(decompose(mean[None], aleatoric[None], self.likelihood.measure))
 
 
+class ReadStudent(nn.Module):
+    """The mean and the uncertainties of the outputs of a student."""
+
+    def __init__(self, student: Student) -> None:
+        super().__init__()
+        self.student = student
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(self.student.read(tensors[0]))
+
+
 class Tracer:
     """Traces modules to ONNX models, all for the same inputs and operators."""
 
@@ -206,10 +224,10 @@ class Tracer:
         self.result = function(*tensors)
         return self._trace(function, tensors, self.varies + [False] * len(function.variables[0]))
 
-    def trace_summary(self, likelihood: Likelihood, samples: int) -> Any:
+    def trace_summary(self, reads: nn.Module, samples: int) -> Any:
         """Return the map from the outputs of all draws to the mean and the uncertainties."""
         outputs = tuple(self.result.clone() for _ in range(samples))
-        return self._trace(Summary(likelihood), outputs, [self.dynamic_rows] * samples)
+        return self._trace(reads, outputs, [self.dynamic_rows] * samples)
 
     def _trace(self, module: nn.Module, tensors: tuple[Tensor, ...], varies: Sequence[bool]) -> Any:
         from onnxscript import optimizer

@@ -40,12 +40,17 @@ LONGEST = 80  # characters of a label on the page; the whole label shows on hove
 TAIL = 24  # of them from the end, where versions differ
 COLOURS = 15  # number of colours in the style sheet
 VERSIONS = 4  # looks of one colour: the method, and three for its versions
-DASHED = {"mean": 2, "seed_ensemble": 1}  # rows that share the colour of another, and the version that they look like
+DASHED = {
+    "mean": 2,
+    "seed_ensemble": 1,
+    "student": 1,
+}  # rows that share the colour of another, and the version that they look like
 UNKNOWN_SHAPE = 7  # the marker of methods that are not in FIXED
 FIXED = {  # colour and marker
     "plain": (0, 0),
     "tempered": (0, 3),
     "mean": (0, 6),
+    "student": (0, 5),
     "rank1": (1, 1),
     "patch": (2, 4),
     "implicit": (3, 3),

@@ -261,7 +261,8 @@ def training_ratio(run: Run, step: float | None = None) -> float | None:
         -------------------------------------------------------------------
                                     epochs
 
-    Epochs before the conversion train the plain network. A tiled step gives each row to all K components.
+    Epochs before the conversion train the plain network. A tiled step gives each row to all K components. A student
+    costs the training of its teacher, and the time of its own in addition.
     """
     step = run.number("cost", "train_step_ratio") if step is None else step
     section = "validation" if run.number("validation", "epochs") else "recipe"  # held-out rows chose the epochs
@@ -273,7 +274,8 @@ def training_ratio(run: Run, step: float | None = None) -> float | None:
     tiled = min(tiled, epochs - plain)
     components = run.number("method", "fields", "components") or 1
     draws = run.number("recipe", "samples") or 1
-    return (plain + (epochs - plain - tiled + components * tiled) * draws * step) / epochs
+    ratio = (plain + (epochs - plain - tiled + components * tiled) * draws * step) / epochs
+    return ratio * (1 + (run.number("cost", "distillation") or 0.0))
 
 
 def answer_passes(run: Run) -> float | None:
