@@ -167,7 +167,7 @@ def _relocated(settings: Any, job: Job) -> dict[str, Any]:
 
 
 def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hooks) -> dict[str, Any]:
-    folder, header = job.folder(out), _header(job, experiment)
+    header = _header(job, experiment)
     values: dict[str, float] = {}
     if job.tune:
         tuning = tuned(job, experiment, out, hooks.progress, may_run=stage != "evaluate")
@@ -178,13 +178,7 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
         header |= used | {"tuning": tuning}
     if job.baseline:
         return header | _baseline(job, experiment, own_values(values, job.baseline)) | {"status": "done"}
-    if stage == "evaluate" and not (folder / MODEL).is_file():
-        raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
-    if is_first() and experiment.data.table is not None:
-        results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
-    trained = _train(job, experiment, out, hooks)
-    if is_first():
-        write_model(trained.model, folder / MODEL)
+    trained = _train(job, experiment, out, stage, hooks)
     if trained.validation is not None:
         header["validation"] = asdict(trained.validation)
     if isinstance(trained.model, Student):
@@ -192,6 +186,24 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
     if stage == "train":
         return header | {"status": "done", "history": list(trained.history)}
     return header | _evaluate(job, experiment, trained, hooks.progress) | {"status": "done"}
+
+
+def _train(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hooks) -> Trained:
+    """Train the network of a job, or resume, and write it."""
+    folder = job.folder(out)
+    if stage == "evaluate" and not (folder / MODEL).is_file():
+        raise ValueError(f"no trained model in '{folder}'; run leanbayes train with the same flags first")
+    if is_first() and experiment.data.table is not None:
+        results.write_json(experiment.data.table.to_json(), folder / TABLE_FILE)
+    if job.student:
+        trained = _student(job, experiment, out, hooks)
+    elif job.members:
+        trained = _ensemble_of_seeds(job, experiment, out)
+    else:
+        trained = train_row(row_of(job, experiment, out, hooks))
+    if is_first():
+        write_model(trained.model, folder / MODEL)
+    return trained
 
 
 def tuned(
@@ -208,12 +220,6 @@ def tuned(
             f"no outcome of {job.tune} trials in '{folder_of(job, out)}'; run leanbayes train with the same flags first"
         )
     return known or tune(job, experiment, out, lambda one: row_of(one, experiment, out), progress.training)
-
-
-def _train(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
-    if job.student:
-        return _student(job, experiment, out, hooks)
-    return _ensemble_of_seeds(job, experiment, out) if job.members else train_row(row_of(job, experiment, out, hooks))
 
 
 def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
