@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -261,11 +262,20 @@ def test_distillation_keeps_norm_statistics_and_the_teacher(tmp_path):
     assert all(torch.equal(a.running_mean, b.running_mean) for a, b in zip(norms, first, strict=True))
 
 
-def test_equal_calls_give_equal_students_and_resume():
+def test_equal_calls_give_equal_students_also_after_an_interrupt(tmp_path):
     x = torch.randn(40, 4)
     bnn = lb.convert(mlp(), lb.Rank1(components=2, init_spread=0.3))
-    one, two = (lb.distill(bnn, (x, x), recipe=QUICK, progress=False) for _ in range(2))
+    given = {"recipe": replace(QUICK, epochs=3), "progress": False}
+
+    def interrupt(state):
+        if state.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lb.distill(bnn, (x, x), folder=tmp_path, callbacks=[interrupt], **given)
+    one, two = lb.distill(bnn, (x, x), **given), lb.distill(bnn, (x, x), folder=tmp_path, resume=True, **given)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
+    assert one.report == two.report
     assert one.history[0]["seconds"] > 0
 
 
