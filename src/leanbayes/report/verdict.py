@@ -275,7 +275,7 @@ def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Cand
         base = shifted.get(reference.label, {})
         share = SMALLEST_SHARE * abs(statistics.fmean(base.values())) if base else 0.0
         lines.append(_line("Robust to corrupted images", "mean NLL", shifted, reference.label, share))
-    areas = _areas(group)
+    areas = ood_losses(group)
     if areas:
         score = "total" if group.task == "classification" else "epistemic"
         title = f"AUROC by {score} uncertainty"
@@ -313,7 +313,7 @@ def _line(
     return Need(name, f"No clear difference: {written(chosen.best)}, {written(reference)}.")
 
 
-def _areas(group: Group) -> dict[str, dict[int, float]]:
+def ood_losses(group: Group) -> dict[str, dict[int, float]]:
     """Return minus the mean AUROC over the out-of-distribution sets, by label and seed, by one fixed score."""
     score = SCORE.get(group.task, "entropy")
     found: dict[str, dict[int, float]] = {}
