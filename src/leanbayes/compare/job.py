@@ -47,6 +47,7 @@ class EvaluationSpec:
         test_images: number of test rows to use; 0 means all.
         shift_corruptions: names of the corruptions; none means all.
         shift_severities: severities from 1 to 5; none means all.
+        shift_data: names or paths of rows of another origin with targets.
     """
 
     samples: int = 16
@@ -56,6 +57,7 @@ class EvaluationSpec:
     test_images: int = 0
     shift_corruptions: tuple[str, ...] = ()
     shift_severities: tuple[int, ...] = ()
+    shift_data: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_counts(1, samples=self.samples)

@@ -29,7 +29,9 @@ from leanbayes.core.prediction import concatenate, Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Gaussian, Likelihood
+from leanbayes.evaluation.figures import LEVEL
 from leanbayes.evaluation.result import read_json, write_json
+from leanbayes.metrics import interval_factor
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of
 from leanbayes.training import History, Recipe
@@ -106,6 +108,8 @@ class Validation:
         noise: factor of the standard deviation of the noise of real targets; 1 for classes.
         nll: mean validation NLL of the best state, before temperature and noise.
         seconds: of the trainings on folds.
+        interval: factor of the 95 % intervals of real targets, with which they hold 95 % of the held-out targets; None
+            for classes, and in files of earlier versions.
     """
 
     how: str
@@ -116,9 +120,12 @@ class Validation:
     noise: float
     nll: float | None
     seconds: float = 0.0
+    interval: float | None = None
 
 
-NAMES = tuple(field.name for field in fields(Validation))
+LATER = ("interval",)
+"""Fields that files of earlier versions lack."""
+NAMES = tuple(field.name for field in fields(Validation) if field.name not in LATER)
 
 
 @dataclass(frozen=True)
@@ -148,9 +155,9 @@ def _train_on_split(row: Row, held: Held) -> Trained:
 
     def compute() -> dict[str, Any]:
         best = _best_epochs(history, recipe)
-        temperature, noise = _calibrated(_predicted(row, model, likelihood, valid[0]), valid[1])
+        own = _calibrated(_predicted(row, model, likelihood, valid[0]), valid[1])
         epochs, nll = round(statistics.fmean(best)), _mean_nll(history, best)
-        return asdict(Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, temperature, noise, nll))
+        return asdict(Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, nll=nll, **own))
 
     validation = _kept(row, compute)
     return Trained(model, with_noise(likelihood, validation.noise), history, validation)
@@ -176,10 +183,10 @@ def _by_folds(row: Row, held: Held) -> Validation:
         best += _best_epochs(history, recipe)
         nlls.append(_mean_nll(history, _best_epochs(history, recipe)))
         seconds += history.seconds
-    temperature, noise = _calibrated(concatenate(predictions), torch.cat(targets))
+    own = _calibrated(concatenate(predictions), torch.cat(targets))
     epochs = max(recipe.convert_at_epoch + 1, round(statistics.fmean(best)))
     nll = statistics.fmean(known) if (known := [nll for nll in nlls if nll is not None]) else None
-    return Validation("folds", len(fold), epochs, recipe.convert_at_epoch, temperature, noise, nll, seconds)
+    return Validation("folds", len(fold), epochs, recipe.convert_at_epoch, nll=nll, seconds=seconds, **own)
 
 
 def _converted_where_plain_is_best(row: Row) -> Recipe:
@@ -209,7 +216,10 @@ def _read(path: Path, key: Mapping[str, Any]) -> Validation | None:
         found = read_json(path)
     except (OSError, ValueError):
         return None
-    return Validation(**{name: found[name] for name in NAMES}) if found.get("key") == dict(key) else None
+    if found.get("key") != dict(key):
+        return None
+    later = {name: found[name] for name in LATER if name in found}
+    return Validation(**{name: found[name] for name in NAMES}, **later)
 
 
 def _kept(row: Row, compute: Callable[[], Mapping[str, Any]]) -> Validation:
@@ -279,11 +289,14 @@ def _rows(data: Tensors, chosen: Tensor) -> Tensors:
     return tuple(part[chosen] for part in data)
 
 
-def _calibrated(p: Prediction, y: Tensor) -> tuple[float, float]:
-    """Return the temperature of classes, or the factor of the noise of real targets, from held-out predictions."""
-    if isinstance(p.likelihood, Gaussian):
-        return 1.0, 1.0 if p.likelihood.heteroscedastic else best_noise(p, y)
-    return float(Temperature("mean").fit(p, y).temperature or 1.0), 1.0
+def _calibrated(p: Prediction, y: Tensor) -> dict[str, Any]:
+    """Return the temperature of classes, or the factors of noise and intervals of real targets, of held-out rows."""
+    if not isinstance(p.likelihood, Gaussian):
+        return {"temperature": float(Temperature("mean").fit(p, y).temperature or 1.0), "noise": 1.0}
+    noise = 1.0 if p.likelihood.heteroscedastic else best_noise(p, y)
+    assert p.variances is not None
+    wider = replace(p, variances=p.variances * noise**2)
+    return {"temperature": 1.0, "noise": noise, "interval": interval_factor(*wider.interval(LEVEL), y, LEVEL)}
 
 
 def best_noise(p: Prediction, y: Tensor) -> float:

@@ -34,6 +34,7 @@ from leanbayes.data.table import one_hot_codes
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
 from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
+from leanbayes.evaluation.figures import LEVEL
 from leanbayes.methods.ensemble import Ensemble, members_of
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime._files import untied, write_tensors
@@ -207,7 +208,9 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
     start = time.perf_counter()
     prediction = predict(x)
     milliseconds = 1e3 * (time.perf_counter() - start) / len(y)
-    found, figures = metrics_of(prediction, y, {name: predict(rows) for name, (rows, _) in experiment.ood.items()})
+    others = {name: predict(rows) for name, (rows, _) in experiment.ood.items()}
+    moved = {name: (predict(rows), targets) for name, (rows, targets) in experiment.shift_data.items()}
+    found, figures = metrics_of(prediction, y, others, moved)
     if fitted.quantiles is not None and experiment.units is not None:
         mean, std = experiment.units
         low, high = (end * std + mean for end in fitted.quantiles(one_hot_codes(x, codes)))
@@ -215,6 +218,7 @@ def _baseline(job: Job, experiment: Experiment) -> dict[str, Any]:
             "quantile_coverage": float(scores.interval_coverage(low, high, y)),
             "quantile_width": float((high - low).mean()),
         }
+    found["test"] |= _validated_interval(prediction, y, fitted.interval)
     losses = {"losses": _losses(prediction, y, None)}
     cost = {"train_seconds": seconds, "answer_ms": milliseconds, "parameters": fitted.parameters}
     known = {name: value for name, value in cost.items() if value is not None}
@@ -273,6 +277,7 @@ def _evaluate(job: Job, experiment: Experiment, trained: Trained, progress: RunP
             compile=job.recipe.compile,
             temperature=_temperature(experiment, trained),
             progress=progress.evaluation,
+            shift_data=experiment.shift_data,
         )
 
 
@@ -353,6 +358,8 @@ def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[s
     figures = result.figures | {"losses": losses}
     if experiment.data.task == "classification":
         figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
+    factor = None if trained.validation is None else trained.validation.interval
+    result.metrics["test"] |= _validated_interval(result.prediction, result.targets, factor)
     assert result.cost is not None
     timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
     return {
@@ -361,6 +368,15 @@ def _outcome(experiment: Experiment, trained: Trained, result: Result) -> dict[s
         "figures": figures,
         "history": list(history),
     }
+
+
+def _validated_interval(p: Prediction, y: Tensor, factor: float | None) -> dict[str, float]:
+    """Return width and coverage of the intervals that hold 95 % of the held-out rows; nothing without a factor."""
+    if factor is None:
+        return {}
+    low, high = scores.scaled_interval(*p.interval(LEVEL), factor)
+    coverage = float(scores.interval_coverage(low, high, y))
+    return {"interval_width_validated": float((high - low).mean()), "coverage_validated": coverage}
 
 
 def _losses(prediction: Prediction, y: Tensor, temperature: Temperature | None) -> dict[str, str]:
