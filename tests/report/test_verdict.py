@@ -278,6 +278,10 @@ def test_the_narrowest_validated_intervals_are_named(tmp_path):
     needs = moved(tmp_path / "a", figures, "regression", **widths)
     assert needs["Narrow intervals"].choice == "rank1"
     assert "width at 95 % validation coverage 3)" in needs["Narrow intervals"].sentence
+    widths["rank1"]["coverage_validated"] = 0.95 - 2.1 * (0.95 * 0.05 / 360) ** 0.5  # of 360 test rows
+    needs = moved(tmp_path / "c", figures, "regression", **widths)
+    assert needs["Narrow intervals"].choice is None
+    assert "too few test targets: rank1 92.6 %." in needs["Narrow intervals"].sentence
     needs = moved(tmp_path / "b", figures, "regression")
     assert needs["Narrow intervals"].sentence.startswith("Not measured: add --validation")
 

@@ -166,7 +166,7 @@ REGRESSION = (
     _test("interval_width_validated", "Width at 95\u00a0% validation coverage", "lower", "Mean width of the intervals "
           "after one factor scaled them to hold 95 % of the held-out training rows, in the target's units."),
     _test("coverage_validated", "Coverage of these intervals", "higher", "Share of test targets inside the intervals "
-          "that hold 95 % of the held-out training rows.", percent=True, marked=False, place="rest"),
+          "that hold 95 % of the held-out training rows.", percent=True, marked=False, place="text"),
 )  # fmt: skip
 
 CORRUPTED = (

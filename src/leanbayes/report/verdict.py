@@ -10,7 +10,7 @@ import binascii
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,7 +32,8 @@ FLOORS = {  # cost and value below which a limit does not decide
     "parameter_ratio": ("parameters", 1e6),
 }
 SMALLEST_SHARE, SMALLEST_NATS, SMALLEST_AREA = 0.01, 0.01, 0.005  # smallest gains of NLL, LPD and AUROC that count
-NARROW = "Narrow intervals"
+NARROW, COVERED = "Narrow intervals", ("test", "coverage_validated")
+LEVEL, COVERAGE_ERRORS = 0.95, 2.0  # of the intervals; standard errors by which their test coverage may be lower
 SCORE = {"classification": "entropy", "regression": "mutual_information"}  # finds out-of-distribution inputs
 RULE = (
     f"Rule: a row stays within the limits if its training costs at most {LIMITS['training_ratio']:g} trainings of the "
@@ -42,8 +43,9 @@ RULE = (
     "parameters. Each row is compared with the plain network at a temperature from held-out training rows (without "
     "such rows, with the plain network), by differences paired by seed. A difference is clear if it is larger than its "
     "standard error, pooled over the rows, times the quantile of Student's distribution at 5 % divided by the number "
-    "of rows, and at least 1 % of the NLL or the width (0.01 nats of the LPD, 0.005 of the AUROC). The best row within "
-    "the limits with a clear gain in NLL or LPD is recommended. With one seed the standard error is that of the test "
+    "of rows, and at least 1 % of the NLL or the width (0.01 nats of the LPD, 0.005 of the AUROC). Widths count if "
+    "the intervals hold at most two standard errors less than 95 % of the test targets. The best row within the limits "
+    "with a clear gain in NLL or LPD is recommended. With one seed the standard error is that of the test "
     "rows, and nothing is recommended."
 )
 
@@ -302,11 +304,20 @@ def _robust(group: Group, column: Column, reference: str) -> Need:
 
 
 def _narrow(group: Group, reference: str) -> Need:
-    """Return the line on the width of intervals that hold 95 % of the held-out rows."""
+    """Return the line on the width of intervals that hold 95 % of the held-out rows, if they also hold test rows."""
     widths = losses_of(group, ("test", "interval_width_validated"))
     if not widths:
         return Need(NARROW, "Not measured: add --validation with a share of the training rows.")
-    return _line(NARROW, "width at 95 % validation coverage", widths, reference, _share(widths, reference))
+    held = {label: statistics.fmean(by.values()) for label, by in losses_of(group, COVERED).items()}
+    rows = min((run.number("data", "test") or 1 for run in group.runs), default=1)
+    least = LEVEL - COVERAGE_ERRORS * math.sqrt(LEVEL * (1 - LEVEL) / max(rows, 1))
+    good = {label: by for label, by in widths.items() if held.get(label, 1.0) >= least}
+    short = [f"{label} {100 * held[label]:.3g} %" for label in widths if label not in good]
+    missed = f" Not counted, for they hold too few test targets: {_list(short)}." if short else ""
+    if not good:
+        return Need(NARROW, f"No row.{missed}")
+    found = _line(NARROW, "width at 95 % validation coverage", good, reference, _share(good, reference))
+    return replace(found, sentence=found.sentence + missed)
 
 
 def _share(losses: Losses, reference: str) -> float:
