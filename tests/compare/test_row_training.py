@@ -90,7 +90,7 @@ def test_the_outcome_does_not_depend_on_the_run_of_the_plain_network(tmp_path, m
     from dataclasses import replace
 
     known = replace(row_of(tmp_path / "b" / "plain"), known=tmp_path / "plain" / "validation.json")
-    monkeypatch.setattr(row_training, "_train_on_split", None)
+    monkeypatch.setattr(row_training, "train_on_split", None)
     after = train_row(row_of(tmp_path / "b", lb.Rank1(components=2), plain=known, convert_at_epoch=28))
     assert not (tmp_path / "b" / "plain").exists()
     first, second = alone.model.state_dict(), after.model.state_dict()

@@ -144,11 +144,14 @@ def train_row(row: Row) -> Trained:
         return Trained(*_fitted(row, row.recipe, row.data), None)
     if row.recipe.patience and len(row.data[1]) < FEW:
         return _train_after_folds(row, row.held)
-    return _train_on_split(row, row.held)
+    return train_on_split(row)
 
 
-def _train_on_split(row: Row, held: Held) -> Trained:
-    recipe = _converted_where_plain_is_best(row)
+def train_on_split(row: Row) -> Trained:
+    """Train a row with one split, for any number of rows."""
+    held = row.held
+    assert held is not None
+    recipe = _converted_where_plain_is_best(row, folds=False)
     out = held_out(row.data[1], held.share, recipe.seed, groups=held.groups, time=held.time)
     train, valid = _rows(row.data, ~out), _rows(row.data, out)
     model, likelihood, history = _fitted(row, recipe, train, valid)
@@ -172,7 +175,7 @@ def _train_after_folds(row: Row, held: Held) -> Trained:
 
 def _by_folds(row: Row, held: Held) -> Validation:
     """Train on four of five folds in turn: the mean of their best epochs, and a prediction for every row."""
-    recipe = _converted_where_plain_is_best(row)
+    recipe = _converted_where_plain_is_best(row, folds=True)
     fold = fold_of(row.data[1], FOLDS, recipe.seed, groups=held.groups)
     predictions, targets, best, nlls, seconds = [], [], [], [], 0.0
     for number in range(FOLDS):
@@ -189,24 +192,24 @@ def _by_folds(row: Row, held: Held) -> Validation:
     return Validation("folds", len(fold), epochs, recipe.convert_at_epoch, nll=nll, seconds=seconds, **own)
 
 
-def _converted_where_plain_is_best(row: Row) -> Recipe:
+def _converted_where_plain_is_best(row: Row, *, folds: bool) -> Recipe:
     """Return the recipe, with patience converted after the best epoch of the plain network."""
     recipe = row.recipe
     if row.plain is None or not (recipe.patience and recipe.convert_at_epoch):
         return recipe
-    epochs = _plain_validation(row.plain).epochs
+    epochs = _plain_validation(row.plain, folds=folds).epochs
     return replace(recipe, convert_at_epoch=epochs, epochs=epochs + recipe.epochs)
 
 
-def _plain_validation(plain: Row) -> Validation:
+def _plain_validation(plain: Row, *, folds: bool) -> Validation:
     """Return the validation of the plain network: known from its own run, or found now."""
     assert plain.held is not None
     held = plain.held
     if plain.known is not None and (found := _read(plain.known, plain.key)) is not None:
         return found
-    if len(plain.data[1]) < FEW:
+    if folds:
         return _kept(plain, lambda: asdict(_by_folds(plain, held)))
-    found = _train_on_split(plain, held).validation
+    found = train_on_split(plain).validation
     assert found is not None
     return found
 
