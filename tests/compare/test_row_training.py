@@ -15,6 +15,7 @@ from leanbayes.compare.baselines import BASELINES
 from leanbayes.compare.row_training import best_noise, Held, Row, train_row
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.training import Recipe
+from leanbayes.training.early_stopping import best_file
 
 
 def table(rows=80, noise=0.5):
@@ -47,7 +48,7 @@ def test_folds_give_the_epochs_and_the_final_network_trains_on_all_rows(tmp_path
     for fold in range(5):
         header = json.loads((tmp_path / "validation.json").read_text())
         assert header["epochs"] == found.epochs
-        best.append((tmp_path / f"fold{fold}" / "checkpoint" / "best.safetensors").is_file())
+        best.append(best_file(tmp_path / f"fold{fold}"))
     assert all(best)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from leanbayes.training.fit import fit
+from leanbayes.training.state import Checkpoint
 
 from .problems import images, rank1, short
 
@@ -29,6 +30,7 @@ def train(folder: Path, started: Any, pause_at: int | None, slow: float) -> None
     model[3].register_forward_hook(lambda module, args, result: time.sleep(slow))
 
     def report(state: Any) -> None:
+        state.save()
         if pause_at is None:
             started.set()
 
@@ -36,13 +38,16 @@ def train(folder: Path, started: Any, pause_at: int | None, slow: float) -> None
 
 
 def _pause_before_rename(started: Any, pause_at: int) -> None:
-    flush, calls = os.fsync, []
+    flush, save, states = os.fsync, Checkpoint.save, []
 
     def pause(handle: int) -> None:
         flush(handle)
-        calls.append(handle)
-        if len(calls) == pause_at:
+        if len(states) == pause_at:
             started.set()
             time.sleep(60)
 
-    os.fsync = pause
+    def counted(*given: Any) -> None:
+        states.append(given)
+        save(*given)
+
+    os.fsync, Checkpoint.save = pause, counted

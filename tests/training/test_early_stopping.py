@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +13,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import leanbayes as lb
 from leanbayes.training.early_stopping import best_epoch, is_over, split_rows
 from leanbayes.training.progress import History
+from leanbayes.training.recipe import Recipe
+from leanbayes.training.state import Checkpoint
 from tests.training.problems import images, network, same, short
+
+
+class Killed(Exception):
+    pass
+
+
+fit_module = importlib.import_module("leanbayes.training.fit")
 
 
 def rows(*scores):
@@ -81,9 +93,6 @@ def test_a_killed_training_stops_at_the_same_epoch_with_the_same_weights(tmp_pat
     whole = mlp()
     expected = lb.fit(whole, (x, y), stopping(), validation=0.3, folder=tmp_path / "whole", progress=False)
 
-    class Killed(Exception):
-        pass
-
     def kill_at(epoch):
         def callback(state):
             if state.epoch == epoch:
@@ -107,14 +116,47 @@ def test_a_killed_training_stops_at_the_same_epoch_with_the_same_weights(tmp_pat
     assert same(again, whole)
 
 
-def test_a_best_state_of_another_epoch_is_refused(tmp_path):
+def test_a_finished_training_without_its_best_state_is_refused(tmp_path):
     x, y = noisy_problem()
     lb.fit(mlp(), (x, y), stopping(), validation=0.3, folder=tmp_path, progress=False)
-    other = tmp_path / "other"
-    lb.fit(mlp(), (x, y), stopping(lr=0.05), validation=0.3, folder=other, progress=False)
-    (other / "checkpoint" / "best.safetensors").replace(tmp_path / "checkpoint" / "best.safetensors")
-    with pytest.raises(ValueError, match="was the best; begin again"):
+    (best,) = (tmp_path / "checkpoint").glob("best*.safetensors")
+    best.unlink()
+    with pytest.raises(ValueError, match="got no file; begin again"):
         lb.fit(mlp(), (x, y), stopping(), validation=0.3, folder=tmp_path, resume=True, progress=False)
+
+
+def test_a_kill_between_the_best_and_the_last_state_leaves_a_training_that_resumes(tmp_path, monkeypatch):
+    x, y = noisy_problem()
+    whole = mlp()
+    expected = lb.fit(whole, (x, y), stopping(), validation=0.3, progress=False)
+    monkeypatch.setattr(fit_module, "SAVING", math.inf)  # a state after every epoch
+    saved, write = [], Checkpoint.save
+
+    def kill(checkpoint, module, optimizer, history):
+        if len(saved) == 3:
+            raise Killed
+        saved.append(len(history))
+        write(checkpoint, module, optimizer, history)
+
+    monkeypatch.setattr(Checkpoint, "save", kill)
+    with pytest.raises(Killed):
+        lb.fit(mlp(), (x, y), stopping(), validation=0.3, folder=tmp_path, progress=False)
+    monkeypatch.setattr(Checkpoint, "save", write)
+    resumed = mlp()
+    found = lb.fit(resumed, (x, y), stopping(), validation=0.3, folder=tmp_path, resume=True, progress=False)
+    assert saved == [1, 2, 3]
+    assert [row["valid_nll"] for row in found] == [row["valid_nll"] for row in expected]
+    assert same(resumed, whole)
+
+
+def test_states_are_written_rarely_at_the_end_and_when_a_callback_asks(tmp_path, monkeypatch):
+    x, y = noisy_problem()
+    monkeypatch.setattr(fit_module, "SAVING", 1e-9)
+    saved, write = [], Checkpoint.save
+    monkeypatch.setattr(Checkpoint, "save", lambda *given: (saved.append(len(given[3])), write(*given))[0])
+    asked = [lambda state: state.save() if state.epoch == 2 else None]
+    lb.fit(mlp(), (x, y), Recipe(epochs=5), folder=tmp_path, progress=False, callbacks=asked)
+    assert saved == [1, 2, 5]
 
 
 def test_a_share_of_the_rows_is_held_out_and_not_trained_on():

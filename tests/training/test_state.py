@@ -225,7 +225,13 @@ def test_a_write_that_breaks_off_loses_nothing(tmp_path):
     sentence = r"the checkpoint of epoch 2 could not be written to '.*' \(.*File too large.*\); that of epoch 1 is kept"
     stack = ExitStack()
     with stack, pytest.raises(TrainingError, match=sentence):
-        fit(net(), images(), short(), folder=tmp_path, callbacks=[lambda state: stack.enter_context(small_files())])
+        fit(
+            net(),
+            images(),
+            short(),
+            folder=tmp_path,
+            callbacks=[lambda state: (state.save(), stack.enter_context(small_files()))],
+        )
     assert [path.name for path in file_of(tmp_path).parent.iterdir()] == ["last.safetensors"]
     history = fit(fresh, images(), short(), folder=tmp_path, resume=True)
     assert len(history) == 3

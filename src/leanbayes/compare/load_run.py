@@ -26,7 +26,7 @@ from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import read_json, read_result
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
 from leanbayes.training import state
-from leanbayes.training.early_stopping import BEST
+from leanbayes.training.early_stopping import best_file
 
 NOISE = f"{state.MODEL}likelihood."  # prefix of the likelihood's parameters in a training state
 
@@ -193,7 +193,7 @@ def _load_likelihood(folder: Path, data: DataSet) -> Likelihood:
         return likelihood
     members = sorted(folder.glob("member*"), key=lambda member: int(member.name.removeprefix("member")))
     trained = members[-1] if members else folder  # members are trained in turn, with one likelihood
-    path = trained / BEST if (trained / BEST).is_file() else trained / state.STATE
+    path = best_file(trained) or trained / state.STATE
     if not path.is_file():
         raise FileNotFoundError(f"the learned noise of the run is stored in '{path}', which does not exist")
     likelihood.load_state_dict(state.with_prefix(read_tensors(path)[1], NOISE))

@@ -152,7 +152,7 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
         with torch.random.fork_rng(devices), _silence():
             data = (_scaled(scaler, X).float(), y)
             if recipe.patience:
-                making = partial(_anew, make, likelihood=likelihood)
+                making = partial(_make_fresh, make, likelihood=likelihood)
                 model, likelihood, history = _stopped(making, method, recipe, data, self._samples)
             else:
                 model, likelihood = make(method, likelihood)
@@ -300,7 +300,7 @@ class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
         return tags
 
 
-def _anew(make: Any, method: Method | None, likelihood: Likelihood) -> tuple[nn.Module, Likelihood]:
+def _make_fresh(make: Any, method: Method | None, likelihood: Likelihood) -> tuple[nn.Module, Likelihood]:
     return make(method, copy.deepcopy(likelihood))  # type: ignore[no-any-return]  # every training learns its own noise
 
 

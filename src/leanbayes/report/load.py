@@ -283,9 +283,15 @@ def load_results(folder: str | Path) -> Results:
             runs.append(_read(file, file.relative_to(folder).as_posix()))
         except DamagedResult as error:
             damaged.append(str(error))
+    return Results(grouped(runs), tuple(damaged))
+
+
+def grouped(runs: Iterable[Run]) -> tuple[Group, ...]:
+    """Group runs by data and network; a plain network with a temperature is a further row."""
+    runs = list(runs)
     runs += [changed for run in runs if (changed := _tempered(run)) is not None]
     keys = sorted({run.key for run in runs})
-    return Results(tuple(_group(key, [r for r in runs if r.key == key]) for key in keys), tuple(damaged))
+    return tuple(_group(key, [run for run in runs if run.key == key]) for key in keys)
 
 
 def _tempered(run: Run) -> Run | None:

@@ -275,7 +275,7 @@ def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Cand
     lines = [_line("Best probabilities", f"{column.title}", losses, reference.label, smallest, errors, -column.sign)]
     lines += [_robust(group, column, reference.label)]
     lines += [_narrow(group, reference.label)] if group.task == "regression" else []
-    areas = _areas(group)
+    areas = ood_losses(group)
     if areas:
         score = "total" if group.task == "classification" else "epistemic"
         title = f"AUROC by {score} uncertainty"
@@ -351,7 +351,7 @@ def _line(
     return Need(name, f"No clear difference: {written(chosen.best)}, {written(reference)}.")
 
 
-def _areas(group: Group) -> dict[str, dict[int, float]]:
+def ood_losses(group: Group) -> dict[str, dict[int, float]]:
     """Return minus the mean AUROC over the out-of-distribution sets, by label and seed, by one fixed score."""
     score = SCORE.get(group.task, "entropy")
     found = _means(group, "ood", lambda run, name: run.number("metrics", "ood", name, "scores", score, "auroc"))
@@ -386,7 +386,8 @@ def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[
         return Need(name, "Not measured.")
     same = "the best row itself" if label == best.label else f"not clearly worse than {best.label}"
     price = f"{prices[label]:,.0f}" if prices[label] >= 1000 else f"{prices[label]:.3g}"
-    return Need(name, f"{label} ({price} {unit}), {same}.", label)
+    counted = f"{price} {unit.removesuffix('es') if price == '1' else unit}"
+    return Need(name, f"{label} ({counted}), {same}.", label)
 
 
 def _list(labels: list[str]) -> str:

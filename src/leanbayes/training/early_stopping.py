@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from leanbayes.training.recipe import Recipe
 from leanbayes.training.state import MODEL
 
 HEADER = "leanbayes.best"
-BEST = Path("checkpoint") / "best.safetensors"  # in the folder of a training
+FOLDER, FILES = "checkpoint", "best*.safetensors"  # in the folder of a training
 
 
 def split_rows(train: Data, share: float, seed: int) -> tuple[Data, Data]:
@@ -85,50 +86,73 @@ def next_epoch(history: History, recipe: Recipe) -> int | None:
     return recipe.epochs + further if further < wanted else None
 
 
+def best_file(folder: Path) -> Path | None:
+    """Return the file with the best state of a finished training; None without early stopping."""
+    return next((folder / FOLDER).glob(FILES), None)
+
+
 class BestState:
-    """The model of the best epoch: in memory, and in `<folder>/checkpoint/best.safetensors` for resumed trainings."""
+    """The model of the best epoch: in memory, and in `<folder>/checkpoint/best<epoch>.safetensors` when it is saved.
+
+    The name has the epoch, so that a kill between two files leaves a state and the best state that it refers to.
+    """
 
     def __init__(self, folder: Path | None, recipe: Recipe) -> None:
-        self.path = None if folder is None else folder / BEST
+        self.folder = None if folder is None else folder / FOLDER
         self.recipe = recipe
         self.state: dict[str, Tensor] = {}
+        self.unsaved = False
 
-    def forget(self) -> None:
-        """Remove the state of an earlier training."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+    def forget(self, but: Path | None = None) -> None:
+        """Remove the states in the folder, but one."""
+        for path in () if self.folder is None else self.folder.glob(FILES):
+            if path != but:
+                path.unlink(missing_ok=True)
 
-    def consider(self, model: nn.Module, history: History, *, writes: bool) -> None:
-        """Keep the state if the last epoch is the best; the first process writes it."""
-        if not self.recipe.patience or best_epoch(history, self.recipe) != len(history):
-            return
-        self.state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
-        if self.path is None or not writes:
-            return
+    def consider(self, model: nn.Module, history: History) -> None:
+        """Keep the state in memory if the last epoch is the best."""
+        if self.recipe.patience and best_epoch(history, self.recipe) == len(history):
+            self.state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+            self.unsaved = True
+
+    def save(self, history: History, save_last: Callable[[], object]) -> None:
+        """Write the best state if it is new, then the last state, then remove older best states."""
+        path = self._path(best_epoch(history, self.recipe) if self.recipe.patience else None)
+        if path is not None and self.unsaved:
+            self._write(path)
+        save_last()
+        if path is not None:
+            self.forget(but=path)
+
+    def _path(self, epoch: int | None) -> Path | None:
+        return None if epoch is None or self.folder is None else self.folder / f"best{epoch}.safetensors"
+
+    def _write(self, path: Path) -> None:
         tensors, others = _files.untied({MODEL + name: tensor for name, tensor in self.state.items()})
-        header = json.dumps({"epoch": len(history), "tied": others})
         try:
-            _files.write_tensors(tensors, self.path, {HEADER: header})
+            _files.write_tensors(tensors, path, {HEADER: json.dumps({"tied": others})})
         except OSError as error:
             raise TrainingError(
-                f"the best state could not be written to '{self.path.parent}' ({error.strerror or error}); make room, "
-                "and resume"
+                f"the best state could not be written to '{path.parent}' ({error.strerror or error}); make room, and "
+                "resume"
             ) from error
+        self.unsaved = False
 
     def restore(self, model: nn.Module, history: History) -> None:
         """Load the state of the best epoch into the model."""
-        if not self.recipe.patience or best_epoch(history, self.recipe) is None:
-            return
-        model.load_state_dict(self.state or self._read(best_epoch(history, self.recipe)))
+        epoch = best_epoch(history, self.recipe) if self.recipe.patience else None
+        if epoch is not None:
+            model.load_state_dict(self.state or self._read(epoch))
 
-    def _read(self, epoch: int | None) -> dict[str, Tensor]:
-        assert self.path is not None, "a state in memory is lost only with its process"
-        metadata, tensors = _files.read_tensors(self.path)
-        header: Any = _files.parse_json(metadata.get(HEADER, ""), f"the header {HEADER} of '{self.path}'")
-        _files.check_fields(header, {"epoch": int, "tied": dict[str, str]}, required=("epoch", "tied"))
-        if header["epoch"] != epoch:
+    def _read(self, epoch: int) -> dict[str, Tensor]:
+        path = self._path(epoch)
+        assert path is not None, "a state in memory is lost only with its process"
+        if not path.is_file():
             raise ValueError(
-                f"'{self.path}' has the state of epoch {header['epoch']}, and epoch {epoch} was the best; begin again: "
-                "resume=False, on the command line --fresh"
+                f"expected the best state, of epoch {epoch}, in '{path}', got no file; begin again: resume=False, on "
+                "the command line --fresh"
             )
+        metadata, tensors = _files.read_tensors(path)
+        header: Any = _files.parse_json(metadata.get(HEADER, ""), f"the header {HEADER} of '{path}'")
+        _files.check_fields(header, {"tied": dict[str, str]}, required=("tied",))
         return {name.removeprefix(MODEL): tensor for name, tensor in _files.tied(tensors, header["tied"]).items()}

@@ -50,6 +50,9 @@ from leanbayes.training.state import Checkpoint, random_state, restore_random_st
 MEMBER_SEEDS = 1000
 """Distance between the seeds of the members of an ensemble."""
 
+SAVING = 0.05
+"""Largest share of the time that goes into writing states, but for the first and the last."""
+
 
 @dataclass(frozen=True)
 class EpochState:
@@ -61,6 +64,7 @@ class EpochState:
         row: the epoch's row of the history.
         history: all rows so far.
         fabric: Lightning's Fabric, for communication between processes.
+        save: writes the state of this epoch now; without a call, only some epochs are on disk.
     """
 
     epoch: int
@@ -68,6 +72,7 @@ class EpochState:
     row: dict[str, Any]
     history: History
     fabric: Any
+    save: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -117,10 +122,10 @@ def fit(  # noqa: PLR0913
         validation: held-out data, or the share of the training rows to hold out, by class or target quantile. After
             every epoch, valid_nll and valid_accuracy (or valid_rmse) are computed from the mean of four draws. With
             `Recipe(patience=...)` they decide when to stop.
-        folder: where the state is stored after every epoch, in `checkpoint/`, and its row of the history as a line of
-            `history.jsonl`; None stores none.
+        folder: where the state is stored in `checkpoint/`, after an epoch and so often that writing takes at most a
+            twentieth of the time, and at the end; every epoch is a line of `history.jsonl`. None stores none.
         resume: continue from the state in `folder`, if there is one. Otherwise start again and remove it.
-        callbacks: called with an `EpochState` after every epoch, when its state is on disk.
+        callbacks: called with an `EpochState` after every epoch. If one raises, the state of the epoch is stored.
         loggers: objects with `log_metrics(dict, step)`, called with the row of every epoch: loggers of Fabric or
             Lightning, or your own. A resumed training logs each epoch once.
         progress: show a bar on a terminal, a few lines elsewhere.
@@ -240,6 +245,7 @@ class Trainer:
         self.optimizer = objective.make_optimizer(model, recipe)
         self.meter = Meter(fabric, self.optimizer)
         self.first = True
+        self.next_save = 0.0
 
     def run(self, shown: Display, done: int, columns: dict[str, int]) -> History:
         """Train to the last epoch, from the beginning or from the stored state.
@@ -264,18 +270,38 @@ class Trainer:
                 self.meter.look()
             history.append(self._end_epoch(epoch, further=begin >= self.recipe.epochs))
             self._collect(history)
-            self.best.consider(self.model, history, writes=self.fabric.is_global_zero)
-            if self.checkpoint is not None:
-                on_first(self.fabric, partial(self.checkpoint.save, self.model, self.optimizer, history))
+            self.best.consider(self.model, history)
+            last = next_epoch(history, self.recipe) is None
+            on_first(self.fabric, partial(self._save, history, now=last))
             shown.epoch(done + len(history), history[-1])
             with self._own_randomness():
                 on_first(self.fabric, partial(log.add, done + len(history) - 1, history[-1] | columns))
-            for callback in self.arguments.callbacks:
-                with self._own_randomness():
-                    callback(EpochState(len(history), self.current.network, history[-1], history, self.fabric))
+            self._call_back(history)
         self.optimizer.zero_grad()
         self._complete(history)
         return history
+
+    def _save(self, history: History, *, now: bool) -> None:
+        """Write the state after an epoch: now, or if writing has taken a small share of the time so far."""
+        start, checkpoint = time.perf_counter(), self.checkpoint
+        if checkpoint is None or checkpoint.epoch == len(history) or not (now or start >= self.next_save):
+            return
+        self.best.save(history, partial(checkpoint.save, self.model, self.optimizer, history))
+        end = time.perf_counter()
+        self.next_save = end + (end - start) / SAVING
+
+    def _call_back(self, history: History) -> None:
+        """Call the callbacks after an epoch. If one raises, the state of the epoch is written before."""
+        first = self.fabric.is_global_zero
+        save: Callable[[], None] = partial(self._save, history, now=True) if first else lambda: None
+        state = EpochState(len(history), self.current.network, history[-1], history, self.fabric, save)
+        try:
+            for callback in self.arguments.callbacks:
+                with self._own_randomness():
+                    callback(state)
+        except BaseException:
+            save()
+            raise
 
     def step(self, group: list[Batch], progress: float) -> bool:
         """Make one optimiser step with a group of batches, as if they were one; return whether losses were read."""
@@ -407,7 +433,8 @@ class Trainer:
             with torch.no_grad():
                 cause = diagnostics.explain(self.current.network, x, y, lambda: loss(x, y, self.beta))
             again = f"the same batch is finite when it is run again; {diagnostics.TAME}"
-            kept = f" The state of epoch {epoch} is kept." if self.checkpoint is not None and epoch else ""
+            stored = 0 if self.checkpoint is None else self.checkpoint.epoch
+            kept = f" The state of epoch {stored} is kept." if stored else ""
             raise TrainingError(
                 f"the loss is {problem.value} at epoch {epoch + 1}, step {problem.step + 1} of {self.batches.steps}: "
                 f"{first_answer(self.fabric, cause) or again}.{kept}"

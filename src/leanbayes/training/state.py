@@ -1,4 +1,4 @@
-"""The state of a training on disk, from which it resumes exactly: one safetensors file, replaced after every epoch.
+"""The state of a training on disk, from which it resumes exactly: one safetensors file, replaced after epochs.
 
 `<folder>/checkpoint/last.safetensors` has the model, the optimiser's tensors and the states of torch's generators.
 Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, processes, layers, tied names, and
@@ -58,6 +58,7 @@ class Checkpoint:
         self.path = Path(folder) / STATE
         self.recipe = json.loads(json.dumps(recipe.fields()))
         self.rows = rows
+        self.epoch = 0  # of the state on disk, once it was loaded or written
         self.processes = rank_and_world()[1]
 
     def prepare(self, *, keep: bool) -> None:
@@ -101,11 +102,12 @@ class Checkpoint:
         try:
             _files.write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
         except OSError as error:
-            kept = f"that of epoch {len(history) - 1} is kept" if self.path.is_file() else "there is none before it"
+            kept = f"that of epoch {self.epoch} is kept" if self.path.is_file() else "there is none before it"
             raise TrainingError(
                 f"the checkpoint of epoch {len(history)} could not be written to '{self.path.parent}' "
                 f"({error.strerror or error}); {kept}: make room, and resume"
             ) from error
+        self.epoch = len(history)
 
     def load(
         self, module: nn.Module, optimizer: torch.optim.Optimizer, before: Callable[[History], None] = lambda rows: None
@@ -128,6 +130,7 @@ class Checkpoint:
         module.load_state_dict(model)
         _load_optimizer(module, optimizer, kept)
         restore_random_state(random, device_of(module))
+        self.epoch = header["epoch"]
         return History(header["history"])
 
     def _read(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

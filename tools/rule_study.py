@@ -1,0 +1,191 @@
+"""Test the advice of the report on other trainings of the same rows.
+
+    python -m tools.rule_study gather RUNS NAME     write docs/results/rule/NAME.json.gz and NAME.npz from a comparison
+    python -m tools.rule_study test                 write docs/results/rule/outcome.json
+    python -m tools.rule_study page                 print the table of docs/results/rule.md
+
+A comparison has twelve seeds. In each of 200 repetitions, three of them are the comparison of a user, and the report
+gives its advice. The other nine test it. Without a recommendation the advice is the reference, plain + temperature.
+
+(a) The advised row is worse than the best eligible row by at most 2 % of plain's NLL (0.01 of the AUROC).
+(b) It is worse than plain + temperature.
+(c) All "methods" are plain networks of other seeds, at their temperatures: one is recommended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import gzip
+import json
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leanbayes.report.load import Group, grouped, Run
+from leanbayes.report.verdict import candidates, losses_of, ood_losses, verdict
+from leanbayes.runtime._files import write_text
+
+FOLDER = Path(__file__).parent.parent / "docs" / "results" / "rule"
+REPETITIONS, SEEDS = 200, 3
+NLL, AREA = 0.02, 0.01  # largest distance to the best row: a share of plain's NLL, and of the AUROC
+KEPT = ("schema", "status", "seed", "method", "network", "data", "recipe", "settings", "metrics", "cost", "commit")
+REFERENCE = "plain + temperature"
+NEEDS = {
+    "Recommended": "nll",
+    "Best probabilities": "nll",
+    "Robust to corrupted images": "shift",
+    "Finds out-of-distribution inputs": "ood",
+    "Smallest file": "nll",
+    "Cheapest answer": "nll",
+}
+"""Needs of the report, and the figure that tests the advice."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one of the commands."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=("gather", "test", "page"))
+    parser.add_argument("given", nargs="*")
+    given = parser.parse_args(arguments)
+    if given.command == "gather":
+        gather(Path(given.given[0]), given.given[1])
+    elif given.command == "test":
+        found = {path.name.split(".")[0]: outcome(read(path)) for path in sorted(FOLDER.glob("*.json.gz"))}
+        write_text(json.dumps(found, indent=1) + "\n", FOLDER / "outcome.json")
+    else:
+        print(table(json.loads((FOLDER / "outcome.json").read_text(encoding="utf-8"))))
+
+
+def gather(runs: Path, name: str) -> None:
+    """Write the figures of all finished runs, and -log p of every test row as float16, by row and seed."""
+    records, losses = [], {}
+    for path in sorted(runs.rglob("result.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        short = {key: record[key] for key in KEPT}
+        short["cost"] = {key: value for key, value in record["cost"].items() if key != "layers"}
+        records.append(short)
+        for kind, text in record["figures"]["losses"].items():
+            label = record["method"]["label"] + ("" if kind == "test" else f" {kind}")
+            losses[f"{label}/seed{record['seed']}"] = np.frombuffer(base64.b64decode(text), "<f2")
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    packed = gzip.compress(json.dumps(records).encode(), mtime=0)
+    (FOLDER / f"{name}.json.gz").write_bytes(packed)
+    np.savez_compressed(FOLDER / f"{name}.npz", **losses)
+
+
+def read(path: Path) -> list[Run]:
+    """Return the runs of one comparison."""
+    records = json.loads(gzip.decompress(path.read_bytes()))
+    return [Run(f"{one['method']['label']}/seed{one['seed']}", one) for one in records]
+
+
+def outcome(runs: list[Run]) -> dict[str, Any]:
+    """Return, for each need, the share of the repetitions in which the advice was right, worse, and given at all."""
+    seeds = sorted({int(run.seed) for run in runs})
+    found: dict[str, list[dict[str, Any]]] = {need: [] for need in NEEDS}
+    for chosen in _choices(seeds):
+        group, rest = (_group(runs, lambda seed, some=some: seed in some) for some in (chosen, set(seeds) - chosen))
+        tested = figures(rest)
+        for need, advised, eligible in advice(group):
+            found[need].append(_tested(advised, eligible, tested[NEEDS[need]], rest))
+    needs = {need: _summary(rows) for need, rows in found.items() if rows}
+    rows = sorted({run.label for run in runs})
+    return {"rows": rows, "seeds": len(seeds), "needs": needs, "null": null_test(runs, seeds)}
+
+
+def _choices(seeds: Sequence[int]) -> Iterator[set[int]]:
+    generator = random.Random(0)
+    for _ in range(REPETITIONS):
+        yield set(generator.sample(seeds, SEEDS))
+
+
+def _group(runs: list[Run], wanted: Any) -> Group:
+    (group,) = grouped(run for run in runs if wanted(int(run.seed)))
+    return group
+
+
+def advice(group: Group) -> Iterator[tuple[str, str | None, list[str]]]:
+    """Yield each need with the advised row, if any, and the rows that were eligible."""
+    found, everyone = verdict(group), [contender.label for contender in group.contenders]
+    yield "Recommended", found.choice, [c.label for c in candidates(group) if c.affordable]
+    for need in found.needs:
+        if need.name in NEEDS:
+            yield need.name, need.choice, everyone
+
+
+def figures(group: Group) -> dict[str, dict[str, float]]:
+    """Return the mean losses over seeds by row, for each figure."""
+    losses = {"nll": losses_of(group, ("test", "nll")), "shift": losses_of(group, ("shift", "nll"))}
+    losses["ood"] = ood_losses(group)
+    return {
+        name: {label: statistics.fmean(by_seed.values()) for label, by_seed in some.items()}
+        for name, some in losses.items()
+    }
+
+
+def _tested(advised: str | None, eligible: list[str], losses: Mapping[str, float], rest: Group) -> dict[str, Any]:
+    row = advised or REFERENCE
+    best = min((label for label in eligible if label in losses), key=lambda label: losses[label])
+    limit = AREA if min(losses.values()) < 0 else NLL * losses["plain"]
+    distance = losses[row] - losses[best]
+    return {
+        "row": row,
+        "given": advised is not None,
+        "right": distance <= limit,
+        "worse": losses[row] > losses[REFERENCE],
+    }
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    counts = {row: sum(one["row"] == row for one in rows) for row in sorted({one["row"] for one in rows})}
+    shares = {name: statistics.fmean(one[name] for one in rows) for name in ("given", "right", "worse")}
+    return {**shares, "rows": counts}
+
+
+def null_test(runs: list[Run], seeds: Sequence[int]) -> float:
+    """Return the share of the repetitions that recommend a plain network of other seeds, at its temperature."""
+    plain = {int(run.seed): run for run in runs if run.name == "plain"}
+    generator, recommended = random.Random(1), 0
+    for _ in range(REPETITIONS):
+        order = generator.sample(seeds, len(seeds))
+        parts = [order[start : start + SEEDS] for start in range(0, len(order) - SEEDS + 1, SEEDS)]
+        made = [
+            _renamed(plain[seed], number, position)
+            for number, part in enumerate(parts)
+            for position, seed in enumerate(part)
+        ]
+        recommended += verdict(grouped(made)[0]).choice is not None
+    return recommended / REPETITIONS
+
+
+def _renamed(run: Run, number: int, seed: int) -> Run:
+    """Return a plain run as seed `seed` of method `number`; number 0 stays the plain network."""
+    record: dict[str, Any] = {**run.record, "seed": seed}
+    if number:
+        record["method"] = {"name": f"copy{number}", "label": f"copy{number}", "fields": {}}
+        record["metrics"] = run.part("metrics", "tempered")
+    return Run(f"copy{number}/seed{seed}", record)
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """Return the outcome as a table."""
+    lines = [
+        "| data | need | (a) right | (b) worse | recommended | advised rows |",
+        "| --- | --- | ---: | ---: | ---: | --- |",
+    ]
+    for name, data in found.items():
+        for need, one in data["needs"].items():
+            rows = ", ".join(f"{row} {count}" for row, count in sorted(one["rows"].items(), key=lambda pair: -pair[1]))
+            shares = " | ".join(f"{100 * one[key]:.1f} %" for key in ("right", "worse", "given"))
+            lines.append(f"| {name} | {need} | {shares} | {rows} |")
+        lines.append(f"| {name} | (c) plain networks alone |  |  | {100 * data['null']:.1f} % |  |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
