@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import sqlite3
+import struct
+import warnings
 from importlib.util import find_spec
 
 import pytest
@@ -44,6 +48,66 @@ def test_other_loggers_write_into_the_folder(log, tmp_path, monkeypatch):
         pytest.skip(f"needs {', '.join(missing)}, of the loggers extra")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert main(["train", "--methods", "plain", *FAST, "--log", log, "--out", str(tmp_path)]) == 0
-    names = {"tensorboard": "events.out*", "wandb": "*.wandb", "mlflow": "loss"}
-    assert list(tmp_path.rglob(names[log]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of these packages
+        assert main(["train", "--methods", "plain", *FAST, "--log", log, "--out", str(tmp_path)]) == 0
+        assert LOGGED[log](tmp_path) == [1, 2]
+
+
+def tensorboard_steps(out):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (file,) = (out / "digits" / "small" / "plain" / "seed0" / "tensorboard").glob("events.out*")
+    events = EventAccumulator(str(file))
+    events.Reload()
+    return [event.step for event in events.Scalars("loss")]
+
+
+def wandb_steps(out):
+    """Read the offline file, a log of LevelDB: 7 bytes, then records with checksum, length and type."""
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.teardown()  # its service writes the file
+    (file,) = (out / "digits" / "small" / "plain" / "seed0" / "wandb").rglob("*.wandb")
+    content, position, steps = file.read_bytes(), 7, []
+    while position + 7 <= len(content):
+        length, kind = struct.unpack_from("<HB", content, position + 4)
+        position += 7 + length
+        if kind != 1:  # a record of several blocks is longer than an epoch's
+            continue
+        record = Record.FromString(content[position - length : position])
+        items = {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+        steps += [int(items["epoch"])] if "epoch" in items else []
+    return steps
+
+
+def mlflow_steps(out):
+    store = sqlite3.connect(out / "mlflow.db")
+    with contextlib.closing(store):
+        assert store.execute("select name, status from runs").fetchall() == [("digits/small/plain/seed0", "FINISHED")]
+        return [step for (step,) in store.execute("select step from metrics where key = 'loss' order by step")]
+
+
+LOGGED = {"tensorboard": tensorboard_steps, "wandb": wandb_steps, "mlflow": mlflow_steps}
+
+
+def test_a_logger_that_cannot_start_is_one_sentence(monkeypatch, tmp_path, capsys):
+    def refused(job, out):
+        raise ConnectionError("no server\nat all")
+
+    monkeypatch.setitem(loggers.MAKERS, "csv", refused)
+    assert main(["train", "--methods", "plain", *FAST, "--log", "csv", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "--log csv could not start (no server); check its settings, or leave it out" in said
+
+
+def test_workers_start_a_store_in_turn(tmp_path):
+    """A second process that wants the lock waits until the first has left."""
+    import fcntl
+
+    now = fcntl.LOCK_EX | fcntl.LOCK_NB
+    with (tmp_path / "lock").open("w") as other:
+        with loggers._in_turn(tmp_path / "lock"), pytest.raises(BlockingIOError):
+            fcntl.flock(other, now)
+        fcntl.flock(other, now)

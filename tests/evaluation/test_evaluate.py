@@ -229,3 +229,17 @@ def test_wrong_arguments_are_told_in_our_words(classifier):
             lb.evaluate(bnn, **wrong)
     with pytest.raises(TypeError, match="got a list of 3; nest several inputs"):
         lb.evaluate(bnn, TensorDataset(x, x, y))
+
+
+def test_rows_of_another_origin_have_figures_of_their_own():
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(3, 4), torch.randn(50, 3), torch.randint(4, (50,))
+    moved = (x[:20] + 1, y[:20])
+    found = lb.evaluate(net, (x, y), shift_data={"later": moved}).metrics
+    alone = lb.evaluate(net, moved).metrics["test"]
+    assert found["shift_data"]["later"]["rows"] == 20
+    for name in ("accuracy", "nll", "ece"):
+        assert found["shift_data"]["later"][name] == pytest.approx(alone[name])
+    assert "shift_data" not in lb.evaluate(net, (x, y)).metrics
+    with pytest.raises(TypeError, match="expected shift_data to be data by name"):
+        lb.evaluate(net, (x, y), shift_data=moved)

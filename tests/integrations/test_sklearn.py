@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from sklearn.preprocessing import MinMaxScaler
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.integrations.sklearn import BayesianClassifier, BayesianRegressor, default_recipe
+from leanbayes.compare.job import recipe
+from leanbayes.data.holdout import held_out
+from leanbayes.integrations.sklearn import BayesianClassifier, BayesianRegressor, default_recipe, HELD_OUT
 from leanbayes.methods import all_methods
 
 SHORT = lb.Recipe(epochs=4, batch_size=32, optimizer="adam", lr=1e-2, accelerator="cpu")
@@ -278,12 +281,41 @@ def test_a_training_that_failed_leaves_nothing_half_done(blobs):
     np.testing.assert_array_equal(found.predict_proba(x), before)
 
 
-@pytest.mark.parametrize("rows", [2, 31, 150, 2000, 50_000, 1_000_000])
+@pytest.mark.parametrize("rows", [2000, 50_000, 1_000_000])
+def test_many_rows_have_the_recipe_of_a_comparison(rows):
+    assert default_recipe(rows) == recipe("quick", kind="table", rows=rows, validated=True)
+
+
+@pytest.mark.parametrize("method", ["plain", "rank1"])
+def test_a_training_with_patience_stops_by_held_out_rows(line, method):
+    """The split, the conversion and the noise are those of a comparison; torch's state is left alone."""
+    x, y = line
+    short = lb.Recipe(epochs=12, schedule="constant", patience=2, optimizer="adam", lr=0.02, batch_size=32)
+    short = replace(short, convert_at_epoch=0 if method == "plain" else 6)
+    state = torch.get_rng_state()
+    first, again = (
+        BayesianRegressor(method=method, random_state=0, recipe=short, device="cpu").fit(x, y) for _ in range(2)
+    )
+    assert torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(first.predict(x), again.predict(x))
+    assert "valid_nll" in first.history_[0]
+    assert first.score(x, y) > 0.5
+    held = held_out(torch.tensor(y)[:, None], HELD_OUT, first.seed_)
+    rows = torch.from_numpy(first.scaler_.transform(x)[held.numpy()]).float()
+    p = lb.predict(first.model_, rows, first.likelihood_)  # the draws of the validation
+    target = torch.from_numpy(first.target_scaler_.transform(y[:, None])[held.numpy()]).float()
+    density = [
+        float(replace(p, variances=p.variances * factor**2).log_prob(target).mean()) for factor in (0.97, 1.0, 1.03)
+    ]
+    assert density[1] == max(density)  # the noise makes the held-out targets most likely
+
+
+@pytest.mark.parametrize("rows", [2, 31, 150, 1999])
 def test_the_default_recipe_has_enough_steps_and_not_too_many(rows):
     recipe = default_recipe(rows)
     steps = recipe.epochs * -(-rows // recipe.batch_size)
     assert recipe.epochs >= 20
-    assert 200 <= steps <= max(1500, 20 * (1 + rows / 512))
+    assert 200 <= steps <= 1500
 
 
 @pytest.mark.slow  # the quality of a training

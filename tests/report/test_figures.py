@@ -75,8 +75,10 @@ def test_no_name_of_a_point_covers_a_whisker(tmp_path):
                 assert beside or max(y0, y1) < y - 9 or min(y0, y1) > y, (panel.title, node.text)
 
 
-def test_charts_are_well_formed_named_and_inside_their_frame(tmp_path):
-    for figure in figures(group_of(make.tree(tmp_path, FIVE))):
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_charts_are_well_formed_named_and_inside_their_frame(tmp_path, task):
+    folder = make.tree(tmp_path, FIVE) if task == "classification" else make.regression_tree(tmp_path)
+    for figure in figures(group_of(folder)):
         assert figure.numbers.rows
         assert {len(row) for row in figure.numbers.rows} == {len(figure.numbers.head)}
         for panel in figure.panels:

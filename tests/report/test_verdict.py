@@ -238,6 +238,52 @@ def test_a_need_without_data_names_its_flag(tmp_path):
     needs = {need.name: need.sentence for need in found.needs}
     assert needs["Finds out-of-distribution inputs"] == "Not measured: add --ood with the name of a data set."
     assert "Robust to corrupted images" not in needs
+    assert needs["Robust to shift"].startswith("Not measured: add --shift-data")
+    assert "Narrow intervals" not in needs  # for real targets
+
+
+def moved(folder, figures, task, **test):
+    """Return the needs of {method: [[figure of each set] of each seed]} on shifted rows."""
+    key = "lpd" if task == "regression" else "nll"
+    for name, seeds in figures.items():
+        for seed, values in enumerate(seeds):
+            record = make.record(name, seed, "boston", "mlp", task)
+            sets = {f"set{k}": {key: value} for k, value in enumerate(values)}
+            record["metrics"] = {"test": {key: 1.0 + 0.01 * seed, **test.get(name, {})}, "shift_data": sets}
+            record["metrics"]["shift"] = make.shift(0.9, 0.1 if name == "plain" else 9.0, 0.1, 0.1, lambda v, _=0: v)
+            record["cost"] = CHEAP
+            make.write(folder, record)
+    (group,) = load_results(folder).groups
+    return {need.name: need for need in verdict(group).needs}
+
+
+@pytest.mark.parametrize(("task", "sign", "title"), [("classification", 1, "NLL"), ("regression", -1, "LPD")])
+def test_robustness_is_the_mean_over_the_shifted_rows(tmp_path, task, sign, title):
+    """Rank-1 is worse on one set and better on the mean; corruptions do not count where shifted rows are given."""
+    figures = {
+        "plain": [[1.0 * sign, 3.0 * sign], [1.1 * sign, 3.1 * sign]],
+        "rank1": [[1.5 * sign, 1.5 * sign], [1.6 * sign, 1.6 * sign]],
+    }
+    needs = moved(tmp_path, figures, task)
+    assert needs["Robust to shift"].choice == "rank1"
+    assert needs["Robust to shift"].sentence == (
+        f"rank1 (mean {title} {1.55 * sign:.4g}) against plain (mean {title} {2.05 * sign:.4g})."
+    )
+    assert "Robust to corrupted images" not in needs
+
+
+def test_the_narrowest_validated_intervals_are_named(tmp_path):
+    figures = {"plain": [[-1.0], [-1.1]], "rank1": [[-1.0], [-1.1]]}
+    widths = {"plain": {"interval_width_validated": 4.0}, "rank1": {"interval_width_validated": 3.0}}
+    needs = moved(tmp_path / "a", figures, "regression", **widths)
+    assert needs["Narrow intervals"].choice == "rank1"
+    assert "width at 95 % validation coverage 3)" in needs["Narrow intervals"].sentence
+    widths["rank1"]["coverage_validated"] = 0.95 - 2.1 * (0.95 * 0.05 / 360) ** 0.5  # of 360 test rows
+    needs = moved(tmp_path / "c", figures, "regression", **widths)
+    assert needs["Narrow intervals"].choice is None
+    assert "too few test targets: rank1 92.6 %." in needs["Narrow intervals"].sentence
+    needs = moved(tmp_path / "b", figures, "regression")
+    assert needs["Narrow intervals"].sentence.startswith("Not measured: add --validation")
 
 
 def test_the_cheapest_row_is_not_clearly_worse_than_the_best(tmp_path):

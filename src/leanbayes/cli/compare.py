@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints, Literal, NamedTuple, TypeVar
 from leanbayes import data, shift
 from leanbayes.cli.main import complain, parse
 from leanbayes.compare import job as jobs_of
-from leanbayes.compare.experiment import load, pick_device
+from leanbayes.compare.experiment import load, pick_device, shifted_rows
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
 from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.plain_state import keeping
@@ -78,6 +78,8 @@ class Common:
         shift_images: number of test images to corrupt; 0 means all.
         shift_corruptions: corruptions separated by commas; default all.
         shift_severities: severities from 1 to 5, separated by commas; default all.
+        shift_data: rows of another origin with targets, such as another year or clinic: files as for --data, or names,
+            separated by commas. They measure the robustness to a shift; of an .npz file and a name the test rows.
         test_images: number of test rows to use; 0 means all.
         train_rows: number of training rows to use, evenly spaced; 0 means all.
         hold_out: number of training rows to evaluate on instead of the test set. They are not trained on. Use it to
@@ -123,6 +125,7 @@ class Common:
     shift_images: int = 1000
     shift_corruptions: str = ""
     shift_severities: str = ""
+    shift_data: str = ""
     test_images: int = 0
     train_rows: int = 0
     hold_out: int = 0
@@ -215,6 +218,7 @@ def plan_of(options: Any) -> Plan:
         ood=_ood(options.ood, loaded),
         shift_corruptions=_words(options.shift_corruptions, shift.names(), "corruptions"),
         shift_severities=tuple(map(int, _words(options.shift_severities, "12345", "severities"))),
+        shift_data=tuple(filter(None, (name.strip() for name in options.shift_data.split(",")))),
     )
     net = options.net or _net_for(loaded)
     where = tuple(filter(None, options.where.split(",")))
@@ -352,7 +356,9 @@ def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
         f"{loaded.name}: {loaded.task}, {what}, {len(loaded.train):,} + {test:,} rows, {kind}; "
         f"network {net}; {counted(len(jobs), 'run')} of {_epochs(jobs[0].recipe)}; {named}{_trials(jobs)}"
     )
-    return "\n  ".join((sentence, *loaded.notes, *_largest_class(loaded)))
+    moved = shifted_rows(jobs[0].evaluation.shift_data, loaded, jobs[0].source.root)
+    notes = [f"shift data {name}: {'; '.join((f'{len(m.rows):,} rows', *m.notes))}" for name, m in moved.items()]
+    return "\n  ".join((sentence, *loaded.notes, *_largest_class(loaded), *notes))
 
 
 def _largest_class(loaded: data.DataSet) -> list[str]:

@@ -27,7 +27,8 @@ from torch import Tensor
 from leanbayes.core.prediction import Prediction
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Categorical, entropy, Gaussian
-from leanbayes.metrics import best_temperature
+from leanbayes.evaluation.figures import LEVEL
+from leanbayes.metrics import best_temperature, interval_factor
 from leanbayes.metrics.calibration import temper
 
 Array = NDArray[Any]
@@ -54,12 +55,15 @@ class Fitted:
         parameters: the number of fitted numbers; None for trees.
         temperature: of the classes, if one was fitted.
         quantiles: inputs to the ends of the 95 % interval, fitted by quantile loss; None for other models.
+        interval: factor of the 95 % intervals of real targets, with which they hold 95 % of the targets of rows that
+            the model was not fitted on; None for classes.
     """
 
     predict: Callable[[Tensor], Prediction]
     parameters: int | None
     temperature: float | None = None
     quantiles: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    interval: float | None = None
 
 
 Values = Mapping[str, float]
@@ -72,7 +76,9 @@ def fit_mean(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = Map
         shares = (torch.bincount(y, minlength=classes) + 1).double() / (len(y) + classes)
         return Fitted(lambda rows: of_classes(shares.expand(len(rows), -1)), classes - 1)
     mean, variance = y.double().mean(0), y.double().var(0, correction=1)
-    return Fitted(lambda rows: of_targets(mean.expand(len(rows), -1), variance), 2 * y.shape[1])
+    left_out = (y.double() - mean) * (len(y) / (len(y) - 1))  # each target less the mean of the others
+    interval = _interval_factor(left_out, variance)
+    return Fitted(lambda rows: of_targets(mean.expand(len(rows), -1), variance), 2 * y.shape[1], interval=interval)
 
 
 def fit_linear(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({})) -> Fitted:
@@ -207,14 +213,15 @@ def _regressor(
     parameters: int | None = None,
     quantile: Callable[[float], Any] | None = None,
 ) -> Fitted:
-    means, noises, ends = [], [], []
+    means, errors, ends = [], [], []
     for target in range(y.shape[1]):
         own = y[:, target]
         found = _out_of_sample(make, x, own, seed, _column)
-        noises.append(torch.cat([own[held].double() - there for held, there in found]).square().mean())
+        errors.append(torch.cat([own[held].double() - there for held, there in found]))
         means.append(_fit(make(), x, own))
         ends.append([_fit(quantile(tail), x, own) for tail in TAILS] if quantile else [])
-    variance = torch.stack(noises)
+    left_out = torch.stack(errors, 1)
+    variance = left_out.square().mean(0)
 
     def predict(rows: Tensor) -> Prediction:
         return of_targets(torch.stack([_column(model, rows) for model in means], 1), variance)
@@ -223,7 +230,13 @@ def _regressor(
         low, high = (torch.stack([_column(pair[end], rows) for pair in ends], 1) for end in (0, 1))
         return torch.minimum(low, high).float(), torch.maximum(low, high).float()
 
-    return Fitted(predict, parameters, quantiles=interval if quantile else None)
+    factor = _interval_factor(left_out, variance)
+    return Fitted(predict, parameters, quantiles=interval if quantile else None, interval=factor)
+
+
+def _interval_factor(errors: Tensor, variance: Tensor) -> float:
+    """Return the factor with which the 95 % intervals hold 95 % of targets with these errors (n, D)."""
+    return interval_factor(*of_targets(torch.zeros_like(errors), variance).interval(LEVEL), errors, LEVEL)
 
 
 def _out_of_sample(

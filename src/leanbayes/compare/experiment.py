@@ -1,4 +1,4 @@
-"""`Experiment`: data, networks, out-of-distribution inputs and corrupted images, loaded once for all jobs."""
+"""`Experiment`: data, networks, out-of-distribution, shifted and corrupted rows, loaded once for all jobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,8 @@ from leanbayes.compare.job import DataSpec, EvaluationSpec, TABLE_FIELDS
 from leanbayes.core.conversion import convert
 from leanbayes.data import DataSet, Split
 from leanbayes.data.holdout import held_out
+from leanbayes.data.loading import resolve
+from leanbayes.data.out_of_distribution import ShiftedRows
 from leanbayes.data.table import select
 from leanbayes.distributions.likelihoods import Categorical, Gaussian, Likelihood
 from leanbayes.methods._base import Method
@@ -58,7 +60,7 @@ class Experiment:
         shape: dict[str, Any] = {"num_outputs": self.data.num_outputs, "input_shape": self.data.input_shape}
         self.make = maker(net, **shape, embedded=self.data.embedded)
         self._try_network(net)
-        self.ood  # noqa: B018  # an unknown name raises now
+        self.ood, self.shift_data  # noqa: B018  # an unknown name raises now
 
     def likelihood(self) -> Likelihood:
         return likelihood_for(self.data)
@@ -95,6 +97,14 @@ class Experiment:
         found = {name: data.ood(name, self.data, self.root) for name in self.evaluation.ood}
         limit = self.evaluation.test_images
         return {name: (self.data.inputs(x[_evenly(len(x), limit)]), None) for name, x in found.items()}
+
+    @cached_property
+    def shift_data(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Rows of another origin by name: network inputs, and targets in their own units."""
+        found = shifted_rows(self.evaluation.shift_data, self.data, self.root)
+        limit = self.evaluation.test_images
+        taken = {name: each.rows.take(_evenly(len(each.rows), limit)) for name, each in found.items()}
+        return {name: (self.data.inputs(split.x), split.y) for name, split in taken.items()}
 
     @cached_property
     def shift(self) -> Shift | None:
@@ -159,6 +169,18 @@ def load(source: DataSpec) -> DataSet:
     if 0 < source.train_rows < len(whole.train):
         whole = _train_on(whole, _evenly(len(whole.train), source.train_rows))
     return whole
+
+
+def shifted_rows(names: Sequence[str], like: DataSet, root: str | None) -> dict[str, ShiftedRows]:
+    """Return rows of another origin by name, of a file its name without the ending; equal names raise."""
+    found: dict[str, ShiftedRows] = {}
+    for name in names:
+        own = isinstance(resolve(name), Path) and name not in like.further
+        short = Path(name).expanduser().resolve().stem if own else name
+        if short in found:
+            raise ValueError(f"expected names that differ for --shift-data, got {short!r} twice; rename a file")
+        found[short] = data.shifted(name, like, root)
+    return found
 
 
 def _hold_out(split: Split, wanted: int) -> Tensor:

@@ -51,6 +51,7 @@ class EvaluationSpec:
         shift_corruptions: names of the corruptions; none means all.
         shift_severities: severities from 1 to 5; none means all.
         design: of the draws, "independent" or "paired".
+        shift_data: names or paths of rows of another origin with targets.
     """
 
     samples: int = 16
@@ -61,6 +62,7 @@ class EvaluationSpec:
     shift_corruptions: tuple[str, ...] = ()
     shift_severities: tuple[int, ...] = ()
     design: Design = field(default=INDEPENDENT, repr=False)
+    shift_data: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_design(self.design)

@@ -1,7 +1,8 @@
 """The flag --log: the loggers of a run, of Fabric (csv, tensorboard) or of Lightning (wandb, mlflow).
 
 csv and tensorboard write into the folder of the run. wandb follows its own environment variables, mlflow too; without
-a tracking address, mlflow writes into the folder `mlruns` of the comparison.
+a tracking address, mlflow writes into `mlflow.db` in the folder of the comparison (its store of plain files is closed
+since version 3).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "csv": (),
     "tensorboard": ("tensorboard",),
     "wandb": ("pytorch_lightning", "wandb"),
-    "mlflow": ("pytorch_lightning", "mlflow"),
+    "mlflow": ("pytorch_lightning", "mlflow", "sqlalchemy"),  # mlflow-skinny has no database
 }
 """Packages of each logger, in addition to Fabric."""
 
@@ -48,7 +49,11 @@ def loggers_of(log: str | None, job: Job, out: Path) -> Iterator[tuple[Logger, .
     if log is None or job.baseline or job.members:
         yield ()
         return
-    logger = MAKERS[log](job, out)
+    try:
+        logger = MAKERS[log](job, out)
+    except Exception as error:  # each service has its own errors
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"--log {log} could not start ({reason}); check its settings, or leave it out") from error
     status = "failed"
     try:
         yield (logger,)
@@ -80,14 +85,40 @@ def _wandb(job: Job, out: Path) -> Any:
     name = _name(job, out)
     own = hashlib.sha256(f"{job.folder(out).resolve()} {job.id}".encode()).hexdigest()[:16]
     project = os.environ.get("WANDB_PROJECT", "leanbayes")
-    return WandbLogger(name=name, project=project, save_dir=job.folder(out), id=own, resume="allow")
+    job.folder(out).mkdir(parents=True, exist_ok=True)  # else wandb writes into a folder for temporary files
+    how = importlib.import_module("wandb").Settings(
+        console="off", quiet=True
+    )  # its summary would break the bar of the comparison
+    made = WandbLogger(name=name, project=project, save_dir=job.folder(out), id=own, resume="allow", settings=how)
+    made.experiment  # noqa: B018  # begins the run: an error appears before the training
+    return made
 
 
 def _mlflow(job: Job, out: Path) -> Any:
+    """Return a logger with one run for each training; workers that start at once make the store in turn."""
     from pytorch_lightning.loggers import MLFlowLogger
 
-    place = os.environ.get("MLFLOW_TRACKING_URI") or f"file:{(out / 'mlruns').resolve()}"
-    return MLFlowLogger("leanbayes", run_name=_name(job, out), tracking_uri=place)
+    folder = out.resolve()
+    place = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder / 'mlflow.db'}"
+    folder.mkdir(parents=True, exist_ok=True)
+    artifacts = None if "MLFLOW_TRACKING_URI" in os.environ else (folder / "mlruns").as_uri()
+    with _in_turn(folder / "mlflow.lock"):
+        made = MLFlowLogger("leanbayes", run_name=_name(job, out), tracking_uri=place, artifact_location=artifacts)
+        made.experiment  # noqa: B018  # begins the run: an error appears before the training
+    return made
+
+
+@contextmanager
+def _in_turn(path: Path) -> Iterator[None]:
+    """Let one process at a time inside; where the system has no such lock, all."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _name(job: Job, out: Path) -> str:

@@ -213,7 +213,7 @@ def _trainings(job: Job, rows: int, *, plain_runs: bool) -> dict[str, Part]:
 def _evaluations(job: Job, experiment: Experiment, *, corrupts: bool) -> dict[str, Part]:
     drawn = job.method is not None and job.method.targets and not job.student
     passes = job.evaluation.samples if drawn else _networks(job)
-    rows, sets = len(experiment.test[0]), 1 + len(experiment.ood)
+    rows, sets = len(experiment.test[0]), 1 + len(experiment.ood) + len(experiment.shift_data)
     parts = {"test": Part("predict", sets, passes * rows)}
     shift = experiment.shift if experiment.data.task == "classification" else None
     if shift is not None:

@@ -32,8 +32,10 @@ from leanbayes.core.prediction import concatenate, Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Gaussian, Likelihood
+from leanbayes.evaluation.figures import LEVEL
 from leanbayes.evaluation.result import read_json, write_json
 from leanbayes.methods.ensemble import members_of
+from leanbayes.metrics import interval_factor
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of
 from leanbayes.training import History, Recipe
@@ -111,6 +113,8 @@ class Validation:
         noise: factor of the standard deviation of the noise of real targets; 1 for classes.
         nll: mean validation NLL of the best state, before temperature and noise.
         seconds: of the trainings on folds.
+        interval: factor of the 95 % intervals of real targets, with which they hold 95 % of the held-out targets; None
+            for classes, and in files of earlier versions.
     """
 
     how: str
@@ -121,9 +125,12 @@ class Validation:
     noise: float
     nll: float | None
     seconds: float = 0.0
+    interval: float | None = None
 
 
-NAMES = tuple(field.name for field in fields(Validation))
+LATER = ("interval",)
+"""Fields that files of earlier versions lack."""
+NAMES = tuple(field.name for field in fields(Validation) if field.name not in LATER)
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ def train_row(row: Row) -> Trained:
         return Trained(*_fitted(row, row.recipe, row.data), None)
     if uses_folds(row.recipe, len(row.data[1])):
         return _train_after_folds(row, row.held)
-    return _train_on_split(row, row.held)
+    return train_on_split(row)
 
 
 def uses_folds(recipe: Recipe, rows: int) -> bool:
@@ -166,7 +173,7 @@ def validation_nll(row: Row, report: Callable[[int, float], object]) -> float:
     with a step and the NLL there: after each fold, or after each epoch of the converted network. It may raise to stop.
     """
     assert row.held is not None
-    recipe = _converted_where_plain_is_best(row)
+    recipe = _converted_where_plain_is_best(row, folds=uses_folds(row.recipe, len(row.data[1])))
     parts = held_out_parts(row.data[1], row.held, recipe)
     follow = _follower(recipe, report)
     if len(parts) == 1:
@@ -206,21 +213,24 @@ def _follower(recipe: Recipe, report: Callable[[int, float], object]) -> Callabl
 def _nll(p: Prediction, y: Tensor) -> float:
     """Return the mean NLL of predictions for held-out rows, at the noise that makes these rows most likely."""
     if p.variances is not None:
-        p = replace(p, variances=p.variances.double() * _calibrated(p, y)[1] ** 2)
+        p = replace(p, variances=p.variances.double() * _calibrated(p, y)["noise"] ** 2)
     return -float(p.log_prob(y).double().mean())
 
 
-def _train_on_split(row: Row, held: Held) -> Trained:
-    recipe = _converted_where_plain_is_best(row)
-    (out,) = held_out_parts(row.data[1], held, recipe)
+def train_on_split(row: Row) -> Trained:
+    """Train a row with one split, for any number of rows."""
+    held = row.held
+    assert held is not None
+    recipe = _converted_where_plain_is_best(row, folds=False)
+    out = held_out(row.data[1], held.share, recipe.seed, groups=held.groups, time=held.time)
     train, valid = _rows(row.data, ~out), _rows(row.data, out)
     model, likelihood, history = _fitted(row, recipe, train, valid)
 
     def compute() -> dict[str, Any]:
         best = _best_epochs(history, recipe)
-        temperature, noise = _calibrated(_predicted(row, model, likelihood, valid[0]), valid[1])
+        own = _calibrated(_predicted(row, model, likelihood, valid[0]), valid[1])
         epochs, nll = round(statistics.fmean(best)), _mean_nll(history, best)
-        return asdict(Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, temperature, noise, nll))
+        return asdict(Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, nll=nll, **own))
 
     validation = _kept(row, compute)
     return Trained(model, with_noise(likelihood, validation.noise), history, validation)
@@ -237,7 +247,7 @@ def _train_after_folds(row: Row, held: Held) -> Trained:
 
 def _by_folds(row: Row, held: Held) -> Validation:
     """Train on four of five folds in turn: the mean of their best epochs, and a prediction for every row."""
-    recipe = _converted_where_plain_is_best(row)
+    recipe = _converted_where_plain_is_best(row, folds=True)
     predictions, targets, best, nlls, seconds = [], [], [], [], 0.0
     for number, out in enumerate(held_out_parts(row.data[1], held, recipe)):
         train, valid = _rows(row.data, ~out), _rows(row.data, out)
@@ -247,33 +257,33 @@ def _by_folds(row: Row, held: Held) -> Validation:
         best += _best_epochs(history, recipe)
         nlls.append(_mean_nll(history, _best_epochs(history, recipe)))
         seconds += history.seconds
-    temperature, noise = _calibrated(concatenate(predictions), torch.cat(targets))
+    own = _calibrated(concatenate(predictions), torch.cat(targets))
     epochs = max(recipe.convert_at_epoch + 1, round(statistics.fmean(best)))
     nll = statistics.fmean(known) if (known := [nll for nll in nlls if nll is not None]) else None
     if row.states is not None and row.states.epochs:
         for number in range(FOLDS):
             row.states.prune(number, epochs)
-    return Validation("folds", len(row.data[1]), epochs, recipe.convert_at_epoch, temperature, noise, nll, seconds)
+    return Validation("folds", len(row.data[1]), epochs, recipe.convert_at_epoch, nll=nll, seconds=seconds, **own)
 
 
-def _converted_where_plain_is_best(row: Row) -> Recipe:
+def _converted_where_plain_is_best(row: Row, *, folds: bool) -> Recipe:
     """Return the recipe, with patience converted after the best epoch of the plain network."""
     recipe = row.recipe
     if row.plain is None or not (recipe.patience and recipe.convert_at_epoch):
         return recipe
-    epochs = _plain_validation(row.plain).epochs
+    epochs = _plain_validation(row.plain, folds=folds).epochs
     return replace(recipe, convert_at_epoch=epochs, epochs=epochs + recipe.epochs)
 
 
-def _plain_validation(plain: Row) -> Validation:
+def _plain_validation(plain: Row, *, folds: bool) -> Validation:
     """Return the validation of the plain network: known from its own run, or found now."""
     assert plain.held is not None
     held = plain.held
     if plain.known is not None and (found := _read(plain.known, plain.key)) is not None:
         return found
-    if len(plain.data[1]) < FEW:
+    if folds:
         return _kept(plain, lambda: asdict(_by_folds(plain, held)))
-    found = _train_on_split(plain, held).validation
+    found = train_on_split(plain).validation
     assert found is not None
     return found
 
@@ -283,7 +293,10 @@ def _read(path: Path, key: Mapping[str, Any]) -> Validation | None:
         found = read_json(path)
     except (OSError, ValueError):
         return None
-    return Validation(**{name: found[name] for name in NAMES}) if found.get("key") == dict(key) else None
+    if found.get("key") != dict(key):
+        return None
+    later = {name: found[name] for name in LATER if name in found}
+    return Validation(**{name: found[name] for name in NAMES}, **later)
 
 
 def _kept(row: Row, compute: Callable[[], Mapping[str, Any]]) -> Validation:
@@ -359,11 +372,14 @@ def _rows(data: Tensors, chosen: Tensor) -> Tensors:
     return tuple(part[chosen] for part in data)
 
 
-def _calibrated(p: Prediction, y: Tensor) -> tuple[float, float]:
-    """Return the temperature of classes, or the factor of the noise of real targets, from held-out predictions."""
-    if isinstance(p.likelihood, Gaussian):
-        return 1.0, 1.0 if p.likelihood.heteroscedastic else best_noise(p, y)
-    return float(Temperature("mean").fit(p, y).temperature or 1.0), 1.0
+def _calibrated(p: Prediction, y: Tensor) -> dict[str, Any]:
+    """Return the temperature of classes, or the factors of noise and intervals of real targets, of held-out rows."""
+    if not isinstance(p.likelihood, Gaussian):
+        return {"temperature": float(Temperature("mean").fit(p, y).temperature or 1.0), "noise": 1.0}
+    noise = 1.0 if p.likelihood.heteroscedastic else best_noise(p, y)
+    assert p.variances is not None
+    wider = replace(p, variances=p.variances * noise**2)
+    return {"temperature": 1.0, "noise": noise, "interval": interval_factor(*wider.interval(LEVEL), y, LEVEL)}
 
 
 def best_noise(p: Prediction, y: Tensor) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import json
 import shutil
 import time
@@ -40,6 +39,7 @@ from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation import result as results
 from leanbayes.evaluation.cost import count
 from leanbayes.evaluation.evaluate import evaluate, in_units, metrics_of, Result
+from leanbayes.evaluation.figures import examples, LEVEL
 from leanbayes.methods.ensemble import Ensemble, members_of
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime._files import untied, write_tensors
@@ -54,7 +54,6 @@ from leanbayes.training.objective import autocast
 MODEL = "model.safetensors"
 SETTINGS_FILE = "job.json"
 NORM_ROWS = 1024  # training rows for the norm statistics of a nested network at full width
-SHOWN = 6  # example images of each kind in a result
 Stage = Literal["train", "evaluate", "compare"]
 Callback = Callable[[Any], object]
 
@@ -259,7 +258,9 @@ def _baseline(job: Job, experiment: Experiment, values: Mapping[str, float]) -> 
         return p if experiment.units is None else in_units(p, *experiment.units)
 
     prediction = predict(x)
-    found, figures = metrics_of(prediction, y, {name: predict(rows) for name, (rows, _) in experiment.ood.items()})
+    others = {name: predict(rows) for name, (rows, _) in experiment.ood.items()}
+    moved = {name: (predict(rows), targets) for name, (rows, targets) in experiment.shift_data.items()}
+    found, figures = metrics_of(prediction, y, others, moved)
     if fitted.quantiles is not None and experiment.units is not None:
         mean, std = experiment.units
         low, high = (end * std + mean for end in fitted.quantiles(one_hot_codes(x, codes)))
@@ -267,6 +268,7 @@ def _baseline(job: Job, experiment: Experiment, values: Mapping[str, float]) -> 
             "quantile_coverage": float(scores.interval_coverage(low, high, y)),
             "quantile_width": float((high - low).mean()),
         }
+    found["test"] |= _validated_interval(prediction, y, fitted.interval)
     losses = {"losses": _losses(prediction, y, None)}
     cost = {"train_seconds": seconds, "parameters": fitted.parameters}
     known = {name: value for name, value in cost.items() if value is not None}
@@ -333,6 +335,7 @@ def _evaluate(job: Job, experiment: Experiment, trained: Trained, progress: RunP
             units=experiment.units,
             temperature=_temperature(experiment, trained),
             progress=progress.evaluation,
+            shift_data=experiment.shift_data,
         )
     return _outcome(experiment, trained, result, count(model, samples))
 
@@ -421,6 +424,8 @@ def _outcome(experiment: Experiment, trained: Trained, result: Result, counts: M
     figures = result.figures | {"losses": losses}
     if experiment.data.task == "classification":
         figures["examples"] = examples(result.prediction, result.targets, raw if raw.dim() == 4 else None)
+    factor = None if trained.validation is None else trained.validation.interval
+    result.metrics["test"] |= _validated_interval(result.prediction, result.targets, factor)
     timing = {"train_seconds": history.seconds, "peak_memory_mb": history.peak_memory_mb}
     if trained.teacher is not None:
         before = trained.teacher.history.seconds
@@ -431,6 +436,15 @@ def _outcome(experiment: Experiment, trained: Trained, result: Result, counts: M
         "figures": figures,
         "history": list(history),
     }
+
+
+def _validated_interval(p: Prediction, y: Tensor, factor: float | None) -> dict[str, float]:
+    """Return width and coverage of the intervals that hold 95 % of the held-out rows; nothing without a factor."""
+    if factor is None:
+        return {}
+    low, high = scores.scaled_interval(*p.interval(LEVEL), factor)
+    coverage = float(scores.interval_coverage(low, high, y))
+    return {"interval_width_validated": float((high - low).mean()), "coverage_validated": coverage}
 
 
 def _losses(prediction: Prediction, y: Tensor, temperature: Temperature | None) -> dict[str, str]:
@@ -449,39 +463,3 @@ def _layers(model: nn.Module) -> dict[str, Any]:
         "covered": None if found.partial else found.covered,
         "skipped": [line for line in skipped if not line.endswith("no parameters")],
     }
-
-
-def examples(p: Prediction, y: Tensor, images: Tensor | None) -> dict[str, list[dict[str, Any]]]:
-    """Return the most certain rows, the least certain rows, and those with most epistemic uncertainty."""
-    order = p.total.argsort(stable=True)
-    chosen = {
-        "certain": order[:SHOWN],
-        "uncertain": order.flip(0)[:SHOWN],
-        "epistemic": p.epistemic.argsort(descending=True, stable=True)[:SHOWN],
-    }
-    return {kind: [_example(p, y, images, int(row)) for row in rows] for kind, rows in chosen.items()}
-
-
-def _example(p: Prediction, y: Tensor, images: Tensor | None, row: int) -> dict[str, Any]:
-    std = torch.zeros_like(p.mean[row]) if p.samples is None else p.samples[:, row].std(0, correction=0)
-    return {
-        "image": None if images is None else png(images[row]),
-        "label": int(y[row]),
-        "predicted": int(p.mean[row].argmax()),
-        "probabilities": [round(value, 5) for value in p.mean[row].tolist()],
-        "spread": [round(value, 5) for value in std.tolist()],
-        "total": float(p.total[row]),
-        "aleatoric": float(p.aleatoric[row]),
-        "epistemic": float(p.epistemic[row]),
-    }
-
-
-def png(image: Tensor) -> str:
-    """Return an image (C, H, W), uint8 or in [0, 1], as base64 PNG."""
-    from PIL import Image
-
-    pixels = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
-    array = pixels[0].numpy() if len(pixels) == 1 else pixels[:3].permute(1, 2, 0).contiguous().numpy()
-    written = io.BytesIO()
-    Image.fromarray(array).save(written, format="PNG", optimize=True)
-    return base64.b64encode(written.getvalue()).decode()

@@ -19,7 +19,7 @@ from leanbayes.data.annotated.published import load_lidc, prepare_bsds500
 from leanbayes.data.catalogue import prepare
 from leanbayes.data.dataset import DataSet, Split, Task
 from leanbayes.data.loading import describe, load, names, Row
-from leanbayes.data.out_of_distribution import ood
+from leanbayes.data.out_of_distribution import ood, shifted
 
 __all__ = [
     "AmbiguousImages",
@@ -42,5 +42,6 @@ __all__ = [
     "optimal_energy_distance",
     "prepare",
     "prepare_bsds500",
+    "shifted",
     "true_pixel_probabilities",
 ]

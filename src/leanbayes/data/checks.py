@@ -27,7 +27,7 @@ def check(raw: Raw, *, name: str, task: Task, count: int = 0) -> None:
     """
     for split, x, y in (("train", raw.x_train, raw.y_train), ("test", raw.x_test, raw.y_test)):
         check_inputs(x, f"{name}: x_{split}")
-        _check_targets(y, f"{name}: y_{split}", task)
+        check_targets(y, f"{name}: y_{split}", task)
         if len(x) != len(y):
             raise ValueError(
                 f"{name}: x_{split} and y_{split} differ in length, {len(x)} and {len(y)}. Give every row one target."
@@ -151,7 +151,8 @@ def _check_numbers(values: Array, where: str) -> None:
         )
 
 
-def _check_targets(y: Array, where: str, task: Task) -> None:
+def check_targets(y: Array, where: str, task: Task) -> None:
+    """Raise ``ValueError`` for targets that are not numbers, or no labels where classes are expected."""
     _check_numbers(y, where)
     if task == "regression":
         if y.ndim > 2:

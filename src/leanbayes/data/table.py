@@ -112,13 +112,59 @@ class TablePreparation:
         """Return the targets of new rows: numbers of `classes`, or without them real ones (n, 1); None if unknown."""
         if not (self.titled and table.titled and self.target in table.header):
             return None
+        try:
+            y, there, _ = self.known_targets(table, classes)
+        except ValueError:
+            return None
+        return y if there.all() else None
+
+    def known_targets(self, table: Table, classes: Sequence[str]) -> tuple[Array, Array, list[str]]:
+        """Return the targets of the rows that have one, which rows these are (n,), and a note on the others.
+
+        Raises:
+            ValueError: The target column is missing, or has another class, a cell that is no number, or gaps alone.
+        """
+        table = table if self.titled and table.titled else self._by_position(table)
+        if self.target not in table.header:
+            raise ValueError(
+                f"{table.where} has no column {self.target!r}, the target of the training data. Add it: rows need "
+                "targets to be scored."
+            )
         cells = table.columns[table.header.index(self.target)]
-        if not classes:
-            values = to_numbers(cells, notation_of(cells) or "point")
-            return values[:, None] if np.isfinite(values).all() else None
+        there = ~are_gaps(cells)
+        missing = len(cells) - int(there.sum())
+        if missing == len(cells):
+            raise ValueError(f"{table.where}, column {self.target!r} has no target in {missing} rows. Fill it.")
+        notes = [f"rows without a target are left out: {missing}"] if missing else []
+        if classes:
+            return self._labels(table, cells[there], classes), there, notes
+        unclear: Notation = "comma" if table.separator == ";" else "point"
+        values = to_numbers(cells[there], notation_of(cells[there]) or unclear)
+        if (odd := ~np.isfinite(values)).any():
+            raise ValueError(
+                f"{table.where}, column {self.target!r}: expected numbers as in training, got "
+                f"{cells[there][np.argmax(odd)]!r}. Correct or drop these rows."
+            )
+        return values[:, None], there, notes
+
+    def _labels(self, table: Table, cells: Array, classes: Sequence[str]) -> Array:
+        """Return the numbers of classes; a whole number may be written with a decimal point."""
         number = {name: k for k, name in enumerate(classes)}
-        labels = [number.get(cell, -1) for cell in cells]
-        return np.array(labels) if min(labels, default=-1) >= 0 else None
+        if unknown := next((cell for cell in cells if cell not in number), None):
+            values = to_numbers(cells)
+            whole = np.isfinite(values) & (values == np.round(values))
+            names = [
+                str(int(value)) if is_whole else cell
+                for cell, value, is_whole in zip(cells, values, whole, strict=True)
+            ]
+            unknown = next((name for name in names if name not in number), None)
+            cells = np.array(names, dtype=object)
+        if unknown is not None:
+            raise ValueError(
+                f"{table.where}, column {self.target!r} has the class {unknown!r}; expected those of the training "
+                f"data: {_listed(list(classes))}. Correct or drop these rows."
+            )
+        return np.array([number[cell] for cell in cells])
 
     def _check_readable(self, table: Table, column: Column, faults: Faults) -> None:
         if column.kind in ("category", "embedding") or faults.odd <= _MOST_UNREADABLE * len(table):

@@ -42,7 +42,8 @@ class Result:
     """Outcome of an evaluation.
 
     Attributes:
-        metrics: {"test": {...}, "ood": {name: {...}}, "shift": [{...}]}.
+        metrics: {"test": {...}, "ood": {name: {...}}, "shift": [{...}]}; with shifted rows also
+            {"shift_data": {name: {...}}}.
         figures: {"reliability": ..., "histograms": ...}: numbers to plot.
         cost: parameters and time ratios, if the plain network was given.
         prediction: the prediction for the test data, on the CPU.
@@ -71,6 +72,8 @@ def _lines(found: Mapping[str, Any], cost: Cost | None) -> Iterator[tuple[str, s
     yield "test", _listed(found["test"])
     for name, figures in found["ood"].items():
         yield f"ood {name}", _listed(figures)
+    for name, figures in found.get("shift_data", {}).items():
+        yield f"shift {name}", _listed(figures)
     rows = [row for row in found["shift"] if row["severity"]]
     if rows:
         names = [name for name, value in rows[0].items() if isinstance(value, float)]
@@ -104,6 +107,7 @@ def evaluate(
     temperature: Temperature | None = None,
     design: Design = "independent",
     progress: Progress | None = None,
+    shift_data: Mapping[str, Data] | None = None,
 ) -> Result:
     """Evaluate a model: accuracy, likelihood, calibration, selective risk, out-of-distribution detection, cost.
 
@@ -131,22 +135,21 @@ def evaluate(
         temperature: fitted on held-out rows. The figures at this temperature are added as `metrics["tempered"]`.
         design: of the draws, as in `predict`.
         progress: called before each step with its kind ("test", "corrupt", "shift" or "cost") and the name of its data.
+        shift_data: rows of another origin with their targets, by name, such as those of another year.
 
     Example:
         >>> result = lb.evaluate(bnn, (x, y), ood={"letters": (letters, None)})
         >>> result.metrics["test"]["nll"], result.metrics["ood"]["letters"]["auroc"]
     """
-    _check(test, ood, shift)
+    _check(test, ood, shift, shift_data)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     samples = min(samples, distinct_draws(model) or samples)
     tell: Progress = progress or (lambda kind, name: None)
     evaluator = _Evaluator(model, likelihood, samples, seed, batch_size, output, units, design)
     tell("test", "test set")
     prediction, targets = evaluator.predict(test)
-    others = {}
-    for name, data in (ood or {}).items():
-        tell("test", name)
-        others[name] = evaluator.predict(data)[0]
+    others = {name: p for name, (p, _) in evaluator.predict_sets(ood, tell).items()}
+    moved = evaluator.predict_sets(shift_data, tell)
     if metrics is None:
         found, figures = _usual_metrics(prediction, targets, others)
     else:
@@ -156,6 +159,7 @@ def evaluate(
         "test": numbers(found),
         "ood": _all_detections(prediction, others),
         "shift": [row for row, _ in corrupted],
+        **_all_shifted(moved),
     }
     if temperature is not None:
         changed, known = temperature(prediction), {name: temperature(other) for name, other in others.items()}
@@ -164,6 +168,7 @@ def evaluate(
             "test": numbers(_usual_metrics(changed, targets, known)[0]),
             "ood": _all_detections(changed, known),
             "shift": [row for _, row in corrupted],
+            **_all_shifted({name: (temperature(p), y) for name, (p, y) in moved.items()}),
         }
     if plain is not None:
         tell("cost", "cost")
@@ -216,6 +221,14 @@ class _Evaluator:
         prediction = self._run(_recording_targets(self._loader(data), targets), keep_samples)
         return prediction, torch.cat(targets).cpu()
 
+    def predict_sets(self, sets: Mapping[str, Data] | None, tell: Progress) -> dict[str, tuple[Prediction, Tensor]]:
+        """Return predictions and targets of further data sets, by name."""
+        found = {}
+        for name, data in (sets or {}).items():
+            tell("test", name)
+            found[name] = self.predict(data)
+        return found
+
     def corrupted(
         self, shift: Shift, temperature: Temperature | None, tell: Progress
     ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -252,10 +265,12 @@ class _Evaluator:
         return prediction if self.units is None else in_units(prediction, *self.units)
 
 
-def _check(test: Any, ood: Any, shift: Any) -> None:
-    if not isinstance(ood or {}, Mapping):
-        raise TypeError(f"expected ood to be data by name, {{'letters': (x, None)}}, got {type(ood).__name__}")
-    for what, data in {"test": test, **(ood or {})}.items():
+def _check(test: Any, ood: Any, shift: Any, shift_data: Any) -> None:
+    for argument, sets, y in (("ood", ood, None), ("shift_data", shift_data, "y")):
+        if not isinstance(sets or {}, Mapping):
+            kind = type(sets).__name__
+            raise TypeError(f"expected {argument} to be data by name, {{'letters': (x, {y})}}, got {kind}")
+    for what, data in {"test": test, **(ood or {}), **(shift_data or {})}.items():
         if not (isinstance(data, (DataLoader, Dataset)) or (isinstance(data, tuple) and len(data) == 2)):
             kind = type(data).__name__
             raise TypeError(f"expected {what} to be a pair (x, y), a Dataset or a DataLoader, got {kind}")
@@ -277,12 +292,17 @@ def in_units(p: Prediction, mean: Tensor, std: Tensor) -> Prediction:
     )
 
 
+Shifted = Mapping[str, tuple[Prediction, Tensor]]
+"""Predictions for rows of another origin, and their targets, by name."""
+
+
 def metrics_of(
-    prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
+    prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction], moved: Shifted
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return `Result.metrics` and `Result.figures` of a prediction, and of those for out-of-distribution inputs."""
+    """Return `Result.metrics` and `Result.figures` of predictions: for test, out-of-distribution and shifted rows."""
     found, figures = _usual_metrics(prediction, targets, others)
-    return {"test": numbers(found), "ood": _all_detections(prediction, others), "shift": []}, figures
+    all_figures = {"test": numbers(found), "ood": _all_detections(prediction, others), "shift": []}
+    return all_figures | _all_shifted(moved), figures
 
 
 def _usual_metrics(
@@ -348,6 +368,19 @@ def _regression(p: Prediction, y: Tensor) -> dict[str, Any]:
         "coverage": scores.interval_coverage(low, high, y),
         "interval_width": (high - low).mean(),
     }
+
+
+def _all_shifted(moved: Shifted) -> dict[str, Any]:
+    """Return {"shift_data": {name: figures}} of rows of another origin; nothing without such rows."""
+    found: dict[str, Any] = {}
+    for name, (prediction, targets) in moved.items():
+        if isinstance(prediction.likelihood, Gaussian):
+            usual = _regression(prediction, targets)
+            figures = {figure: usual[figure] for figure in ("lpd", "rmse", "coverage")}
+        else:
+            figures = _under_shift(prediction, targets)
+        found[name] = {"rows": len(targets), **numbers(figures)}
+    return {"shift_data": found} if found else {}
 
 
 def _under_shift(prediction: Prediction, targets: Tensor) -> dict[str, Any]:

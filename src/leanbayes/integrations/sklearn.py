@@ -7,7 +7,10 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from numbers import Integral
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -23,6 +26,8 @@ from typing_extensions import override
 
 from leanbayes import models
 from leanbayes.compare.job import method_of, recipe_for
+from leanbayes.compare.job import recipe as shared_recipe
+from leanbayes.compare.row_training import FEW, Held, Row, train_on_split
 from leanbayes.core.conversion import convert
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.predictor import predict
@@ -32,7 +37,7 @@ from leanbayes.methods._base import Method
 from leanbayes.methods.rank1 import Rank1
 from leanbayes.runtime.batches import call
 from leanbayes.runtime.twins import in_eval_mode
-from leanbayes.training import Recipe
+from leanbayes.training import History, Recipe
 from leanbayes.training.devices import PACKAGES
 from leanbayes.training.fit import fit
 
@@ -42,6 +47,7 @@ Net = nn.Module | Callable[..., nn.Module] | str | None
 HIDDEN = 100  # hidden units of the default network
 FEWEST_STEPS = 200  # fewest steps of a training: half a second on one core
 FEWEST_EPOCHS = 20  # fewest epochs; large tables have more steps than that in each
+HELD_OUT = 0.1  # share of the rows that a training with patience stops by
 BATCH_SIZES = (32, 512)  # smallest and largest batch
 STEPS_AN_EPOCH = 64  # batches per epoch, between the smallest and the largest batch size
 FLOATS = (np.float64, np.float32)  # types of numbers that are kept; others become the first
@@ -49,7 +55,13 @@ FIRST_NOISE = 0.5  # initial noise, in standard deviations of the targets; it is
 
 
 def default_recipe(rows: int) -> Recipe:
-    """Return a recipe for a table: a fixed number of steps for small ones, of epochs for large ones."""
+    """Return a recipe for a table: that of `leanbayes compare` from `FEW` rows on, which stops by held-out rows.
+
+    Below, `compare` trains on five folds and then again, up to twelve trainings. An estimator trains once, on all rows,
+    for a fixed number of steps.
+    """
+    if rows >= FEW:
+        return shared_recipe("quick", kind="table", rows=rows, validated=True)
     smallest, largest = BATCH_SIZES
     batch_size = min(largest, max(smallest, rows // STEPS_AN_EPOCH))
     epochs = max(FEWEST_EPOCHS, round(FEWEST_STEPS * batch_size / max(rows, batch_size)))
@@ -129,15 +141,29 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
         # Torch's generators are restored; an unused GPU is not initialised.
         used = recipe.accelerator != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         devices = range(torch.cuda.device_count()) if used else ()
-        with torch.random.fork_rng(devices), _silence():
+
+        def make(method: Method | None, likelihood: Likelihood) -> tuple[nn.Module, Likelihood]:
             torch.manual_seed(seed)
             model = network(self.net, num_outputs=num_outputs, features=X.shape[1])
             if method is not None:
                 model = convert(model, method, likelihood=likelihood, copy=False)
-            inputs = _scaled(scaler, X).float()
-            history = fit(model, (inputs, y), recipe, likelihood=likelihood, progress=False)
+            return model, likelihood
+
+        with torch.random.fork_rng(devices), _silence():
+            data = (_scaled(scaler, X).float(), y)
+            if recipe.patience:
+                making = partial(_make_fresh, make, likelihood=likelihood)
+                model, likelihood, history = _stopped(making, method, recipe, data, self._samples)
+            else:
+                model, likelihood = make(method, likelihood)
+                history = fit(model, data, recipe, likelihood=likelihood, progress=False)
         self.model_, self.history_, self.scaler_ = model, history, scaler
         self.likelihood_, self.seed_ = likelihood, seed
+
+    @property
+    def _samples(self) -> int:
+        # searches over parameters pass numpy's integers
+        return int(self.samples) if isinstance(self.samples, Integral) else self.samples
 
     def _recipe(self, method: Method | None, rows: int) -> Recipe:
         if self.recipe is None:
@@ -152,10 +178,9 @@ class _Bayesian(BaseEstimator):  # type: ignore[misc]
         """Predict in float64, so that rounding does not make a row depend on the other rows."""
         check_is_fitted(self)
         inputs = _scaled(self.scaler_, validate_data(self, X, dtype=FLOATS, reset=False))
-        # searches over parameters pass numpy's integers
-        samples = int(self.samples) if isinstance(self.samples, Integral) else self.samples
         exact = copy.deepcopy(self.model_).double()
-        return predict(exact, inputs, self.likelihood_, samples=samples, seed=self.seed_, keep_samples=keep_samples)
+        how: dict[str, Any] = {"samples": self._samples, "seed": self.seed_, "keep_samples": keep_samples}
+        return predict(exact, inputs, self.likelihood_, **how)
 
     def __sklearn_is_fitted__(self) -> bool:
         """Return whether there is a trained model; a failed `fit` leaves none."""
@@ -172,7 +197,9 @@ class BayesianClassifier(ClassifierMixin, _Bayesian):  # type: ignore[misc]
         method: None for `lb.Rank1(components=4)`; any method or its name, such as "mean_field"; "plain" for the
             unconverted network.
         recipe: how to train; its seed is replaced by one from `random_state`. None chooses by the number of rows and
-            the method: about a second on one core up to a thousand rows.
+            the method. Below 2,000 rows it trains once, on all rows, for a fixed number of steps: seconds on one core.
+            From 2,000 rows on it has the defaults of `leanbayes compare`: a constant rate until a tenth of the rows,
+            held out, stops improving. A recipe with `patience` holds out a tenth, too.
         samples: draws per prediction.
         standardize: scale each column to mean zero and standard deviation one.
         random_state: of weights, noise, batches and draws; an integer makes `fit` repeatable. The state of torch's
@@ -271,6 +298,28 @@ class BayesianRegressor(RegressorMixin, _Bayesian):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
+
+
+def _make_fresh(make: Any, method: Method | None, likelihood: Likelihood) -> tuple[nn.Module, Likelihood]:
+    return make(method, copy.deepcopy(likelihood))  # type: ignore[no-any-return]  # every training learns its own noise
+
+
+def _stopped(
+    make: Callable[[Method | None], tuple[nn.Module, Likelihood]],
+    method: Method | None,
+    recipe: Recipe,
+    data: tuple[Tensor, Tensor],
+    samples: int,
+) -> tuple[nn.Module, Likelihood, History]:
+    """Train as `leanbayes compare` does with one split: a tenth of the rows stops it, and gives the noise."""
+    with TemporaryDirectory() as folder:
+
+        def row(name: str, own: Method | None, how: Recipe) -> Row:
+            return Row(partial(make, own), how, data, Held(HELD_OUT), Path(folder) / name, samples, {})
+
+        plain = row("plain", None, recipe_for(None, recipe)) if method is not None else None
+        trained = train_on_split(replace(row("row", method, recipe), plain=plain))
+    return trained.model, trained.likelihood, trained.history
 
 
 def _scaled(scaler: Any, values: NDArray[Any]) -> Tensor:

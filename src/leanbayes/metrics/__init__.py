@@ -49,8 +49,10 @@ from leanbayes.metrics.generation import Seen as Seen
 from leanbayes.metrics.regression import crps as crps
 from leanbayes.metrics.regression import crps_gaussian as crps_gaussian
 from leanbayes.metrics.regression import interval_coverage as interval_coverage
+from leanbayes.metrics.regression import interval_factor as interval_factor
 from leanbayes.metrics.regression import lpd as lpd
 from leanbayes.metrics.regression import rmse as rmse
+from leanbayes.metrics.regression import scaled_interval as scaled_interval
 from leanbayes.metrics.segmentation import dice as dice
 from leanbayes.metrics.segmentation import energy_distance as energy_distance
 from leanbayes.metrics.segmentation import iou as iou

@@ -63,6 +63,27 @@ def interval_coverage(low: Tensor, high: Tensor, y: Tensor) -> Tensor:
     return ((low <= y) & (y <= high)).double().mean()
 
 
+def scaled_interval(low: Tensor, high: Tensor, factor: float) -> tuple[Tensor, Tensor]:
+    """Return the intervals c -+ factor * h with the same centres c and half-widths h."""
+    centre, half = (low + high) / 2, (high - low) / 2
+    return centre - factor * half, centre + factor * half
+
+
+def interval_factor(low: Tensor, high: Tensor, y: Tensor, coverage: float = 0.95) -> float:
+    """Return the smallest factor with which `scaled_interval` holds at least a share `coverage` of the targets.
+
+    It is the ceil(coverage * n)-th smallest |y - c| / h of n targets.
+    """
+    if not 0 < coverage <= 1:
+        raise ValueError(f"expected a coverage above 0 and at most 1, got {coverage!r}")
+    low, high = finite(low, "lower ends"), finite(high, "upper ends")
+    y = matched(y, low)
+    if low.shape != high.shape or (low >= high).any():
+        raise ValueError("expected lower and upper ends of the same shape, low < high; are they swapped?")
+    ratios = ((y - (low + high) / 2).abs() / ((high - low) / 2)).flatten()
+    return float(ratios.kthvalue(math.ceil(coverage * len(ratios) - 1e-9)).values)
+
+
 def _absolute_mean(mean: Tensor, variance: Tensor) -> Tensor:
     """Return E|X| of X ~ Normal(mean, variance): 2 std phi(z) + mean (2 Phi(z) - 1), z = mean / std."""
     std = variance.sqrt()

@@ -163,6 +163,10 @@ REGRESSION = (
           "95 would be right.", percent=True, marked=False, place="brief"),
     _test("interval_width", "Width of 95\u00a0% interval", "lower", "Mean width of the central 95 % interval, in the "
           "target's units.", marked=False),
+    _test("interval_width_validated", "Width at 95\u00a0% validation coverage", "lower", "Mean width of the intervals "
+          "after one factor scaled them to hold 95 % of the held-out training rows, in the target's units."),
+    _test("coverage_validated", "Coverage of these intervals", "higher", "Share of test targets inside the intervals "
+          "that hold 95 % of the held-out training rows.", percent=True, marked=False, place="text"),
 )  # fmt: skip
 
 CORRUPTED = (
@@ -208,6 +212,29 @@ COST = (
 def test_columns(task: str) -> list[Column]:
     """Return the columns of the test set."""
     return list(REGRESSION if task == "regression" else CLASSIFICATION)
+
+
+def shift_columns(name: str, task: str, *, brief: bool) -> list[Column]:
+    """Return the columns of one set of shifted rows."""
+    group, short, of = "Shifted rows", cut(name), f"on the shifted rows {name}."
+
+    def column(key: str, title: str, better: Any, help: str, place: Any, **options: Any) -> Column:
+        own: dict[str, Any] = {"key": ("shift_data", name, key), "title": f"{title} {short}", "group": group}
+        return Column(**own, better=better, help=f"{help} {of}", place=place, **options)
+
+    percent: dict[str, Any] = {"unit": "%", "scale": 100}
+    if task == "regression":
+        return [
+            column("lpd", "LPD", "higher", "Mean log predictive density", "brief" if brief else "main"),
+            column("rmse", "RMSE", "lower", "Root of the mean squared error", "main"),
+            column("coverage", "Coverage", "higher", "Share of targets inside the central 95 % interval", "main",
+                   marked=False, **percent),
+        ]  # fmt: skip
+    return [
+        column("nll", "NLL", "lower", "Mean of -log p(true class)", "brief" if brief else "main"),
+        column("accuracy", "Accuracy", "higher", "Share of right answers", "main", digits=4, **percent),
+        column("ece", "ECE", "lower", "Expected calibration error", "rest", **percent),
+    ]
 
 
 def ood_columns(name: str, scores: Iterable[str], *, brief: bool) -> list[Column]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from leanbayes import shift
 from leanbayes.evaluation.statistics import difference_error, Estimate, estimate, number
 from leanbayes.metrics import ensemble_equivalent
-from leanbayes.report.columns import Column, CORRUPTED, COST, Key, ood_columns, test_columns
+from leanbayes.report.columns import Column, CORRUPTED, COST, Key, ood_columns, shift_columns, test_columns
 from leanbayes.report.load import BASELINES, Contender, Group, REFERENCE, Run, TEMPERED
 
 Rows = Sequence[dict[str, Any]]
@@ -107,6 +107,8 @@ def facts(run: Run, plain: Rows) -> dict[Key, float | None]:
     found: dict[Key, float | None] = {("shift", key): value for key, value in corrupted_facts(run, plain).items()}
     for section, content in (("test", run.part("metrics", "test")), ("cost", run.part("cost"))):
         found |= {(section, key): value for key, value in _numbers(content)}
+    for name, content in _items(run.part("metrics", "shift_data")):
+        found |= {("shift_data", name, key): value for key, value in _numbers(content)}
     found["cost", "training_ratio"] = training_ratio(run)
     found["cost", "passes"] = passes_of(run) if run.part("cost") else None
     found["cost", "answer_passes"] = answer_passes(run)
@@ -136,7 +138,9 @@ def _columns(group: Group) -> list[Column]:
             others = [score for score, _ in _items(content.get("scores")) if score != content.get("by")]
             scores.setdefault(name, {}).update(dict.fromkeys(others))
     ood = [c for i, name in enumerate(sorted(scores)) for c in ood_columns(name, scores[name], brief=i < 2)]
-    return [*test_columns(group.task), *CORRUPTED, *ood, *COST]
+    names = sorted({name for run in group.runs for name, _ in _items(run.part("metrics", "shift_data"))})
+    moved = [c for i, name in enumerate(names) for c in shift_columns(name, group.task, brief=i < 1)]
+    return [*test_columns(group.task), *CORRUPTED, *moved, *ood, *COST]
 
 
 def _cells(column: Column, estimates: list[Estimate | None]) -> list[Cell | None]:

@@ -10,7 +10,7 @@ import binascii
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -33,6 +33,8 @@ FLOORS = {  # cost and value below which a limit does not decide
     "parameter_ratio": ("parameters", 1e6),
 }
 SMALLEST_SHARE, SMALLEST_NATS, SMALLEST_AREA = 0.01, 0.01, 0.005  # smallest gains of NLL, LPD and AUROC that count
+NARROW, COVERED = "Narrow intervals", ("test", "coverage_validated")
+LEVEL, COVERAGE_ERRORS = 0.95, 2.0  # of the intervals; standard errors by which their test coverage may be lower
 SCORE = {"classification": "entropy", "regression": "mutual_information"}  # finds out-of-distribution inputs
 RULE = (
     f"Rule: a row stays within the limits if its training costs at most {LIMITS['training_ratio']:g} trainings of the "
@@ -42,9 +44,10 @@ RULE = (
     "parameters. Each row is compared with the plain network at a temperature from held-out training rows (without "
     "such rows, with the plain network), by differences paired by seed. A difference is clear if it is larger than its "
     "standard error, pooled over the rows, times the quantile of Student's distribution at 5 % divided by the number "
-    "of rows, and at least 1 % of the NLL (0.01 nats of the LPD, 0.005 of the AUROC). The best row within the limits "
-    "with a clear gain in NLL or LPD is recommended. With one seed the standard error is that of the test rows, and "
-    "nothing is recommended."
+    "of rows, and at least 1 % of the NLL or the width (0.01 nats of the LPD, 0.005 of the AUROC). Widths count if "
+    "the intervals hold at most two standard errors less than 95 % of the test targets. The best row within the limits "
+    "with a clear gain in NLL or LPD is recommended. With one seed the standard error is that of the test "
+    "rows, and nothing is recommended."
 )
 
 
@@ -322,11 +325,8 @@ def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Cand
     errors = _row_errors(group, reference.contender)
     smallest = _smallest(group.task, reference)
     lines = [_line("Best probabilities", f"{column.title}", losses, reference.label, smallest, errors, -column.sign)]
-    shifted = losses_of(group, ("shift", "nll"))
-    if shifted:
-        base = shifted.get(reference.label, {})
-        share = SMALLEST_SHARE * abs(statistics.fmean(base.values())) if base else 0.0
-        lines.append(_line("Robust to corrupted images", "mean NLL", shifted, reference.label, share))
+    lines += [_robust(group, column, reference.label)]
+    lines += [_narrow(group, reference.label)] if group.task == "regression" else []
     areas = ood_losses(group)
     if areas:
         score = "total" if group.task == "classification" else "epistemic"
@@ -338,6 +338,44 @@ def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Cand
     for name, key, unit in (("Smallest file", "size", "parameters"), ("Cheapest answer", "answer_passes", "passes")):
         lines.append(_cheapest_line(group, name, key, unit, good, ranked[0]))
     return lines
+
+
+def _robust(group: Group, column: Column, reference: str) -> Need:
+    """Return the line on shifted rows: the mean over the sets of --shift-data, else over the corruptions of images."""
+    moved = _means(group, "shift_data", lambda run, name: run.number("metrics", "shift_data", name, column.key[-1]))
+    if moved:
+        losses = {label: {seed: -column.sign * value for seed, value in by.items()} for label, by in moved.items()}
+        share = SMALLEST_NATS if group.task == "regression" else _share(losses, reference)
+        return _line("Robust to shift", f"mean {column.title}", losses, reference, share, sign=-column.sign)
+    corrupted = losses_of(group, ("shift", "nll"))
+    if corrupted:
+        share = _share(corrupted, reference)
+        return _line("Robust to corrupted images", "mean NLL", corrupted, reference, share)
+    flag = "--shift-data with a file of rows and targets"
+    return Need("Robust to shift", f"Not measured: add {flag}; images may have --shift instead.")
+
+
+def _narrow(group: Group, reference: str) -> Need:
+    """Return the line on the width of intervals that hold 95 % of the held-out rows, if they also hold test rows."""
+    widths = losses_of(group, ("test", "interval_width_validated"))
+    if not widths:
+        return Need(NARROW, "Not measured: add --validation with a share of the training rows.")
+    held = {label: statistics.fmean(by.values()) for label, by in losses_of(group, COVERED).items()}
+    rows = min((run.number("data", "test") or 1 for run in group.runs), default=1)
+    least = LEVEL - COVERAGE_ERRORS * math.sqrt(LEVEL * (1 - LEVEL) / max(rows, 1))
+    good = {label: by for label, by in widths.items() if held.get(label, 1.0) >= least}
+    short = [f"{label} {100 * held[label]:.3g} %" for label in widths if label not in good]
+    missed = f" Not counted, for they hold too few test targets: {_list(short)}." if short else ""
+    if not good:
+        return Need(NARROW, f"No row.{missed}")
+    found = _line(NARROW, "width at 95 % validation coverage", good, reference, _share(good, reference))
+    return replace(found, sentence=found.sentence + missed)
+
+
+def _share(losses: Losses, reference: str) -> float:
+    """Return the smallest gain that counts: a share of the reference's mean; 0 without a reference."""
+    base = losses.get(reference, {})
+    return SMALLEST_SHARE * abs(statistics.fmean(base.values())) if base else 0.0
 
 
 def _line(
@@ -368,15 +406,20 @@ def _line(
 def ood_losses(group: Group) -> dict[str, dict[int, float]]:
     """Return minus the mean AUROC over the out-of-distribution sets, by label and seed, by one fixed score."""
     score = SCORE.get(group.task, "entropy")
+    found = _means(group, "ood", lambda run, name: run.number("metrics", "ood", name, "scores", score, "auroc"))
+    return {label: {seed: -area for seed, area in by_seed.items()} for label, by_seed in found.items()}
+
+
+def _means(group: Group, section: str, number: Callable[[Run, str], float | None]) -> dict[str, dict[int, float]]:
+    """Return the mean of a number over the sets of a section of the metrics, by label and seed."""
     found: dict[str, dict[int, float]] = {}
     for contender in group.contenders:
         for run in contender.runs:
-            sets = run.part("metrics", "ood")
-            names = sets if isinstance(sets, dict) else {}
-            values = [run.number("metrics", "ood", name, "scores", score, "auroc") for name in names]
+            sets = run.part("metrics", section)
+            values = [number(run, name) for name in (sets if isinstance(sets, dict) else {})]
             known = [value for value in values if value is not None]
             if known:
-                found.setdefault(contender.label, {})[_seed(run)] = -statistics.fmean(known)
+                found.setdefault(contender.label, {})[_seed(run)] = statistics.fmean(known)
     return found
 
 
@@ -395,7 +438,8 @@ def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[
         return Need(name, "Not measured.")
     same = "the best row itself" if label == best.label else f"not clearly worse than {best.label}"
     price = f"{prices[label]:,.0f}" if prices[label] >= 1000 else f"{prices[label]:.3g}"
-    return Need(name, f"{label} ({price} {unit}), {same}.", label)
+    counted = f"{price} {unit.removesuffix('es') if price == '1' else unit}"
+    return Need(name, f"{label} ({counted}), {same}.", label)
 
 
 def _list(labels: list[str]) -> str:
