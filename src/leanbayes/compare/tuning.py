@@ -214,7 +214,7 @@ def tune(
         for trial in _trials(study, job, space):
             values = {name: each.suggested(trial, name) for name, each in space.items()}
             digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:8]
-            own = folder / f"trial{trial.number}-{digest}"  # a killed trial resumes from its last epoch
+            own = folder / f"trial{trial.number}-{digest}"  # a killed trial resumes from its state
             named = _named(watch, partial(trial_name, trial.number, job.tune))
             _run_trial(study, trial, partial(scored, values, own, named))
             shutil.rmtree(own, ignore_errors=True)
