@@ -67,6 +67,17 @@ def test_a_finished_run_is_kept_and_other_settings_are_refused(experiment, tmp_p
     assert perform(other, experiment, tmp_path, fresh=True)["recipe"]["lr"] == 0.01
 
 
+def test_files_that_a_killed_run_left_half_written_are_removed(tmp_path):
+    one = job(epochs=1)
+    left = [".model.safetensors.0e04.tmp", ".result.json.0e05.tmp", "checkpoint/.best3.safetensors.0e06.tmp"]
+    for _ in range(2):  # of a run that is not finished, and of one that is
+        for name in left:
+            (one.folder(tmp_path) / name).parent.mkdir(parents=True, exist_ok=True)
+            (one.folder(tmp_path) / name).write_bytes(b"half")
+        run_all([one], tmp_path, progress=False)
+        assert not list(tmp_path.rglob("*.tmp"))
+
+
 def test_a_single_test_row_is_judged_as_far_as_it_goes(tmp_path):
     judging = replace(JUDGING, test_images=1, ood=())
     one = replace(job(lb.MCDropout(), epochs=1), evaluation=judging)
