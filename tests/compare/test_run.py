@@ -89,6 +89,17 @@ def test_the_design_of_the_draws_is_a_setting_and_a_field_of_the_result(experime
         EvaluationSpec(design="latin")
 
 
+def test_files_that_a_killed_run_left_half_written_are_removed(tmp_path):
+    one = job(epochs=1)
+    left = [".model.safetensors.0e04.tmp", ".result.json.0e05.tmp", "checkpoint/.best3.safetensors.0e06.tmp"]
+    for _ in range(2):  # of a run that is not finished, and of one that is
+        for name in left:
+            (one.folder(tmp_path) / name).parent.mkdir(parents=True, exist_ok=True)
+            (one.folder(tmp_path) / name).write_bytes(b"half")
+        run_all([one], tmp_path, progress=False)
+        assert not list(tmp_path.rglob("*.tmp"))
+
+
 def test_a_single_test_row_is_judged_as_far_as_it_goes(tmp_path):
     judging = replace(JUDGING, test_images=1, ood=())
     one = replace(job(lb.MCDropout(), epochs=1), evaluation=judging)

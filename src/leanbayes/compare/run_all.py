@@ -273,6 +273,8 @@ def look_ahead(
     """
     commit(), project_commit()  # cached now: the source may change during training
     local(out)
+    for leftover in (path for job in jobs if is_first() for path in job.folder(out).rglob(".*.tmp")):
+        leftover.unlink(missing_ok=True)  # half-written by a process that was killed
     done = [None if fresh else finished(job, job.folder(out)) for job in jobs]
     for job in jobs if stage == "evaluate" else ():
         if not job.baseline and not (job.folder(out) / MODEL).is_file():
