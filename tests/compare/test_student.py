@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import leanbayes as lb
+from leanbayes.compare import run_all
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job, parse_methods, student_recipe
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.run import MODEL, perform
 from leanbayes.compare.workers import phases
 from leanbayes.core.student import Student
+from leanbayes.evaluation.cost import PRICES
 from leanbayes.report import load_results, markdown
 from leanbayes.report.load import Run
 from leanbayes.report.table import training_ratio
@@ -93,8 +96,25 @@ def test_the_price_of_a_student_includes_its_teacher(out):
     assert cost["extra_parameters"] == load_run(STUDENT.folder(out)).model.extra_parameters
     seconds = sum(row["seconds"] for row in teacher["history"])
     assert cost["train_seconds"] == pytest.approx(seconds * (1 + cost["distillation"]))
-    without = training_ratio(Run("", student | {"cost": cost | {"distillation": 0.0}}))
-    assert training_ratio(Run("", student)) == pytest.approx(without * (1 + cost["distillation"]))
+    priced = cost | {"train_step_ratio": 1.5}  # prices are measured when all rows have ended
+    without, whole = (
+        training_ratio(Run("", student | {"cost": priced | more})) for more in ({"distillation": 0.0}, {})
+    )
+    assert whole == pytest.approx(without * (1 + cost["distillation"]))
+
+
+def test_the_step_of_a_student_is_that_of_its_teacher(out, monkeypatch):
+    steps = []
+
+    def measured(network, job, experiment, samples=None):
+        steps.append(type(network).__name__)
+        ratio = 1.0 if isinstance(network, Student) else 3.0
+        return SimpleNamespace(**dict.fromkeys(PRICES, ratio))
+
+    monkeypatch.setattr(run_all, "_cost_of", measured)
+    found = run_all.measure(STUDENT, Experiment(STUDENT.source, STUDENT.net, STUDENT.evaluation), out)
+    assert len(steps) == 2
+    assert (found["predict_ratio"], found["train_step_ratio"]) == (1.0, 3.0)
 
 
 def test_a_student_is_a_row_of_the_report(out):

@@ -47,6 +47,7 @@ def test_a_resumed_training_equals_an_unbroken_one(tmp_path, optimizer):
     recipe, unbroken, states = short(**HARD | optimizer), rank1(), {}
 
     def keep(state):
+        state.save()
         states[state.epoch] = file_of(tmp_path / "unbroken").read_bytes()
 
     whole = fit(unbroken, images(90), recipe, folder=tmp_path / "unbroken", callbacks=[keep])

@@ -53,7 +53,8 @@ def run_on_workers(
     runs = plan_runs(jobs, done, experiments, stage, caches=workers, tuning=rows)
     how = {"stage": stage, "fresh": fresh, "progress": "files", "log": log}
     with followed(runs, [job.folder(out) for job in jobs], workers, shown=True):
-        on_processes(tune_all, [(share, out) for share in split_items(rows, workers)])
+        if rows:
+            on_processes(tune_all, [(share, out) for share in split_items(rows, workers)])
         for part in phases(jobs):
             on_processes(run_in_order, [(share, out) for share in split_items(part, workers)], **how)
     return complete(jobs, out, [_read_result(job, out, stage) for job in jobs], stage=stage)

@@ -273,8 +273,7 @@ class Cooling:
 
         tau = start (end / start)^(epoch / epochs)
 
-    The temperature depends on the epoch alone. `fit` saves its state before it calls callbacks: the first epoch after a
-    resume repeats the temperature of the epoch before it.
+    The temperature depends on the epoch alone, and is part of the stored state: a resumed training continues with it.
 
     Args:
         start: the first temperature; give the same to `lb.NestedDropout`.

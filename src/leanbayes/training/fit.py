@@ -271,12 +271,12 @@ class Trainer:
             history.append(self._end_epoch(epoch, further=begin >= self.recipe.epochs))
             self._collect(history)
             self.best.consider(self.model, history)
-            last = next_epoch(history, self.recipe) is None
-            on_first(self.fabric, partial(self._save, history, now=last))
             shown.epoch(done + len(history), history[-1])
             with self._own_randomness():
                 on_first(self.fabric, partial(log.add, done + len(history) - 1, history[-1] | columns))
             self._call_back(history)
+            last = next_epoch(history, self.recipe) is None
+            on_first(self.fabric, partial(self._save, history, now=last))
         self.optimizer.zero_grad()
         self._complete(history)
         return history
@@ -291,7 +291,7 @@ class Trainer:
         self.next_save = end + (end - start) / SAVING
 
     def _call_back(self, history: History) -> None:
-        """Call the callbacks after an epoch. If one raises, the state of the epoch is written before."""
+        """Call the callbacks after an epoch, before its state is written. If one raises, the state is written, too."""
         first = self.fabric.is_global_zero
         save: Callable[[], None] = partial(self._save, history, now=True) if first else lambda: None
         state = EpochState(len(history), self.current.network, history[-1], history, self.fabric, save)
