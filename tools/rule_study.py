@@ -92,7 +92,8 @@ def outcome(runs: list[Run]) -> dict[str, Any]:
         group, rest = (_group(runs, lambda seed, some=some: seed in some) for some in (chosen, set(seeds) - chosen))
         tested = figures(rest)
         for need, advised, eligible in advice(group):
-            found[need].append(_tested(advised, eligible, tested[NEEDS[need]], rest))
+            if losses := tested[NEEDS[need]]:  # a need without data has none
+                found[need].append(_tested(advised, eligible, losses))
     needs = {need: _summary(rows) for need, rows in found.items() if rows}
     rows = sorted({run.label for run in runs})
     return {"rows": rows, "seeds": len(seeds), "needs": needs, "null": null_test(runs, seeds)}
@@ -128,7 +129,7 @@ def figures(group: Group) -> dict[str, dict[str, float]]:
     }
 
 
-def _tested(advised: str | None, eligible: list[str], losses: Mapping[str, float], rest: Group) -> dict[str, Any]:
+def _tested(advised: str | None, eligible: list[str], losses: Mapping[str, float]) -> dict[str, Any]:
     row = advised or REFERENCE
     best = min((label for label in eligible if label in losses), key=lambda label: losses[label])
     limit = AREA if min(losses.values()) < 0 else NLL * losses["plain"]

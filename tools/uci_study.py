@@ -50,7 +50,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     pairs = [(name, int(split)) for split in given.splits.split(",") for name in given.sets.split(",")]
     if given.command == "gather":
-        found = [gathered(given.out, name, split) for name, split in pairs]
+        done = [
+            (name, split) for name, split in pairs if (given.out / name / f"split{split}" / "reference.json").is_file()
+        ]
+        found = [gathered(given.out, name, split) for name, split in done]
         write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", FILE)
         return
     for name, split in pairs:
@@ -108,15 +111,18 @@ def tables(found: list[dict[str, Any]]) -> list[str]:
     """Return the tables of the page: RMSE, log predictive density, and coverage of the best row."""
     sets = list(dict.fromkeys(one["set"] for one in found))
     by_set = {name: [one for one in found if one["set"] == name] for name in sets}
-    labels = [row for row in ROWS if row in found[0]["rows"]]
+    labels = [row for row in ROWS if all(row in one["rows"] for one in found)]
     quality = [_table(figure, ["reference"] * (figure == "rmse") + labels, by_set) for figure in ("rmse", "lpd")]
-    lines = ["| set | test rows | best rows, by split | RMSE of plain over the reference | coverage of the best |"]
-    lines += ["| --- | ---: | --- | ---: | ---: |"]
+    lines = [
+        "| set | splits | test rows | best rows, by split | RMSE of plain over the reference | coverage of the best |"
+    ]
+    lines += ["| --- | --- | ---: | --- | ---: | ---: |"]
     for name, some in by_set.items():
         ratio = mean(some, "plain", "rmse") / mean(some, "reference", "rmse")
         best = ", ".join(str(one["best"]) for one in some)
         rows = sum(one["test"] for one in some)
-        lines.append(f"| {name} | {rows:,} | {best} | {ratio:.3f} | {100 * pooled_coverage(some):.1f} % |")
+        splits = ", ".join(str(one["split"]) for one in some)
+        lines.append(f"| {name} | {splits} | {rows:,} | {best} | {ratio:.3f} | {100 * pooled_coverage(some):.1f} % |")
     return [*quality, "\n".join(lines)]
 
 

@@ -1,0 +1,77 @@
+"""The studies of tables and of the advice: pages equal their files, and the rule study counts what it says."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from leanbayes.report.load import Run
+from tools import rule_study, uci_study
+
+PAGES = Path(__file__).parents[2] / "docs" / "results"
+
+
+@pytest.fixture(autouse=True)
+def _fewer_repetitions(monkeypatch):
+    monkeypatch.setattr(rule_study, "REPETITIONS", 30)
+
+
+def test_the_page_on_tables_equals_its_file():
+    found = json.loads(uci_study.FILE.read_text(encoding="utf-8"))
+    page = (PAGES / "tables.md").read_text(encoding="utf-8")
+    for table in uci_study.tables(found):
+        assert table in page
+
+
+def run(method, seed, nll, tempered=None):
+    """Return a run with the figures that advice and study read."""
+    metrics = {"test": {"nll": nll, "accuracy": 0.9}}
+    if tempered is not None:
+        metrics["tempered"] = {"test": {"nll": tempered, "accuracy": 0.9}}
+    cost = {"train_step_ratio": 1.1, "predict_ratio": 1.0, "passes": 1, "extra_percent": 0.1, "parameters": 100}
+    cost |= {"answer_ms": 0.1, "train_seconds": 5.0, "extra_parameters": 1}
+    record = {
+        "schema": 1,
+        "status": "done",
+        "seed": seed,
+        "method": {"name": method, "label": method, "fields": {}},
+        "network": {"name": "small", "parameters": 100},
+        "data": {"name": "digits", "task": "classification", "train": 100, "test": 100},
+        "recipe": {"epochs": 10},
+        "settings": {},
+        "metrics": metrics,
+        "cost": cost,
+        "commit": "0",
+    }
+    return Run(f"{method}/seed{seed}", record)
+
+
+def runs(gain, noise=0.002):
+    """Return twelve seeds of a plain network and of a row that is better by `gain`."""
+    draw = random.Random(0).gauss
+    plain = [run("plain", seed, 0.32 + draw(0, noise), 0.30 + draw(0, noise)) for seed in range(12)]
+    return [*plain, *(run("rank1", seed, 0.30 - gain + draw(0, noise)) for seed in range(12))]
+
+
+def test_a_better_row_is_recommended_and_the_advice_is_right():
+    found = rule_study.outcome(runs(0.03))["needs"]["Recommended"]
+    assert found["given"] == found["right"] == 1.0
+    assert found["worse"] == 0.0
+    assert found["rows"] == {"rank1": rule_study.REPETITIONS}
+
+
+def test_without_a_difference_the_advice_is_the_reference():
+    outcome = rule_study.outcome(runs(0.0))
+    found = outcome["needs"]["Best probabilities"]
+    assert found["given"] <= 0.1
+    assert found["right"] == 1.0
+    assert outcome["null"] <= 0.1
+
+
+def test_a_wrong_advice_is_counted(monkeypatch):
+    monkeypatch.setattr(rule_study, "advice", lambda group: iter([("Recommended", "rank1", ["plain", "rank1"])]))
+    found = rule_study.outcome(runs(-0.05))["needs"]["Recommended"]
+    assert (found["right"], found["worse"]) == pytest.approx((0.0, 1.0))
