@@ -128,7 +128,7 @@ def make_optimizer(model: NetworkWithLikelihood, recipe: Recipe) -> torch.optim.
     for group in groups:
         group["initial_lr"] = group["lr"]
     kind = device_of(model).type
-    if recipe.optimizer == "adam":  # on a CPU, the fused kernel takes a third of the time for small networks
+    if recipe.optimizer == "adam":  # on a CPU, the fused kernel is cheaper for small networks
         return torch.optim.Adam(groups, lr=recipe.lr, fused=True if kind in ("cuda", "cpu") else None)
     # A flag on the device can make fused kernels skip a step (see diagnostics.Meter).
     fused = True if kind == "cuda" else None
