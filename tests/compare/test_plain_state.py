@@ -1,4 +1,4 @@
-"""Rows that convert late begin from the plain training of their seed, to the same bits as separate trainings."""
+"""Rows that convert late or after the training begin from the plain one, to the same bits as separate trainings."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ COSINE = lb.Recipe(epochs=4, batch_size=32, lr=0.05, warmup_epochs=1, accelerato
 STOPPING = replace(COSINE, epochs=12, warmup_epochs=0, schedule="constant", patience=2, optimizer="adam", lr=0.005)
 EVALUATION = EvaluationSpec(samples=2, shift=False, test_images=20)
 LATE = {"rank1": lb.Rank1(components=2), "implicit": lb.ImplicitNodes()}
+AFTER = {"laplace": lb.LastLayerLaplace(), "swag": lb.SWAG(components=2)}
 
 
 def jobs(source: DataSpec, net: str, recipe: lb.Recipe, *names: str) -> list[Job]:
-    methods = [None, *(LATE[name] for name in names)]
+    methods = [None, *((LATE | AFTER)[name] for name in names)]
     return keeping(
         [
             Job(source=source, net=net, method=method, recipe=recipe_for(method, recipe), evaluation=EVALUATION)
@@ -89,7 +90,7 @@ def test_rows_with_early_stopping_begin_where_the_plain_network_was_best(table, 
     run_in_order([row], apart, progress=False)
     assert result["status"] == "done", result["error"]
     kept = plain.folder(together) / FOLDER
-    assert len(list(kept.rglob("last.safetensors"))) == states  # of five folds and the final training
+    assert len(list(kept.rglob("epoch*/checkpoint/last.safetensors"))) == states  # of five folds and the final training
     here, there = plain.folder(together), row.folder(together)
     assert shared_epochs(here, there) == result["validation"]["convert_at_epoch"]
     for fold in range(5) if states > 1 else ():
@@ -97,6 +98,33 @@ def test_rows_with_early_stopping_begin_where_the_plain_network_was_best(table, 
         expected = last if last <= best else best - best % 2
         assert shared_epochs(here / f"fold{fold}", there / f"fold{fold}") == expected
     assert same(there, row.folder(apart))
+
+
+@pytest.mark.parametrize("few", [2000, 10])
+def test_posteriors_of_a_trained_network_begin_at_the_end_of_the_plain_training(table, few, tmp_path, monkeypatch):
+    """With early stopping, on folds and on one split: the last state, and the best one, are those of the plain row."""
+    monkeypatch.setattr(row_training, "FEW", few)
+    plain, *after = jobs(table, "mlp", STOPPING, *AFTER)
+    together, apart = tmp_path / "together", tmp_path / "apart"
+    found = run_in_order([plain, *after], together, progress=False)
+    run_in_order(after, apart, progress=False)
+    assert [result["status"] for result in found] == ["done"] * 3
+    folds = [Path(), *(Path(f"fold{number}") for number in range(5 * (few > 10)))]
+    for job in after:
+        for part in folds:
+            here, there = plain.folder(together) / part, job.folder(together) / part
+            # The time of the last epoch has that of the posterior.
+            assert shared_epochs(here, there) >= len(seconds(here)) - 1
+        assert same(job.folder(together), job.folder(apart))
+
+
+def test_posteriors_of_a_trained_network_follow_a_schedule_to_its_end(tmp_path):
+    plain, *after = jobs(IMAGES, "small", COSINE, *AFTER)
+    run_in_order([plain, *after], tmp_path / "together", progress=False)
+    run_in_order(after, tmp_path / "apart", progress=False)
+    for job in after:
+        assert shared_epochs(plain.folder(tmp_path / "together"), job.folder(tmp_path / "together")) >= 3
+        assert same(job.folder(tmp_path / "together"), job.folder(tmp_path / "apart"))
 
 
 def test_a_learned_noise_with_a_rate_of_its_own_is_trained_apart(table, tmp_path, monkeypatch):
@@ -130,6 +158,17 @@ def test_a_damaged_state_is_not_used(tmp_path):
     state.write_bytes(b"cut off")
     (result,) = run_in_order([row], tmp_path, progress=False)
     assert result["status"] == "done"
+    assert shared_epochs(plain.folder(tmp_path), row.folder(tmp_path)) == 0
+
+
+def test_a_damaged_best_state_is_not_used(table, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_training, "FEW", 10)
+    plain, row = jobs(table, "mlp", STOPPING, "laplace")
+    run_in_order([plain], tmp_path, progress=False)
+    (state,) = (plain.folder(tmp_path) / FOLDER / "end").rglob("best*.safetensors")
+    state.unlink()
+    (result,) = run_in_order([row], tmp_path, progress=False)
+    assert result["status"] == "done", result["error"]
     assert shared_epochs(plain.folder(tmp_path), row.folder(tmp_path)) == 0
 
 
@@ -174,11 +213,11 @@ def test_rows_wait_for_the_plain_one_of_their_seed_alone():
 
 def test_the_command_line_runs_plain_rows_first(tmp_path, monkeypatch, capsys):
     flags = "--data digits --train-rows 100 --recipe.epochs 4 --recipe.warmup-epochs 1 --device cpu --seeds 0,1"
-    options = parse(comparison_options(), [*flags.split(), "--methods", "rank1,plain,dropconnect"], "compare")
+    options = parse(comparison_options(), [*flags.split(), "--methods", "rank1,laplace,plain,dropconnect"], "compare")
     found = plan_of(options).jobs
     assert [(job.name, job.seed, job.keeps) for job in found] == [
-        ("plain", 0, (3,)), ("dropconnect", 0, ()), ("rank1", 0, ()),
-        ("plain", 1, (3,)), ("dropconnect", 1, ()), ("rank1", 1, ()),
+        ("plain", 0, (3, 4)), ("dropconnect", 0, ()), ("rank1", 0, ()), ("laplace", 0, ()),
+        ("plain", 1, (3, 4)), ("dropconnect", 1, ()), ("rank1", 1, ()), ("laplace", 1, ()),
     ]  # fmt: skip
     assert main(["train", *flags.split(), "--methods", "rank1,plain", "--seeds", "0", "--out", str(tmp_path)]) == 0
     runs = [tmp_path / "digits" / "small" / name / "seed0" for name in ("plain", "rank1")]

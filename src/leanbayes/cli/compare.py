@@ -241,7 +241,7 @@ def plan_of(options: Any) -> Plan:
             job = Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline)
             jobs.append(replace(job, tune=options.tune if space_of(job) else 0))
     # Rows that convert late begin from a state of the plain one; ensembles of seeds and students follow others.
-    order = sorted(jobs, key=lambda job: (job.follows, job.seed, job.recipe.convert_at_epoch > 0))
+    order = sorted(jobs, key=lambda job: (job.follows, job.seed, jobs_of.plain_of(job) is not None))
     return Plan(keeping(order), _describe(loaded, net, jobs))
 
 

@@ -217,8 +217,8 @@ class Job:
 
 
 def plain_of(job: Job) -> Job | None:
-    """Return the plain job of the same seed, as which a job that converts late begins; None for other jobs."""
-    if job.method is None or not job.recipe.convert_at_epoch:
+    """Return the plain job of the same seed, as which a job that converts late or at the end begins, else None."""
+    if job.method is None or not (job.recipe.convert_at_epoch or job.method.post_hoc):
         return None
     return replace(job, method=None, recipe=recipe_for(None, job.recipe), label="", where=(), keeps=(), student=False)
 

@@ -1,4 +1,4 @@
-"""One plain training for all rows of a seed: methods that convert late begin from its kept states.
+"""One plain training for all rows of a seed: methods that convert late, or at the end, begin from its kept states.
 
 A row that converts at epoch c trains the plain network for c epochs, bit for bit as the plain row of its seed does
 (docs/design/0011). So the plain row keeps its state, and the others begin there:
@@ -9,6 +9,7 @@ A row that converts at epoch c trains the plain network for c epochs, bit for bi
 | one split, with patience        | the best so far: other rows convert there                  |
 | a fold, with patience           | every fifth and the last; at the end, those that are used  |
 | the final training after folds  | the last: other rows convert there                         |
+| any, for Laplace and SWAG       | the last, with the best one: their posteriors come from it |
 
 A kept state is a hard link to a checkpoint, whole or not there. A row without one trains from its beginning, to the
 same bits. `discard` removes the states when the last row is done.
@@ -20,6 +21,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +29,27 @@ import torch
 from torch import nn
 
 from leanbayes.compare.job import Job, plain_of
-from leanbayes.core.conversion import is_stochastic
+from leanbayes.core.conversion import is_stochastic, stochastic_layers
 from leanbayes.core.plain import plain_view
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.evaluation.result import read_json, write_json
+from leanbayes.methods._base import Method
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import write_whole
 from leanbayes.runtime.batches import device_of
 from leanbayes.training import EpochState, History, Recipe
-from leanbayes.training.early_stopping import best_epoch, next_epoch
+from leanbayes.training.early_stopping import best_epoch, best_file, BestState, next_epoch
 from leanbayes.training.objective import make_optimizer, NetworkWithLikelihood
 from leanbayes.training.recipe import beta
 from leanbayes.training.state import Checkpoint, header_of, STATE
 
-FOLDER, KEY = "shared", "key.json"
+FOLDER, KEY, END = "shared", "key.json", "end"
 EVERY = 5
 """Epochs between the kept states of a fold: the common best epoch is not known before all folds have ended."""
 OWN = {"convert_at_epoch", "posterior_lr"}
 """Fields of a recipe in which a row may differ from the plain one until it converts."""
+FURTHER = {"extra_epochs", "extra_rate"}
+"""Fields of the epochs that SWAG adds after the end."""
 Made = tuple[nn.Module, Likelihood]
 
 
@@ -55,7 +60,8 @@ class PlainStates:
     Attributes:
         folder: where they are.
         key: the settings and the data of that training, as JSON values.
-        epochs: the plain row keeps its states after these; empty if no other row needs one.
+        epochs: the plain row keeps its states after these; empty if no other row needs one. That of the recipe stands
+            for the end of the training.
     """
 
     folder: Path
@@ -70,17 +76,27 @@ class PlainStates:
         if not self.epochs:
             return
         history = _stored_history(training) if state is None else state.history
-        epoch = len(history)
-        path = self._of(fold) / f"epoch{epoch}" / STATE
-        if not epoch or path.is_file() or not self._wants(history, recipe, fold):
-            return
+        epoch, wanted = len(history), []
+        if epoch and self._wants(history, recipe, fold):
+            wanted.append(f"epoch{epoch}")
+        if epoch and recipe.epochs in self.epochs and next_epoch(history, recipe) is None:
+            wanted.append(END)
+        for name in wanted:
+            folder = self._of(fold) / name
+            if not (folder / STATE).is_file():
+                self._keep(training, folder, state, best=name == END)
+        if fold is None and recipe.patience and f"epoch{epoch}" in wanted:
+            self.prune(fold, epoch)
+
+    def _keep(self, training: Path, folder: Path, state: EpochState | None, *, best: bool) -> None:
         if state is not None:
             state.save()
         self._write_key()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _link(training / STATE, path)
-        if fold is None and recipe.patience:
-            self.prune(fold, epoch)
+        (folder / STATE).parent.mkdir(parents=True, exist_ok=True)
+        file = best_file(training) if best else None
+        if file is not None:
+            _link(file, folder / file.relative_to(training))
+        _link(training / STATE, folder / STATE)
 
     def _wants(self, history: History, recipe: Recipe, fold: int | None) -> bool:
         epoch = len(history)
@@ -99,32 +115,50 @@ class PlainStates:
     def begin(
         self, training: Path, recipe: Recipe, make: Callable[[], Made], make_plain: Callable[[], Made], fold: int | None
     ) -> None:
-        """Write the first state of a row that converts late, from the last plain one before its conversion.
+        """Write the first state of a row that converts late or at the end, from the last plain one before it.
 
         Nothing is written without a state of the same settings, or if the plain network would be trained differently.
         Then the row trains from its beginning.
         """
-        kept = {epoch: folder for epoch, folder in self._states(fold).items() if epoch <= recipe.convert_at_epoch}
-        if (training / STATE).is_file() or not kept or not self._fits():
+        if (training / STATE).is_file() or not self._fits():
             return
-        folder = kept[max(kept)]
-        try:
-            header = header_of(folder / STATE)
-            recorded = Recipe(**header["recipe"])
-        except (TypeError, ValueError):
-            return  # damaged
         (model, likelihood), (plain, other) = make(), make_plain()
-        if members_of(model) or not is_stochastic(model) or not _begins_alike(recorded, recipe):
+        method = method_after(model)
+        folder = self._of(fold) / END if method is not None else self._last_before(recipe.convert_at_epoch, fold)
+        try:
+            header = header_of(folder / STATE) if folder is not None else {}
+            recorded = Recipe(**header["recipe"])
+        except (KeyError, OSError, TypeError, ValueError):
+            return  # there is none, or it is damaged
+        assert folder is not None
+        if method is not None:
+            recipe = method.extended(recipe)
+        network = members_of(model)[0] if method is not None and members_of(model) else model
+        if members_of(network) or not _begins_alike(recorded, recipe, ended=method is not None):
             return
-        whole, view = (NetworkWithLikelihood(net, likelihood, recipe.precision) for net in (model, plain_view(model)))
+        bare = plain_view(network) if is_stochastic(network) else network
+        whole, view = (NetworkWithLikelihood(net, likelihood, recipe.precision) for net in (network, bare))
         first = NetworkWithLikelihood(plain, other, recipe.precision)
-        optimizer, device = make_optimizer(whole, recipe), device_of(model)
+        optimizer, device = make_optimizer(whole, recipe), device_of(network)
         if not _same(view, first) or _rates(view, optimizer) != _rates(first, make_optimizer(first, recorded)):
             return
+        best = BestState(training, recipe)
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            history = Checkpoint(folder, recorded, header["rows"]).load(view, optimizer)
+            history = History(header["history"])
+            try:
+                if method is not None and recipe.patience:
+                    BestState(folder, recorded).restore(view, history)
+                    best.consider(whole, History(history[: best_epoch(history, recipe)]))
+                Checkpoint(folder, recorded, header["rows"]).load(view, optimizer)
+            except ValueError:
+                return  # damaged
             rows = History(row | {"beta": beta(recipe, row["epoch"] - 1)} for row in history)
-            Checkpoint(training, recipe, header["rows"]).save(whole, optimizer, rows)
+            best.save(rows, partial(Checkpoint(training, recipe, header["rows"]).save, whole, optimizer, rows))
+
+    def _last_before(self, most: int, fold: int | None) -> Path | None:
+        """Return the folder of the last state after at most so many epochs."""
+        kept = {epoch: folder for epoch, folder in self._states(fold).items() if epoch <= most}
+        return kept[max(kept)] if kept else None
 
     def _of(self, fold: int | None) -> Path:
         return self.folder if fold is None else self.folder / f"fold{fold}"
@@ -150,7 +184,7 @@ def keeping(jobs: Sequence[Job]) -> list[Job]:
     epochs: dict[str, set[int]] = {}
     for job in jobs:
         if (plain := plain_of(job)) is not None:
-            epochs.setdefault(plain.id, set()).add(job.recipe.convert_at_epoch)
+            epochs.setdefault(plain.id, set()).add(job.recipe.convert_at_epoch or job.recipe.epochs)
     return [replace(job, keeps=tuple(sorted(epochs.get(job.id, ())))) for job in jobs]
 
 
@@ -165,6 +199,13 @@ def discard(jobs: Sequence[Job], out: Path, is_done: Callable[[Job], bool]) -> N
     for job in jobs:
         if job.keeps and all(is_done(other) for other in jobs if waits(other, [job])):
             shutil.rmtree(job.folder(out) / FOLDER, ignore_errors=True)
+
+
+def method_after(model: nn.Module) -> Method | None:
+    """Return the method whose posterior comes from the trained plain network, else None."""
+    owners: list[Any] = [model] if members_of(model) else [layer for _, layer in stochastic_layers(model)]
+    methods = dict.fromkeys(owner.method for owner in owners)
+    return next(iter(methods)) if methods and all(method.post_hoc for method in methods) else None
 
 
 def _stored_history(training: Path) -> History:
@@ -190,15 +231,16 @@ def _rates(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tup
     return {name: of[id(parameter)] for name, parameter in module.named_parameters() if id(parameter) in of}
 
 
-def _begins_alike(plain: Recipe, recipe: Recipe) -> bool:
-    """Return whether both recipes train the plain network alike until the conversion.
+def _begins_alike(plain: Recipe, recipe: Recipe, *, ended: bool) -> bool:
+    """Return whether both recipes train the plain network alike until the conversion, or to the end.
 
     Without a last epoch, at a constant rate, the number of epochs has no effect before it. A posterior with a schedule
     of its own is left out: the learned noise of targets follows it.
     """
     if recipe.posterior_schedule != "same":
         return False
-    free = OWN | ({"epochs", "patience"} if recipe.schedule == "constant" and not recipe.tile_last_epochs else set())
+    constant = recipe.schedule == "constant" and not recipe.tile_last_epochs
+    free = OWN | (FURTHER if ended else {"epochs", "patience"} if constant else set())
     there, here = plain.fields(), recipe.fields()
     return all(there.get(name) == here.get(name) for name in (there.keys() | here.keys()) - free)
 
