@@ -1,7 +1,7 @@
 """Compare the rows of `leanbayes compare` on the nine UCI regressions with a multilayer perceptron of scikit-learn.
 
     python -m tools.uci_study run --out runs/uci          train; finished runs are kept
-    python -m tools.uci_study gather --out runs/uci       write docs/results/tables/uci.json
+    python -m tools.uci_study gather --out runs/uci       write docs/results/tables/uci.json; other splits stay
     python -m tools.uci_study page                        print the tables of docs/results/tables.md
 
 Each set has the three splits 0, 1 and 2 of the data folder, one seed each, and default settings. The reference is
@@ -50,14 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     pairs = [(name, int(split)) for split in given.splits.split(",") for name in given.sets.split(",")]
     if given.command == "gather":
-        done = [
-            (name, split) for name, split in pairs if (given.out / name / f"split{split}" / "reference.json").is_file()
-        ]
-        found = [gathered(given.out, name, split) for name, split in done]
+        found = merged(json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else [], given.out, pairs)
         write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", FILE)
         return
     for name, split in pairs:
         run(given.out, name, split, given.methods, given.workers)
+
+
+def merged(before: list[dict[str, Any]], out: Path, pairs: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return the figures of all splits: those of finished runs in `out`, and of other splits as they were before."""
+    found = {(one["set"], one["split"]): one for one in before}
+    for name, split in pairs:
+        if (out / name / f"split{split}" / "reference.json").is_file():
+            found[name, split] = gathered(out, name, split)
+    return [found[pair] for pair in sorted(found, key=lambda pair: (SETS.index(pair[0]), pair[1]))]
 
 
 def run(out: Path, name: str, split: int, methods: str, workers: int) -> None:

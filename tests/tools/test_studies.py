@@ -75,3 +75,28 @@ def test_a_wrong_advice_is_counted(monkeypatch):
     monkeypatch.setattr(rule_study, "advice", lambda group: iter([("Recommended", "rank1", ["plain", "rank1"])]))
     found = rule_study.outcome(runs(-0.05))["needs"]["Recommended"]
     assert (found["right"], found["worse"]) == pytest.approx((0.0, 1.0))
+
+
+@pytest.mark.parametrize("clear", [False, True])
+def test_no_clear_difference_is_right_only_if_all_seeds_say_so(clear, monkeypatch):
+    """The reference is far from the best row in both cases."""
+
+    def advice(group):
+        seeds = {run.seed for run in group.runs}
+        yield "Recommended", "rank1" if clear and len(seeds) == 12 else None, ["plain", "rank1"]
+
+    monkeypatch.setattr(rule_study, "advice", advice)
+    found = rule_study.outcome(runs(0.05))["needs"]["Recommended"]
+    assert (found["near"], found["right"]) == (0.0, float(not clear))
+
+
+def test_splits_that_were_not_run_again_stay(tmp_path, monkeypatch):
+    (tmp_path / "yacht" / "split1").mkdir(parents=True)
+    (tmp_path / "yacht" / "split1" / "reference.json").write_text("{}")
+    monkeypatch.setattr(uci_study, "gathered", lambda out, name, split: {"set": name, "split": split, "new": True})
+    before = [{"set": "yacht", "split": split, "new": False} for split in (1, 0)]
+    before.append({"set": "boston", "split": 2, "new": False})
+    found = uci_study.merged(before, tmp_path, [("yacht", 1), ("boston", 0)])
+    assert [(one["set"], one["split"], one["new"]) for one in found] == [
+        ("boston", 2, False), ("yacht", 0, False), ("yacht", 1, True),
+    ]  # fmt: skip
