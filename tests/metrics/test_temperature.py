@@ -53,6 +53,18 @@ def test_best_joint_temperature_is_the_minimum_scipy_finds(temperature, draws, s
     assert best == pytest.approx(scipy_minimum(samples, y), rel=1e-5)
 
 
+@few
+@given(st.sampled_from([0.3, 1.0, 2.5]), st.sampled_from([0.1, 0.5, 2.0]), st.integers(0, 1000))
+def test_with_a_prior_it_is_the_mode_of_the_posterior(temperature, prior, seed):
+    samples, y = softmax_problem(30, 4, temperature, seed)
+
+    def posterior(t: float) -> float:
+        return len(y) * loss_at(samples.numpy(), y.numpy(), t) + t * t / (2 * prior * prior)
+
+    found = optimize.minimize_scalar(posterior, bounds=(-4, 4), method="bounded", options={"xatol": 1e-9})
+    assert metrics.best_temperature(samples[0], y, prior).item() == pytest.approx(math.exp(found.x), rel=1e-5)
+
+
 @pytest.mark.parametrize("temperature", [0.4, 1.0, 3.0])
 def test_a_known_temperature_is_found_again(temperature):
     samples, y = softmax_problem(20_000, 5, temperature, seed=0)

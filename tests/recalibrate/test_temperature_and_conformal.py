@@ -54,6 +54,21 @@ def test_the_result_is_consistent_and_likelier_on_new_rows(problem, scale, sure)
     assert mended.likelihood is new.likelihood
 
 
+@each_problem
+def test_a_prior_keeps_few_rows_near_one_and_gives_way_to_many(problem):
+    few, y_few = problem(20, 0, sure=3.0)
+    many, y_many = problem(8000, 0, sure=3.0)
+    alone, kept = (Temperature(prior=prior).fit(few, y_few).temperature for prior in (None, 0.1))
+    assert abs(math.log(kept)) < 0.6 * abs(math.log(alone))
+    assert Temperature(prior=0.5).fit(many, y_many).temperature == pytest.approx(3.0, rel=0.06)
+
+
+@pytest.mark.parametrize("prior", [0.0, -1.0, math.inf, math.nan])
+def test_an_impossible_prior_is_refused(prior):
+    with pytest.raises(ValueError, match="expected prior to be a number above zero"):
+        Temperature(prior=prior)
+
+
 @pytest.mark.parametrize("problem", [over_classes, of_yes])
 def test_draws_are_fitted_as_they_are_called(problem):
     # No other temperature than the one found makes what the call returns likelier.

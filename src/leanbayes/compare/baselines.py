@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from leanbayes.compare.row_training import TEMPERATURE_PRIOR
 from leanbayes.core.prediction import Prediction
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Categorical, entropy, Gaussian
@@ -144,7 +145,7 @@ def held_out_nll(
     if classes:
         found = _predictions(make, x, y, pairs, partial(_probabilities, classes=classes))
         labels, p = torch.cat([y[rows] for rows, _ in found]), torch.cat([there for _, there in found])
-        p = temper(p, float(best_temperature(p, labels))) if name == "boosting" else p
+        p = temper(p, float(best_temperature(p, labels, TEMPERATURE_PRIOR))) if name == "boosting" else p
         return -float(of_classes(p).log_prob(labels).double().mean())
     columns = [_predictions(make, x, y[:, target], pairs, _column) for target in range(y.shape[1])]
     true = torch.cat([y[rows] for rows, _ in columns[0]])
@@ -193,7 +194,8 @@ def _classifier(
     temperature = None
     if tempered:
         held, there = zip(*_out_of_sample(make, x, y, seed, probabilities), strict=True)
-        temperature = float(best_temperature(torch.cat(there), torch.cat([y[rows] for rows in held])))
+        targets = torch.cat([y[rows] for rows in held])
+        temperature = float(best_temperature(torch.cat(there), targets, TEMPERATURE_PRIOR))
     model = _fit(make(), x, y)
     count = model.coef_.size + model.intercept_.size if not tempered else None
 

@@ -48,6 +48,9 @@ FOLDS = 5
 FEW = 2000
 """With fewer training rows, folds replace one split: a tenth of them would decide by chance."""
 
+TEMPERATURE_PRIOR = 0.5
+"""Standard deviation of log T: few held-out rows, almost all correct, do not decide a temperature (docs/compare.md)."""
+
 FILE = "validation.json"
 Tensors = tuple[Tensor, ...]
 """Inputs, targets and, for some tables, weights of rows."""
@@ -375,7 +378,8 @@ def _rows(data: Tensors, chosen: Tensor) -> Tensors:
 def _calibrated(p: Prediction, y: Tensor) -> dict[str, Any]:
     """Return the temperature of classes, or the factors of noise and intervals of real targets, of held-out rows."""
     if not isinstance(p.likelihood, Gaussian):
-        return {"temperature": float(Temperature("mean").fit(p, y).temperature or 1.0), "noise": 1.0}
+        fitted = Temperature("mean", prior=TEMPERATURE_PRIOR).fit(p, y)
+        return {"temperature": float(fitted.temperature or 1.0), "noise": 1.0}
     noise = 1.0 if p.likelihood.heteroscedastic else best_noise(p, y)
     assert p.variances is not None
     wider = replace(p, variances=p.variances * noise**2)

@@ -169,19 +169,21 @@ def temper(probabilities: Tensor, temperature: float | Tensor) -> Tensor:
     return (log_probabilities(probabilities) / temperature).softmax(1).to(probabilities.dtype)
 
 
-def best_temperature(probabilities: Tensor, y: Tensor) -> Tensor:
+def best_temperature(probabilities: Tensor, y: Tensor, prior: float | None = None) -> Tensor:
     """Return the temperature T that minimises the mean of -log softmax(log p / T)_y.
 
     The loss is convex in 1 / T. If it has no minimum (every answer is correct, or none is better than chance), a
     standard normal prior of log T with the weight of one row is added: a few correct answers do not prove certainty.
+    With `prior`, T maximises the posterior under log T ~ Normal(0, prior^2).
     """
-    return best_joint_temperature([probabilities], y)
+    return best_joint_temperature([probabilities], y, prior)
 
 
-def best_joint_temperature(samples: Tensor | Sequence[Tensor], y: Tensor) -> Tensor:
+def best_joint_temperature(samples: Tensor | Sequence[Tensor], y: Tensor, prior: float | None = None) -> Tensor:
     """Return the temperature that minimises the mean of -log mean_s softmax(log p_s / T)_y over S draws.
 
-    Each draw of (S, B, C, ...) is tempered, then they are averaged; with one draw this is `best_temperature`.
+    Each draw of (S, B, C, ...) is tempered, then they are averaged; with one draw this is `best_temperature`. With
+    `prior`, it maximises the posterior under log T ~ Normal(0, prior^2), which keeps few rows near T = 1.
     """
     rows = [flatten(sample, y) for sample in samples]
     logs, classes = [log_probabilities(each) for each, _ in rows], rows[0][1]
@@ -193,7 +195,7 @@ def best_joint_temperature(samples: Tensor | Sequence[Tensor], y: Tensor) -> Ten
         shares = torch.stack([pick(t, classes) for t in tempered]).softmax(0)
         return -(shares * torch.stack(gains)).sum(0).mean().item()
 
-    return torch.tensor(1 / best_inverse(slope, len(classes)), dtype=torch.float64, device=classes.device)
+    return torch.tensor(1 / best_inverse(slope, len(classes), prior), dtype=torch.float64, device=classes.device)
 
 
 def calibrated_nll(probabilities: Tensor, y: Tensor, seed: int = 0) -> Tensor:
@@ -225,17 +227,18 @@ def cross_fitted(probabilities: Tensor, y: Tensor, seed: int = 0) -> list[tuple[
     return scored
 
 
-def best_inverse(slope: Callable[[float], float], rows: int) -> float:
+def best_inverse(slope: Callable[[float], float], rows: int, prior: float | None = None) -> float:
     """Return the inverse temperature b = 1 / T of the least mean loss over `rows` rows, from the slope of the loss.
 
-    Bisection on the logarithm, to nine digits. If the slope does not change its sign, a standard normal prior of
-    log T with the weight of one row is added: its slope is log b / (b rows).
+    Bisection on the logarithm, to nine digits. A prior log T ~ Normal(0, prior^2) adds the slope
+    log b / (b rows prior^2). Without one, the standard normal is added if the slope does not change its sign.
     """
     chosen = slope
-    if slope(1 / LARGEST) >= 0 or slope(LARGEST) <= 0:
+    if prior is not None or slope(1 / LARGEST) >= 0 or slope(LARGEST) <= 0:
+        weight = 1 / (rows * (prior or 1.0) ** 2)
 
         def chosen(inverse: float) -> float:
-            return slope(inverse) + math.log(inverse) / (inverse * rows)
+            return slope(inverse) + weight * math.log(inverse) / inverse
 
     low, high = -math.log(LARGEST), math.log(LARGEST)
     while high - low > 1e-9:

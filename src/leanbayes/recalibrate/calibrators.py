@@ -64,20 +64,24 @@ class Temperature(_Calibrator):
     *Real targets.* T multiplies the standard deviation, and every variance grows by T^2. scale="draws" fits the mixture
     of the draws, scale="mean" the Gaussian of the same mean and variance.
 
-    If the likelihood has no maximum (every answer is correct), see `metrics.best_temperature`.
+    If the likelihood has no maximum (every answer is correct), see `metrics.best_temperature`. A few correct answers
+    with one error prove little, too: with less than some hundred rows, give a `prior`.
 
     Args:
         scale: apply the temperature to "draws" or "mean"; None chooses draws if the fitted prediction has them with
             equal weights, else the mean.
+        prior: standard deviation s of a prior log T ~ Normal(0, s^2), such as 0.5; None is the likelihood alone.
 
     Attributes:
         temperature: above one for an overconfident model; None before `fit`.
     """
 
-    def __init__(self, scale: Scale | None = None) -> None:
+    def __init__(self, scale: Scale | None = None, prior: float | None = None) -> None:
         if scale not in (None, "draws", "mean"):
             raise ValueError(f"expected scale to be draws, mean or None, got {scale!r}")
-        self.scale = scale
+        if prior is not None and not 0 < prior < math.inf:
+            raise ValueError(f"expected prior to be a number above zero, or None, got {prior!r}")
+        self.scale, self.prior = scale, prior
         self.temperature: float | None = None
         self._scale: Scale = "mean"
 
@@ -96,10 +100,11 @@ class Temperature(_Calibrator):
         equal = prediction.samples is not None and prediction.weights is None
         scale: Scale = self.scale or ("draws" if equal else "mean")
         if isinstance(prediction.likelihood, Gaussian):
-            self.temperature = _best_stretch(prediction, y, scale)
+            self.temperature = _best_stretch(prediction, y, scale, self.prior)
         else:
             draws = [over_classes(draw, prediction) for draw in _draws(prediction, scale)]
-            self.temperature = best_joint_temperature(draws, _class_targets(prediction, y)).item()
+            targets = _class_targets(prediction, y)
+            self.temperature = best_joint_temperature(draws, targets, self.prior).item()
         self._likelihood, self._scale = type(prediction.likelihood), scale
         return self
 
@@ -272,7 +277,7 @@ def _tempered(prediction: Prediction, temperature: float, scale: Scale) -> Predi
     return replace(prediction, samples=None, weights=None, **changed._asdict())
 
 
-def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale) -> float:
+def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale, prior: float | None) -> float:
     """Return the factor of the standard deviation that maximises the density of real targets.
 
     With b = 1 / T, residuals r = y - mean and draws at offsets d_s from the mean, the density is proportional to
@@ -289,7 +294,7 @@ def _best_stretch(prediction: Prediction, y: Tensor, scale: Scale) -> float:
         pull = (away * residuals / variances).sum(2)
         return (shares * pull).sum(0).mean().item() - residuals.shape[1] / inverse
 
-    return 1 / best_inverse(slope, len(residuals))
+    return 1 / best_inverse(slope, len(residuals), prior)
 
 
 def _stretched(prediction: Prediction, factor: float) -> Prediction:
