@@ -157,7 +157,8 @@ def wait_for_files(process: subprocess.Popen[bytes], out: Path, files: int, dela
 def files_of(out: Path) -> set[tuple[float, str]]:
     """Return the times and names of the files in a folder."""
     found = set()
-    for path in (path for path in out.rglob("*.[js]*") if path.name != "progress.json"):
+    paths = (Path(folder, name) for folder, _, names in os.walk(out) for name in names)  # passes over removed folders
+    for path in (path for path in paths if path.suffix[:2] in (".j", ".s") and path.name != "progress.json"):
         try:
             found.add((path.stat().st_mtime, str(path.relative_to(out))))
         except OSError:

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from leanbayes import data
-from leanbayes.cli.main import main
+from leanbayes.cli.compare import comparison_options, plan_of
+from leanbayes.cli.main import main, parse
 from leanbayes.compare.experiment import Experiment, load
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.load_run import load_run
@@ -52,6 +53,17 @@ def columns(rows=160):
 def lines(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def test_the_default_rows_leave_out_a_method_that_cannot_convert_the_network(tmp_path):
+    """The network of a small table has one hidden layer, whose channels nested dropout cannot order."""
+    flags = ["--data", str(write(tmp_path / "t.csv", columns())), "--weight", "weight"]
+    plan = plan_of(parse(comparison_options(), flags, "compare"))
+    assert "\n  nested is left out: expected a network from which NestedDropout can cut 10% of" in plan.sentence
+    assert {"plain", "rank1", "deep_ensemble", "linear"} < {job.name for job in plan.jobs}
+    assert "nested" not in {job.name for job in plan.jobs}
+    named = plan_of(parse(comparison_options(), [*flags, "--methods", "nested"], "compare"))
+    assert {job.name for job in named.jobs} == {"nested"}  # asked for, it says why it fails
 
 
 @pytest.fixture(scope="module")

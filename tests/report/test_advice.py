@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
-from leanbayes.report.advice import cheapest, choose, gains_of, not_clearly_worse
+from leanbayes.report.advice import about_as_good, cheapest, choose, gains_of
 
 
 def by_seed(*losses):
@@ -75,16 +76,43 @@ def test_the_rule_on_hand_made_tables(name):
     assert (choice.best, choice.recommended) == (best, recommended)
 
 
-def test_the_threshold_is_students_quantile_times_the_pooled_error():
+def test_of_two_rows_the_mean_variance_counts_or_the_larger_own_one():
     losses = {"plain": by_seed(1.0, 2.0, 3.0), "a": by_seed(0.9, 1.7, 2.8), "b": by_seed(1.1, 2.3, 2.9)}
     gains = gains_of(losses, "plain", smallest=0.0)
-    a, b = [0.1, 0.3, 0.2], [-0.1, -0.3, 0.1]
-    squares = sum(sum((x - sum(d) / 3) ** 2 for x in d) for d in (a, b))
-    error = math.sqrt(squares / 4 / 3)
+    a, b = (np.var(each, ddof=1) for each in ([0.1, 0.3, 0.2], [-0.1, -0.3, 0.1]))
     assert gains["a"].mean == pytest.approx(0.2)
-    assert gains["a"].error == pytest.approx(error)
-    assert gains["b"].error == pytest.approx(error)
-    assert gains["a"].threshold == pytest.approx(stats.t.ppf(1 - 0.05 / 2, 4) * error)
+    assert gains["a"].error == pytest.approx(math.sqrt((a + b) / 2 / 3))
+    assert gains["b"].error == pytest.approx(math.sqrt(b / 3))
+    assert gains["a"].threshold == pytest.approx(stats.t.ppf(1 - 0.05 / 2, 4) * gains["a"].error)
+
+
+def test_the_variance_is_that_of_the_median_row_and_a_noisy_row_is_tested_by_its_own():
+    """Three rows gain 0.1 with a standard deviation of 0.01, 0.02 and 0.5."""
+    steps = np.array([-1.0, 0.0, 1.0])
+    gains_by_row = {"calm": 0.1 + 0.01 * steps, "usual": 0.1 + 0.02 * steps, "noisy": 0.1 + 0.5 * steps}
+    losses = {"plain": by_seed(1.0, 1.0, 1.0)} | {row: by_seed(*(1 - gain)) for row, gain in gains_by_row.items()}
+    gains = gains_of(losses, "plain", smallest=0.0)
+    typical = 0.02**2 / (stats.chi2.ppf(0.5, 2) / 2)
+    for row in ("calm", "usual"):
+        assert gains[row].error == pytest.approx(math.sqrt(typical / 3))
+        assert gains[row].threshold == pytest.approx(stats.t.ppf(1 - 0.05 / 3, 6) * gains[row].error)
+        assert gains[row].clear
+    assert gains["noisy"].error == pytest.approx(0.5 / math.sqrt(3))
+    assert gains["noisy"].threshold == pytest.approx(stats.t.ppf(1 - 0.05 / 3, 2) * gains["noisy"].error)
+
+
+def test_a_noisy_row_hides_no_gain_and_is_not_recommended_by_chance():
+    """Ten rows equal the reference, and two more have ten times its noise; then one of the ten gains three sigma."""
+    draw = np.random.default_rng(0).normal
+    found = {0.0: 0, 0.3: 0}
+    for gain in found:
+        for _ in range(400):
+            losses = {"plain": by_seed(*draw(5.0, 0.1, 3)), "a": by_seed(*draw(5.0 - gain, 0.1, 3))}
+            losses |= {f"b{row}": by_seed(*draw(5.0, 0.1, 3)) for row in range(9)}
+            losses |= {f"c{row}": by_seed(*draw(5.0, 1.0, 3)) for row in range(2)}
+            found[gain] += choose(losses, "plain", smallest=0.0).recommended is not None
+    assert found[0.0] / 400 <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 400)
+    assert found[0.3] / 400 >= 0.4  # with one variance for all rows it was 0.03
 
 
 def test_rows_that_are_equal_to_the_reference_are_rarely_recommended():
@@ -116,13 +144,16 @@ def test_only_eligible_rows_are_recommended():
     assert choose(losses, "plain", 0.005, eligible=["plain", "a"]).recommended == "a"
 
 
-def test_the_cheapest_row_that_is_not_clearly_worse_than_the_best():
+def test_the_cheapest_row_that_is_about_as_good_as_the_best():
+    """The noisy row is not clearly worse, as its own error is large, but too much worse."""
     losses = {
         "best": by_seed(0.30, 0.31, 0.32),
         "near": by_seed(0.305, 0.312, 0.321),
         "worse": by_seed(0.50, 0.51, 0.52),
+        "noisy": by_seed(0.30, 0.61, 0.92),
     }
-    good = not_clearly_worse(losses, "best", smallest=0.003)
+    assert not gains_of(losses, "noisy", smallest=0.003)["best"].clear
+    good = about_as_good(losses, "best", smallest=0.003)
     assert good == ["best", "near"]
     assert cheapest({"best": 16.0, "near": 4.0, "worse": 1.0}, good) == "near"
     assert cheapest({"worse": 1.0}, good) is None

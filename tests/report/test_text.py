@@ -44,6 +44,17 @@ def test_markdown_table_has_equal_rows_and_marks_the_best(tmp_path):
     assert best.startswith("| deep\\_ensemble | **9")
 
 
+def test_seeds_that_fail_alike_share_a_line(tmp_path):
+    make.write(tmp_path, make.classification("plain", 0, make.METHODS["plain"]))
+    for seed, error in enumerate(("ValueError: no", "ValueError: no", "OSError: full")):
+        make.write(tmp_path, make.failed("rank1", seed, error))
+    lines = [line for line in markdown(load_results(tmp_path)).splitlines() if "Failed" in line]
+    assert [line.split(" (")[0] for line in lines] == [
+        "* Failed: rank1, seeds 0, 1: ValueError: no",
+        "* Failed: rank1, seed 2: OSError: full",
+    ]
+
+
 def test_markdown_escapes_names_and_lists_what_failed(tmp_path):
     record = make.classification("plain", 0, make.METHODS["plain"], data="a|b*c")
     record["command"] = "run ``` twice"

@@ -286,12 +286,20 @@ def test_the_narrowest_validated_intervals_are_named(tmp_path):
     assert needs["Narrow intervals"].sentence.startswith("Not measured: add --validation")
 
 
-def test_the_cheapest_row_is_not_clearly_worse_than_the_best(tmp_path):
+def test_the_cheapest_row_is_about_as_good_as_the_best(tmp_path):
     figures = {"plain": [0.30, 0.32, 0.31], "rank1": [0.20, 0.22, 0.21], "patch": [0.201, 0.221, 0.211]}
     costs = {"patch": {**CHEAP, "predict_ratio": 0.5}}
     needs = {need.name: need for need in verdict_of(tmp_path, figures, costs).needs}
     assert needs["Cheapest answer"].choice == "patch"
-    assert needs["Cheapest answer"].sentence == "patch (8 passes), not clearly worse than rank1."
+    assert needs["Cheapest answer"].sentence == "patch (8 passes), about as good as rank1."
+
+
+def test_a_row_without_a_network_is_priced_by_its_time(tmp_path):
+    """Linear regression takes 0.02 ms, the plain network 0.1 ms a pass."""
+    figures = {"plain": [0.30, 0.32, 0.31], "linear": [0.20, 0.22, 0.21], "rank1": [0.201, 0.221, 0.211]}
+    costs = {"plain": {**CHEAP, "answer_ms": 0.1}, "linear": {"answer_ms": 0.02, "parameters": 12}}
+    needs = {need.name: need for need in verdict_of(tmp_path, figures, costs).needs}
+    assert needs["Cheapest answer"].sentence == "linear (0.2 passes), the best row itself."
 
 
 def test_a_late_conversion_costs_less_than_its_step(tmp_path):

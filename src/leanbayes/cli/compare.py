@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints, Literal, NamedTuple, TypeVar
 from leanbayes import data, shift
 from leanbayes.cli.main import complain, parse
 from leanbayes.compare import job as jobs_of
-from leanbayes.compare.experiment import load, pick_device, shifted_rows
+from leanbayes.compare.experiment import load, pick_device, refusal, shifted_rows
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
 from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.plain_state import keeping
@@ -223,7 +223,7 @@ def plan_of(options: Any) -> Plan:
     net = options.net or _net_for(loaded)
     where = tuple(filter(None, options.where.split(",")))
     shared: dict[str, Any] = {"source": source, "net": net, "evaluation": evaluation, "where": where}
-    jobs = []
+    jobs, left_out = [], []
     seeds = _seeds(options.seeds or SEEDS[options.budget])
     for spec in _method_specs(options.methods, loaded):
         if spec.name == jobs_of.SEED_ENSEMBLE:
@@ -236,13 +236,16 @@ def plan_of(options: Any) -> Plan:
         baseline = spec.name if spec.name in jobs_of.BASELINES else ""
         flags = {} if spec.name == jobs_of.PLAIN or baseline else getattr(options, spec.name).fields()
         method = jobs_of.method_of(spec.name, flags | spec.fields)
+        if options.methods.strip() == "all" and (reason := refusal(method, net, loaded, where)):
+            left_out.append(f"{spec.name} is left out: {reason} (--methods {spec.name} says more)")
+            continue
         for seed in seeds:
             own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
             job = Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline)
             jobs.append(replace(job, tune=options.tune if space_of(job) else 0))
     # Rows that convert late begin from a state of the plain one; ensembles of seeds and students follow others.
     order = sorted(jobs, key=lambda job: (job.follows, job.seed, jobs_of.plain_of(job) is not None))
-    return Plan(keeping(order), _describe(loaded, net, jobs))
+    return Plan(keeping(order), "\n  ".join((_describe(loaded, net, jobs), *left_out)))
 
 
 def _students(

@@ -146,6 +146,18 @@ def pick_device(accelerator: str) -> torch.device:
     return torch.device(accelerator)
 
 
+def refusal(method: Method | None, net: str, data: DataSet, where: tuple[str, ...] = ()) -> str | None:
+    """Return why a method cannot convert the network of a data set, up to the first colon; None if it can."""
+    if method is None or not method.targets:
+        return None
+    network = maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape, embedded=data.embedded)()
+    try:
+        convert(network, method, where=where or None, likelihood=likelihood_for(data))
+    except ValueError as error:
+        return str(error).split(": ", 1)[0]
+    return None
+
+
 def likelihood_for(data: DataSet) -> Likelihood:
     """Return a new likelihood for the task of a data set."""
     return Categorical() if data.task == "classification" else Gaussian(std=INITIAL_STD, learn=True)

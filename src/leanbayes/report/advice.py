@@ -3,11 +3,14 @@
 A loss is lower for a better row: NLL, or minus the AUROC. The gain of row m is g_ms = loss of the reference - loss of m
 for seed s; the reference is the plain network with a temperature. Over n seeds
 
-    mean gain g_m = mean_s g_ms,      error e_m = sqrt(V / n),      V = sum_m sum_s (g_ms - g_m)^2 / sum_m (n_m - 1),
+    mean gain g_m = mean_s g_ms,      error e_m = sqrt(V_m / n),      V_m = max(V, s_m^2),
 
-where the variance V is pooled over all rows. A gain is clear if it is above t e_m and at least the smallest gain that
-counts. t is the quantile 1 - 0.05 / M of Student's distribution for M rows. With one seed, the error is that of the
-mean over test rows, and nothing is recommended: another training may turn out differently.
+where s_m^2 is the variance of row m over the seeds and V that of a typical row: the median of s_m^2, divided by the
+median of chi^2_(n-1) / (n - 1), so that it is right on average for normal gains. One noisy row does not hide the gains
+of the others. A gain is clear if it is above t e_m and at least the smallest gain that counts. t is the quantile
+1 - 0.05 / M of Student's distribution for M rows, with the degrees of freedom of all rows. A row with s_m^2 > 3 V is
+unlike the others, and has its own n - 1. With one seed, the error is that of the mean over test rows, and nothing is
+recommended: another training may turn out differently.
 """
 
 from __future__ import annotations
@@ -17,10 +20,15 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student  # type: ignore[import-untyped]
+from scipy.stats import chi2  # type: ignore[import-untyped]
+from scipy.stats import t as student
 
 LEVEL = 0.05
 """Probability that some row is called clearly better if none is."""
+
+UNLIKE = 3.0
+"""A row with more than this multiple of the typical variance is tested by its own. One in twenty normal rows has it
+with three seeds; simulations with rows of different noise are in docs/results/rule.md."""
 
 Losses = Mapping[str, Mapping[int, float]]
 """Loss by row and seed."""
@@ -113,30 +121,41 @@ def gains_of(
         if label != reference
     }
     paired = {label: found for label, found in paired.items() if found}
-    freedom = sum(len(found) - 1 for found in paired.values())
-    if freedom:
-        squares = sum(statistics.pvariance(found) * len(found) for found in paired.values())
-        quantile = float(student.ppf(1 - LEVEL / len(paired), freedom))
-        errors: dict[str, float | None] = {
-            label: math.sqrt(squares / freedom / len(found)) for label, found in paired.items()
-        }
-    else:
-        quantile = float(student.ppf(1 - LEVEL / max(1, len(paired)), math.inf))
-        errors = {label: (row_errors or {}).get(label) for label in paired}
-    return {
-        label: Gain(statistics.fmean(found), error, max(smallest, quantile * (error or 0.0)), len(found))
-        for label, found in paired.items()
-        for error in (errors[label],)
-    }
+    own = {label: statistics.variance(found) for label, found in paired.items() if len(found) > 1}
+    freedom = sum(len(paired[label]) - 1 for label in own)
+    typical = _typical([(own[label], len(paired[label]) - 1) for label in own])
+    gains = {}
+    for label, found in paired.items():
+        error, free = (row_errors or {}).get(label), math.inf
+        if typical is not None:
+            variance = own.get(label, 0.0)
+            error = math.sqrt(max(typical, variance) / len(found))
+            free = len(found) - 1 if variance > UNLIKE * typical else freedom
+        quantile = float(student.ppf(1 - LEVEL / len(paired), free))
+        gains[label] = Gain(statistics.fmean(found), error, max(smallest, quantile * (error or 0.0)), len(found))
+    return gains
 
 
-def not_clearly_worse(
+def _typical(variances: Sequence[tuple[float, int]]) -> float | None:
+    """Return the variance of a typical row from those of all rows with their degrees of freedom; None without any.
+
+    Two rows have no median that one of them could not move: their mean counts.
+    """
+    if len(variances) < 3:
+        return statistics.fmean(variance for variance, _ in variances) if variances else None
+    return statistics.median(variance * free / float(chi2.ppf(0.5, free)) for variance, free in variances)
+
+
+def about_as_good(
     losses: Losses, best: str, smallest: float, row_errors: Mapping[str, float] | None = None
 ) -> list[str]:
-    """Return the rows that the best row does not clearly beat, the best row first."""
+    """Return the best row, and those at most one standard error, or the smallest gain that counts, worse than it.
+
+    A row that is not clearly worse may be much worse, if it is noisy: one standard error does not let it through.
+    """
     behind = gains_of(losses, best, smallest, row_errors)  # gains over the best row are losses of quality
-    worse = {label for label, gain in behind.items() if -gain.mean >= gain.threshold and gain.error is not None}
-    return [best, *(label for label in behind if label not in worse)]
+    near = [label for label, gain in behind.items() if -gain.mean <= max(smallest, gain.error or 0.0)]
+    return [best, *near]
 
 
 def cheapest(prices: Mapping[str, float], candidates: Sequence[str]) -> str | None:

@@ -115,8 +115,8 @@ def terminal(results: Results, console: Console | None = None) -> None:
         console.print(f"[bold]{escape(found.sentence)}[/]", highlight=False)
         for need in found.needs:
             console.print(f"{escape(need.name)}: {escape(need.sentence)}", highlight=False)
-        for failure in group.failures:
-            console.print(f"[red]{escape(_failed(failure))}[/]", highlight=False)
+        for line in _failed(group.failures):
+            console.print(f"[red]{escape(line)}[/]", highlight=False)
     for sentence in results.damaged:
         console.print(f"[red]Not read: {escape(sentence)}[/]", highlight=False)
 
@@ -134,7 +134,7 @@ def _section(group: Group) -> str:
     if group.contenders:
         parts += [_table(group, ("brief", "main", "text"), with_errors=True).markdown(), LEGEND]
     parts += [inline(remark) for remark in history.remarks]
-    parts.append("\n".join(f"* {inline(_failed(failure))}" for failure in group.failures))
+    parts.append("\n".join(f"* {inline(line)}" for line in _failed(group.failures)))
     parts.append("\n".join(f"* {name}: {inline(text)}" for name, text in history.facts))
     parts.append("\n".join(f"* {inline(f'{each.contender.label}: {each.sentence}')}" for each in history.layers))
     if history.tuned:
@@ -179,7 +179,14 @@ def _fitting(table: Table, width: int) -> int:
     return len(table.heads)
 
 
-def _failed(failure: Failure) -> str:
-    """Return a failure in one line, with the last line of its traceback."""
-    lines = failure.error.strip().splitlines() or [""]
-    return f"Failed: {failure.label}, seed {failure.seed}: {lines[-1]} ({failure.path})"
+def _failed(failures: Sequence[Failure]) -> list[str]:
+    """Return failures in a line each, with the last line of the traceback; seeds with the same one share a line."""
+    alike: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        last = (failure.error.strip().splitlines() or [""])[-1]
+        alike.setdefault((failure.label, last), []).append(failure)
+    lines = []
+    for (label, last), some in alike.items():
+        seeds = f"seed{'s' if len(some) > 1 else ''} {', '.join(each.seed for each in some)}"
+        lines.append(f"Failed: {label}, {seeds}: {last} ({some[0].path})")
+    return lines

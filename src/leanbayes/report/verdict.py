@@ -16,7 +16,7 @@ from functools import partial
 import numpy as np
 
 from leanbayes.evaluation.statistics import Estimate
-from leanbayes.report.advice import cheapest, Choice, choose, Losses, not_clearly_worse
+from leanbayes.report.advice import about_as_good, cheapest, Choice, choose, Losses
 from leanbayes.report.columns import Column, Key, test_columns
 from leanbayes.report.load import BASELINES, Contender, Group, Run, TEMPERED
 from leanbayes.report.table import decimals_of, estimates_of, facts, mean_rows, quartile_costs
@@ -43,8 +43,10 @@ RULE = (
     "training takes less than a minute, an answer less than 1 ms a row, or the network has fewer than a million "
     "parameters. Each row is compared with the plain network at a temperature from held-out training rows (without "
     "such rows, with the plain network), by differences paired by seed. A difference is clear if it is larger than its "
-    "standard error, pooled over the rows, times the quantile of Student's distribution at 5 % divided by the number "
-    "of rows, and at least 1 % of the NLL or the width (0.01 nats of the LPD, 0.005 of the AUROC). Widths count if "
+    "standard error times the quantile of Student's distribution at 5 % divided by the number of rows, and at least "
+    "1 % of the NLL or the width (0.01 nats of the LPD, 0.005 of the AUROC). The variance over seeds is the median of "
+    "all rows, or the row's own if that is larger. A row is about as good as the best if it is worse by at most one "
+    "standard error or that smallest difference. Widths count if "
     "the intervals hold at most two standard errors less than 95 % of the test targets. The best row within the limits "
     "with a clear gain in NLL or LPD is recommended. With one seed the standard error is that of the test "
     "rows, and nothing is recommended."
@@ -334,7 +336,7 @@ def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Cand
         lines.append(_line("Finds out-of-distribution inputs", title, areas, reference.label, SMALLEST_AREA, sign=-1))
     else:
         lines.append(Need("Finds out-of-distribution inputs", "Not measured: add --ood with the name of a data set."))
-    good = not_clearly_worse(losses, ranked[0].label, smallest, errors)
+    good = about_as_good(losses, ranked[0].label, smallest, errors)
     for name, key, unit in (("Smallest file", "size", "parameters"), ("Cheapest answer", "answer_passes", "passes")):
         lines.append(_cheapest_line(group, name, key, unit, good, ranked[0]))
     return lines
@@ -425,7 +427,11 @@ def _means(group: Group, section: str, number: Callable[[Run, str], float | None
 
 def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[str], best: Candidate) -> Need:
     prices: dict[str, float] = {}
-    for contender, found in zip(group.contenders, estimates_of(group), strict=True):
+    estimates = estimates_of(group)
+    plain = next((found for who, found in zip(group.contenders, estimates, strict=True) if who.is_reference), {})
+    one_pass = plain.get(("cost", "answer_ms"))
+    for contender, found in zip(group.contenders, estimates, strict=True):
+        time = found.get(("cost", "answer_ms"))
         if key == "size":
             parts = [found.get(("cost", part)) for part in ("parameters", "extra_parameters")]
             known = [part.mean for part in parts if part is not None]
@@ -433,10 +439,14 @@ def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[
                 prices[contender.label] = sum(known)
         elif ("cost", key) in found:
             prices[contender.label] = found[("cost", key)].mean
+        elif (
+            time is not None and one_pass is not None and one_pass.mean > 0
+        ):  # a row without a network: its time in passes
+            prices[contender.label] = time.mean / one_pass.mean
     label = cheapest(prices, good)
     if label is None:
         return Need(name, "Not measured.")
-    same = "the best row itself" if label == best.label else f"not clearly worse than {best.label}"
+    same = "the best row itself" if label == best.label else f"about as good as {best.label}"
     price = f"{prices[label]:,.0f}" if prices[label] >= 1000 else f"{prices[label]:.3g}"
     counted = f"{price} {unit.removesuffix('es') if price == '1' else unit}"
     return Need(name, f"{label} ({counted}), {same}.", label)
