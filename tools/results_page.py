@@ -48,8 +48,9 @@ ABOVE = """\
 # Results: every table and figure of the five papers
 
 One row for each table or figure: the printed number, ours, and how far it can be compared. This page is rendered by
-`python -m tools.results_page` from [items.toml](items.toml); every number of the column "ours" is read from a committed
-file, and a test renders the page again. "no file" means that no result of ours is committed.
+`python -m tools.results_page` from [items.toml](items.toml). Every number of the column "ours" is read from a committed
+file, or counted from the networks when the page is rendered ("counted here"). A test renders the page again. "no file"
+means that no result of ours is committed.
 
 | status | meaning |
 |---|---|
@@ -73,9 +74,10 @@ Both charts are drawn by `python -m tools.results_charts` from the files of [the
 BELOW = """\
 ## Pages without a paper's table
 
-[The demo](digits.md), [Fashion-MNIST](fashion-mnist.md) and [CIFAR-10](cifar10.md) compare methods by
+[Digits](digits.md), [Fashion-MNIST](fashion-mnist.md) and [CIFAR-10](cifar10.md) compare methods by
 `leanbayes compare`. [The ruler](ruler.md) and [the wide network](wrn28.md) measure how many plain networks a method is
-worth. [Prices](cost.md) has the costs, [text](text.md) encoders of sentences, [runs](runs.md) the time on a GPU.
+worth. [Tables](tables.md) compares nine regressions with scikit-learn, [the rule](rule.md) tests the advice of the
+report. [Prices](cost.md) has the costs, [text](text.md) has encoders of sentences, [runs](runs.md) the time on a GPU.
 """
 
 

@@ -2,7 +2,8 @@
 
     python -m tools.rule_study gather RUNS NAME     write docs/results/rule/NAME.json.gz and NAME.npz from a comparison
     python -m tools.rule_study test                 write docs/results/rule/outcome.json
-    python -m tools.rule_study page                 print the table of docs/results/rule.md
+    python -m tools.rule_study simulate             write docs/results/rule/simulation.json
+    python -m tools.rule_study page                 print the tables of docs/results/rule.md
 
 A comparison has twelve seeds. In each of 200 repetitions, three of them are the comparison of a user, and the report
 gives its advice. The other nine test it. Without a recommendation the advice is the reference, plain + temperature.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import base64
 import gzip
+import itertools
 import json
 import random
 import statistics
@@ -26,13 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
+from leanbayes.report.advice import gains_of, LEVEL
 from leanbayes.report.load import Group, grouped, Run
 from leanbayes.report.verdict import candidates, losses_of, ood_losses, verdict
 from leanbayes.runtime._files import write_text
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "rule"
-REPETITIONS, SEEDS = 200, 3
+REPETITIONS, SEEDS, SIMULATED = 200, 3, 2000
 NLL, AREA = 0.02, 0.01  # largest distance to the best row: a share of plain's NLL, and of the AUROC
 KEPT = ("schema", "status", "seed", "method", "network", "data", "recipe", "settings", "metrics", "cost", "commit")
 REFERENCE = "plain + temperature"
@@ -50,7 +54,7 @@ NEEDS = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one of the commands."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=("gather", "test", "page"))
+    parser.add_argument("command", choices=("gather", "test", "simulate", "page"))
     parser.add_argument("given", nargs="*")
     given = parser.parse_args(arguments)
     if given.command == "gather":
@@ -58,8 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif given.command == "test":
         found = {path.name.split(".")[0]: outcome(read(path)) for path in sorted(FOLDER.glob("*.json.gz"))}
         write_text(json.dumps(found, indent=1) + "\n", FOLDER / "outcome.json")
+    elif given.command == "simulate":
+        write_text(json.dumps(simulate(), indent=1) + "\n", FOLDER / "simulation.json")
     else:
-        print(table(json.loads((FOLDER / "outcome.json").read_text(encoding="utf-8"))))
+        print("\n\n".join(tables()))
+
+
+def tables() -> list[str]:
+    """Return the tables of the page."""
+    outcomes, simulations = (
+        json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in ("outcome", "simulation")
+    )
+    return [table(outcomes), simulation_table(simulations)]
 
 
 def gather(runs: Path, name: str) -> None:
@@ -148,7 +162,8 @@ def _tested(advised: str | None, eligible: list[str], losses: Mapping[str, float
 def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     counts = {row: sum(one["row"] == row for one in rows) for row in sorted({one["row"] for one in rows})}
     shares = {name: statistics.fmean(one[name] for one in rows) for name in ("given", "near", "right", "worse")}
-    return {**shares, "rows": counts}
+    advised = [one["near"] for one in rows if one["given"]]
+    return {**shares, "near_given": statistics.fmean(advised) if advised else None, "rows": counts}
 
 
 def null_test(runs: list[Run], seeds: Sequence[int]) -> float:
@@ -176,18 +191,70 @@ def _renamed(run: Run, number: int, seed: int) -> Run:
     return Run(f"copy{number}/seed{seed}", record)
 
 
+def simulate() -> list[dict[str, Any]]:
+    """Return how often a row is recommended by chance, and how often one that gains three sigma, by the noise of rows.
+
+    The noise of the reference is sigma. "one variance" is the mean of the variances of all rows, with their degrees of
+    freedom together.
+    """
+    wide = [float(noise) for noise in np.geomspace(0.3, 10, 12)]
+    noises = {"12 alike": [1.0] * 12, "10 alike, 2 noisy": [1.0] * 10 + [8.0, 14.0], "0.3 to 10 sigma": wide}
+    noises |= {"4 alike": [1.0] * 4, "3 alike, 1 noisy": [1.0] * 3 + [10.0]}
+    found = []
+    for (name, noise), seeds in itertools.product(noises.items(), (3, 5)):
+        generator = np.random.default_rng(0)
+        counts = {kind: dict.fromkeys(("one variance", "the rule"), 0) for kind in ("chance", "gain")}
+        for kind, _ in itertools.product(counts, range(SIMULATED)):
+            shift = np.array([3.0 if kind == "gain" else 0.0, *[0.0] * (len(noise) - 1)])
+            reference = generator.normal(size=seeds)
+            rows = generator.normal(size=(len(noise), seeds)) * np.array(noise)[:, None] - shift[:, None]
+            losses = {"plain": dict(enumerate(reference))} | {
+                str(i): dict(enumerate(row)) for i, row in enumerate(rows)
+            }
+            clear = {label for label, gain in gains_of(losses, "plain", 0.0).items() if gain.clear}
+            pooled = _clear_by_one_variance(reference - rows)
+            for rule, rows_of_rule in (("one variance", pooled), ("the rule", clear)):
+                counts[kind][rule] += "0" in rows_of_rule if kind == "gain" else bool(rows_of_rule)
+        shares = {kind: {rule: n / SIMULATED for rule, n in by.items()} for kind, by in counts.items()}
+        found.append({"rows": name, "seeds": seeds, **shares})
+    return found
+
+
+def _clear_by_one_variance(gains: Any) -> set[str]:
+    rows, seeds = gains.shape
+    error = np.sqrt(gains.var(axis=1, ddof=1).mean() / seeds)
+    least = student.ppf(1 - LEVEL / rows, rows * (seeds - 1)) * error
+    return {str(row) for row in range(rows) if gains[row].mean() > least}
+
+
+def simulation_table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the simulations as a table."""
+    lines = [
+        "| noise of the rows | seeds | by chance, one variance | by chance, the rule | found, one variance | "
+        "found, the rule |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in found:
+        cells = [
+            f"{100 * one[kind][rule]:.1f} %" for kind in ("chance", "gain") for rule in ("one variance", "the rule")
+        ]
+        lines.append(f"| {one['rows']} | {one['seeds']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table(found: Mapping[str, Any]) -> str:
     """Return the outcome as a table."""
     lines = [
-        "| data | need | (a) right | near the best | (b) worse | recommended | advised rows | by all seeds |",
+        "| data | need | (a) right | (b) worse | recommended | of these near the best | advised rows | by all seeds |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- | --- |",
     ]
     for name, data in found.items():
         for need, one in data["needs"].items():
             rows = ", ".join(f"{row} {count}" for row, count in sorted(one["rows"].items(), key=lambda pair: -pair[1]))
-            shares = " | ".join(f"{100 * one[key]:.1f} %" for key in ("right", "near", "worse", "given"))
+            keys = ("right", "worse", "given", "near_given")
+            shares = " | ".join("-" if one[key] is None else f"{100 * one[key]:.1f} %" for key in keys)
             lines.append(f"| {name} | {need} | {shares} | {rows} | {one['all_seeds'] or 'no clear difference'} |")
-        lines.append(f"| {name} | (c) plain networks alone |  |  |  | {100 * data['null']:.1f} % |  |  |")
+        lines.append(f"| {name} | (c) plain networks alone |  |  | {100 * data['null']:.1f} % |  |  |  |")
     return "\n".join(lines)
 
 

@@ -6,10 +6,11 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from leanbayes.report.load import Run
-from tools import rule_study, uci_study
+from tools import rule_study, temperature_study, uci_study
 
 PAGES = Path(__file__).parents[2] / "docs" / "results"
 
@@ -24,6 +25,24 @@ def test_the_page_on_tables_equals_its_file():
     page = (PAGES / "tables.md").read_text(encoding="utf-8")
     for table in uci_study.tables(found):
         assert table in page
+
+
+def test_the_page_on_the_advice_equals_its_files():
+    page = (PAGES / "rule.md").read_text(encoding="utf-8")
+    temperatures = temperature_study.table(json.loads(temperature_study.FILE.read_text(encoding="utf-8")))
+    for table in (*rule_study.tables(), temperatures):
+        assert table in page
+
+
+def test_the_scores_of_every_test_row_are_committed():
+    """The mean of -log p by row, as float16, is the NLL of the run."""
+    for path in sorted(rule_study.FOLDER.glob("*.json.gz")):
+        runs, losses = rule_study.read(path), np.load(path.with_name(path.name.replace(".json.gz", ".npz")))
+        assert {int(run.seed) for run in runs} == set(range(12))
+        for run in runs:
+            rows = losses[run.path].astype(float)
+            assert len(rows) == run.part("data", "test")
+            assert rows.mean() == pytest.approx(run.number("metrics", "test", "nll"), rel=2e-3)
 
 
 def run(method, seed, nll, tempered=None):

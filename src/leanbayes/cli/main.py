@@ -176,7 +176,7 @@ training
 
   epochs by budget            quick   short   full      rate   batch
   images, 5,000 rows or more  3       15      60        0.05   128
-  images, fewer rows          40      120     300       0.1    32
+  images, fewer rows          40      120     300       0.1    32     rate 0.01 from 28 pixels on
   images with augmentation    10      40      250       0.2    256    full: rate 0.1, batch 128
   series                      4       6       8         0.002  128
   steps by budget             quick   short   full      rate   batch

@@ -156,7 +156,7 @@ class PlainStates:
             best.save(rows, partial(Checkpoint(training, recipe, header["rows"]).save, whole, optimizer, rows))
 
     def _last_before(self, most: int, fold: int | None) -> Path | None:
-        """Return the folder of the last state after at most so many epochs."""
+        """Return the folder of the last state after at most `most` epochs."""
         kept = {epoch: folder for epoch, folder in self._states(fold).items() if epoch <= most}
         return kept[max(kept)] if kept else None
 
