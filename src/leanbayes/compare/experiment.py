@@ -150,7 +150,10 @@ def refusal(method: Method | None, net: str, data: DataSet, where: tuple[str, ..
     """Return why a method cannot convert the network of a data set, up to the first colon; None if it can."""
     if method is None or not method.targets:
         return None
-    network = maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape, embedded=data.embedded)()
+    try:
+        network = maker(net, num_outputs=data.num_outputs, input_shape=data.input_shape, embedded=data.embedded)()
+    except ValueError:
+        return None  # the experiment says why
     try:
         convert(network, method, where=where or None, likelihood=likelihood_for(data))
     except ValueError as error:
