@@ -35,6 +35,7 @@ FLOORS = {  # cost and value below which a limit does not decide
 SMALLEST_SHARE, SMALLEST_NATS, SMALLEST_AREA = 0.01, 0.01, 0.005  # smallest gains of NLL, LPD and AUROC that count
 NARROW, COVERED = "Narrow intervals", ("test", "coverage_validated")
 LEVEL, COVERAGE_ERRORS = 0.95, 2.0  # of the intervals; standard errors by which their test coverage may be lower
+NOTHING = Estimate(0.0, None, 0)
 SCORE = {"classification": "entropy", "regression": "mutual_information"}  # finds out-of-distribution inputs
 RULE = (
     f"Rule: a row stays within the limits if its training costs at most {LIMITS['training_ratio']:g} trainings of the "
@@ -429,9 +430,8 @@ def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[
     prices: dict[str, float] = {}
     estimates = estimates_of(group)
     plain = next((found for who, found in zip(group.contenders, estimates, strict=True) if who.is_reference), {})
-    one_pass = plain.get(("cost", "answer_ms"))
+    one_pass = plain.get(("cost", "answer_ms"), NOTHING).mean
     for contender, found in zip(group.contenders, estimates, strict=True):
-        time = found.get(("cost", "answer_ms"))
         if key == "size":
             parts = [found.get(("cost", part)) for part in ("parameters", "extra_parameters")]
             known = [part.mean for part in parts if part is not None]
@@ -439,10 +439,8 @@ def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[
                 prices[contender.label] = sum(known)
         elif ("cost", key) in found:
             prices[contender.label] = found[("cost", key)].mean
-        elif (
-            time is not None and one_pass is not None and one_pass.mean > 0
-        ):  # a row without a network: its time in passes
-            prices[contender.label] = time.mean / one_pass.mean
+        elif ("cost", "answer_ms") in found and one_pass > 0:  # a row without a network: its time in passes
+            prices[contender.label] = found[("cost", "answer_ms")].mean / one_pass
     label = cheapest(prices, good)
     if label is None:
         return Need(name, "Not measured.")
