@@ -7,6 +7,7 @@
 
 A comparison has twelve seeds. In each of 200 repetitions, three of them are the comparison of a user, and the report
 gives its advice. The other nine test it. Without a recommendation the advice is the reference, plain + temperature.
+Where the report then proposes more seeds, these are added, up to six in all, and the others test the new advice.
 
 (a) The advised row is worse than the best eligible row by at most 2 % of plain's NLL (0.01 of the AUROC). "No clear
     difference" is right, too, if all twelve seeds say so.
@@ -24,19 +25,20 @@ import json
 import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
 
-from leanbayes.report.advice import gains_of, LEVEL
+from leanbayes.report.advice import choose, LEVEL
 from leanbayes.report.load import Group, grouped, Run
 from leanbayes.report.verdict import candidates, losses_of, ood_losses, verdict
 from leanbayes.runtime._files import write_text
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "rule"
-REPETITIONS, SEEDS, SIMULATED = 200, 3, 2000
+REPETITIONS, SEEDS, MORE, SIMULATED = 200, 3, 6, 2000
 NLL, AREA = 0.02, 0.01  # largest distance to the best row: a share of plain's NLL, and of the AUROC
 KEPT = ("schema", "status", "seed", "method", "network", "data", "recipe", "settings", "metrics", "cost", "commit")
 REFERENCE = "plain + temperature"
@@ -103,22 +105,40 @@ def outcome(runs: list[Run]) -> dict[str, Any]:
     """Return, for each need, the share of the repetitions in which the advice was right, worse, and given at all."""
     seeds = sorted({int(run.seed) for run in runs})
     found: dict[str, list[dict[str, Any]]] = {need: [] for need in NEEDS}
-    whole = {need: advised for need, advised, _ in advice(_group(runs, lambda seed: True))}
-    for chosen in _choices(seeds):
-        group, rest = (_group(runs, lambda seed, some=some: seed in some) for some in (chosen, set(seeds) - chosen))
-        tested = figures(rest)
-        for need, advised, eligible in advice(group):
-            if losses := tested[NEEDS[need]]:  # a need without data has none
-                found[need].append(_tested(advised, eligible, losses, unclear=whole[need] is None))
-    needs = {need: _summary(rows) | {"all_seeds": whole[need]} for need, rows in found.items() if rows}
+    later: dict[str, list[dict[str, Any]]] = {need: [] for need in NEEDS}
+    whole = {one.need: one.row for one in advice(_group(runs, lambda seed: True))}
+
+    @lru_cache(maxsize=8)
+    def by(chosen: frozenset[int]) -> tuple[dict[str, Advice], dict[str, dict[str, float]]]:
+        mine, others = (_group(runs, lambda seed, some=some: seed in some) for some in (chosen, set(seeds) - chosen))
+        return {one.need: one for one in advice(mine)}, figures(others)
+
+    for chosen, spare in _choices(seeds):
+        advised, tested = by(frozenset(chosen))
+        for need, first in advised.items():
+            if not tested[NEEDS[need]]:  # a need without data has none
+                continue
+            found[need].append(_tested(first, tested[NEEDS[need]], unclear=whole[need] is None))
+            count = min(first.seeds_needed or SEEDS, MORE)
+            second, others = by(frozenset(chosen + spare[: count - SEEDS]))
+            row = _tested(second[need], others[NEEDS[need]], unclear=whole[need] is None)
+            later[need].append(row | {"seeds": count})
+    needs = {
+        need: _summary(rows) | {"followed": _followed(later[need]), "all_seeds": whole[need]}
+        for need, rows in found.items()
+        if rows
+    }
     rows = sorted({run.label for run in runs})
     return {"rows": rows, "seeds": len(seeds), "needs": needs, "null": null_test(runs, seeds)}
 
 
-def _choices(seeds: Sequence[int]) -> Iterator[set[int]]:
-    generator = random.Random(0)
+def _choices(seeds: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield the seeds of a comparison, and those that may be added, in order."""
+    generator, more = random.Random(0), random.Random(2)
     for _ in range(REPETITIONS):
-        yield set(generator.sample(seeds, SEEDS))
+        chosen = generator.sample(seeds, SEEDS)
+        rest = [seed for seed in seeds if seed not in chosen]
+        yield chosen, more.sample(rest, min(MORE - SEEDS, len(rest) - 1))
 
 
 def _group(runs: list[Run], wanted: Any) -> Group:
@@ -126,13 +146,23 @@ def _group(runs: list[Run], wanted: Any) -> Group:
     return group
 
 
-def advice(group: Group) -> Iterator[tuple[str, str | None, list[str]]]:
-    """Yield each need with the advised row, if any, and the rows that were eligible."""
+class Advice(NamedTuple):
+    """The advised row for a need, if any, the rows that were eligible, and the number of seeds that are proposed."""
+
+    need: str
+    row: str | None
+    eligible: list[str]
+    seeds_needed: int | None
+
+
+def advice(group: Group) -> Iterator[Advice]:
+    """Yield the advice for each need."""
     found, everyone = verdict(group), [contender.label for contender in group.contenders]
-    yield "Recommended", found.choice, [c.label for c in candidates(group) if c.affordable]
+    within = [c.label for c in candidates(group) if c.affordable]
+    yield Advice("Recommended", found.choice, within, found.seeds_needed)
     for need in found.needs:
         if need.name in NEEDS:
-            yield need.name, need.choice, everyone
+            yield Advice(need.name, need.choice, everyone, need.seeds_needed)
 
 
 def figures(group: Group) -> dict[str, dict[str, float]]:
@@ -145,16 +175,16 @@ def figures(group: Group) -> dict[str, dict[str, float]]:
     }
 
 
-def _tested(advised: str | None, eligible: list[str], losses: Mapping[str, float], *, unclear: bool) -> dict[str, Any]:
-    row = advised or REFERENCE
-    best = min((label for label in eligible if label in losses), key=lambda label: losses[label])
+def _tested(advised: Advice, losses: Mapping[str, float], *, unclear: bool) -> dict[str, Any]:
+    row = advised.row or REFERENCE
+    best = min((label for label in advised.eligible if label in losses), key=lambda label: losses[label])
     limit = AREA if min(losses.values()) < 0 else NLL * losses["plain"]
     distance = losses[row] - losses[best]
     return {
         "row": row,
-        "given": advised is not None,
+        "given": advised.row is not None,
         "near": distance <= limit,
-        "right": distance <= limit or (advised is None and unclear),
+        "right": distance <= limit or (advised.row is None and unclear),
         "worse": losses[row] > losses[REFERENCE],
     }
 
@@ -164,6 +194,10 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     shares = {name: statistics.fmean(one[name] for one in rows) for name in ("given", "near", "right", "worse")}
     advised = [one["near"] for one in rows if one["given"]]
     return {**shares, "near_given": statistics.fmean(advised) if advised else None, "rows": counts}
+
+
+def _followed(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: statistics.fmean(one[name] for one in rows) for name in ("seeds", "given", "right", "worse")}
 
 
 def null_test(runs: list[Run], seeds: Sequence[int]) -> float:
@@ -195,26 +229,28 @@ def simulate() -> list[dict[str, Any]]:
     """Return how often a row is recommended by chance, and how often one that gains three sigma, by the noise of rows.
 
     The noise of the reference is sigma. "one variance" is the mean of the variances of all rows, with their degrees of
-    freedom together.
+    freedom together. "more seeds" follows the rule, with the seeds that it proposes, up to MORE.
     """
     wide = [float(noise) for noise in np.geomspace(0.3, 10, 12)]
     noises = {"12 alike": [1.0] * 12, "10 alike, 2 noisy": [1.0] * 10 + [8.0, 14.0], "0.3 to 10 sigma": wide}
     noises |= {"4 alike": [1.0] * 4, "3 alike, 1 noisy": [1.0] * 3 + [10.0]}
     found = []
     for (name, noise), seeds in itertools.product(noises.items(), (3, 5)):
-        generator = np.random.default_rng(0)
-        counts = {kind: dict.fromkeys(("one variance", "the rule"), 0) for kind in ("chance", "gain")}
+        generator, later = np.random.default_rng(0), np.random.default_rng(1)
+        counts = {kind: dict.fromkeys(("one variance", "the rule", "more seeds"), 0) for kind in ("chance", "gain")}
         for kind, _ in itertools.product(counts, range(SIMULATED)):
             shift = np.array([3.0 if kind == "gain" else 0.0, *[0.0] * (len(noise) - 1)])
-            reference = generator.normal(size=seeds)
-            rows = generator.normal(size=(len(noise), seeds)) * np.array(noise)[:, None] - shift[:, None]
-            losses = {"plain": dict(enumerate(reference))} | {
-                str(i): dict(enumerate(row)) for i, row in enumerate(rows)
+            first = _drawn(generator, seeds, noise, shift)
+            choice = choose(_losses(first), "0", 0.0)
+            extra = _drawn(later, MORE - seeds, noise, shift)[:, : (choice.seeds_needed or seeds) - seeds]
+            with_more = choose(_losses(np.concatenate([first, extra], axis=1)), "0", 0.0)
+            clear = {
+                "one variance": _clear_by_one_variance(first[0] - first[1:]),
+                "the rule": {label for label, gain in choice.gains.items() if gain.clear},
+                "more seeds": {label for label, gain in with_more.gains.items() if gain.clear},
             }
-            clear = {label for label, gain in gains_of(losses, "plain", 0.0).items() if gain.clear}
-            pooled = _clear_by_one_variance(reference - rows)
-            for rule, rows_of_rule in (("one variance", pooled), ("the rule", clear)):
-                counts[kind][rule] += "0" in rows_of_rule if kind == "gain" else bool(rows_of_rule)
+            for rule, rows_of_rule in clear.items():
+                counts[kind][rule] += "1" in rows_of_rule if kind == "gain" else bool(rows_of_rule)
         shares = {kind: {rule: n / SIMULATED for rule, n in by.items()} for kind, by in counts.items()}
         found.append({"rows": name, "seeds": seeds, **shares})
     return found
@@ -224,19 +260,33 @@ def _clear_by_one_variance(gains: Any) -> set[str]:
     rows, seeds = gains.shape
     error = np.sqrt(gains.var(axis=1, ddof=1).mean() / seeds)
     least = student.ppf(1 - LEVEL / rows, rows * (seeds - 1)) * error
-    return {str(row) for row in range(rows) if gains[row].mean() > least}
+    return {str(row + 1) for row in range(rows) if gains[row].mean() > least}
+
+
+def _drawn(source: np.random.Generator, seeds: int, noise: Sequence[float], gain: Any) -> np.ndarray[Any, Any]:
+    """Return normal losses of the reference and of all rows, by seed."""
+    reference = source.normal(size=(1, seeds))
+    rows = source.normal(size=(len(noise), seeds)) * np.array(noise)[:, None] - gain[:, None]
+    return np.concatenate([reference, rows])
+
+
+def _losses(found: Any) -> dict[str, dict[int, float]]:
+    """Return losses by the number of the row and seed; row 0 is the reference."""
+    return {str(row): dict(enumerate(map(float, losses))) for row, losses in enumerate(found)}
 
 
 def simulation_table(found: Sequence[Mapping[str, Any]]) -> str:
     """Return the simulations as a table."""
     lines = [
-        "| noise of the rows | seeds | by chance, one variance | by chance, the rule | found, one variance | "
-        "found, the rule |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| noise of the rows | seeds | by chance, one variance | by chance, the rule | by chance, more seeds | "
+        "found, one variance | found, the rule | found, more seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for one in found:
         cells = [
-            f"{100 * one[kind][rule]:.1f} %" for kind in ("chance", "gain") for rule in ("one variance", "the rule")
+            f"{100 * one[kind][rule]:.1f} %"
+            for kind in ("chance", "gain")
+            for rule in ("one variance", "the rule", "more seeds")
         ]
         lines.append(f"| {one['rows']} | {one['seeds']} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -245,16 +295,20 @@ def simulation_table(found: Sequence[Mapping[str, Any]]) -> str:
 def table(found: Mapping[str, Any]) -> str:
     """Return the outcome as a table."""
     lines = [
-        "| data | need | (a) right | (b) worse | recommended | of these near the best | advised rows | by all seeds |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- | --- |",
+        "| data | need | (a) right | (b) worse | recommended | of these near the best | (a) more seeds | (b) | seeds | "
+        "advised rows | by all seeds |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- | --- |",
     ]
     for name, data in found.items():
         for need, one in data["needs"].items():
             rows = ", ".join(f"{row} {count}" for row, count in sorted(one["rows"].items(), key=lambda pair: -pair[1]))
             keys = ("right", "worse", "given", "near_given")
             shares = " | ".join("-" if one[key] is None else f"{100 * one[key]:.1f} %" for key in keys)
-            lines.append(f"| {name} | {need} | {shares} | {rows} | {one['all_seeds'] or 'no clear difference'} |")
-        lines.append(f"| {name} | (c) plain networks alone |  |  | {100 * data['null']:.1f} % |  |  |  |")
+            more = one["followed"]
+            then = f"{100 * more['right']:.1f} % | {100 * more['worse']:.1f} % | {more['seeds']:.1f}"
+            whole = one["all_seeds"] or "no clear difference"
+            lines.append(f"| {name} | {need} | {shares} | {then} | {rows} | {whole} |")
+        lines.append(f"| {name} | (c) plain networks alone |  |  | {100 * data['null']:.1f} % |  |  |  |  |  |  |")
     return "\n".join(lines)
 
 

@@ -60,6 +60,26 @@ CASES = {
         "plain",
         None,
     ),
+    "a larger gain with two errors is taken if another one is clear": (
+        {
+            "plain": REFERENCE,
+            "steady": by_seed(0.44, 0.46, 0.42),
+            "typical": by_seed(0.500, 0.521, 0.479),
+            "larger": by_seed(0.40, 0.46, 0.36),
+        },
+        "larger",
+        "larger",
+    ),
+    "a larger gain with less than two errors is not": (
+        {
+            "plain": REFERENCE,
+            "steady": by_seed(0.44, 0.46, 0.42),
+            "typical": by_seed(0.500, 0.521, 0.479),
+            "larger": by_seed(0.30, 0.52, 0.42),
+        },
+        "larger",
+        "steady",
+    ),
     "without the reference nothing is recommended": ({"a": REFERENCE, "b": by_seed(0.1, 0.1, 0.1)}, "b", None),
     "seeds that only one row has do not count": (
         {"plain": REFERENCE, "a": {0: 0.40, 1: 0.42, 2: 0.38, 7: 9.0}},
@@ -157,3 +177,40 @@ def test_the_cheapest_row_that_is_about_as_good_as_the_best():
     assert good == ["best", "near"]
     assert cheapest({"best": 16.0, "near": 4.0, "worse": 1.0}, good) == "near"
     assert cheapest({"worse": 1.0}, good) is None
+
+
+def test_a_larger_gain_is_not_clear_by_itself_in_the_hand_made_table():
+    losses = CASES["a larger gain with two errors is taken if another one is clear"][0]
+    found = choose(losses, "plain", smallest=0.005).gains
+    assert found["steady"].clear
+    assert not found["larger"].clear
+    assert found["larger"].mean > 2 * found["larger"].error
+
+
+def test_rows_that_are_not_eligible_neither_win_nor_make_another_win():
+    losses = CASES["a larger gain with two errors is taken if another one is clear"][0]
+    assert choose(losses, "plain", 0.005, eligible=["larger", "typical"]).recommended is None
+
+
+def test_seeds_needed_are_the_fewest_that_show_a_gain_of_this_size_in_four_of_five_comparisons():
+    losses = {"plain": by_seed(0.50, 0.52, 0.48), "a": by_seed(0.45, 0.49, 0.47), "b": by_seed(0.51, 0.53, 0.47)}
+    choice = choose(losses, "plain", smallest=0.005)
+    assert choice.recommended is None
+    assert choice.seeds_needed is not None
+    gain = choice.gains["a"]
+
+    def threshold(seeds):  # two rows, so two degrees of freedom for each seed but the first
+        error = gain.error * math.sqrt(3 / seeds)
+        return float(stats.t.ppf(1 - 0.05 / 2, 2 * (seeds - 1)) + stats.norm.ppf(0.8)) * error
+
+    assert threshold(choice.seeds_needed) <= gain.mean < threshold(choice.seeds_needed - 1)
+
+
+def test_no_seeds_are_proposed_for_nothing():
+    better = {"plain": REFERENCE, "a": by_seed(0.40, 0.42, 0.38), "b": by_seed(0.50, 0.51, 0.49)}
+    assert choose(better, "plain", 0.005).seeds_needed is None  # decided
+    worse = {"plain": REFERENCE, "a": by_seed(0.60, 0.62, 0.58)}
+    assert choose(worse, "plain", 0.005).seeds_needed is None  # nothing to gain
+    noise = {"plain": REFERENCE, "a": by_seed(0.30, 0.70, 0.48)}
+    assert choose(noise, "plain", 0.005).seeds_needed is None  # a hundred seeds would not show it
+    assert choose({"plain": by_seed(0.5), "a": by_seed(0.1)}, "plain", 0.005).seeds_needed is None  # one seed

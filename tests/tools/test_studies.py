@@ -100,7 +100,8 @@ def test_without_a_difference_the_advice_is_the_reference():
 
 
 def test_a_wrong_advice_is_counted(monkeypatch):
-    monkeypatch.setattr(rule_study, "advice", lambda group: iter([("Recommended", "rank1", ["plain", "rank1"])]))
+    wrong = rule_study.Advice("Recommended", "rank1", ["plain", "rank1"], None)
+    monkeypatch.setattr(rule_study, "advice", lambda group: iter([wrong]))
     found = rule_study.outcome(runs(-0.05))["needs"]["Recommended"]
     assert (found["right"], found["worse"]) == pytest.approx((0.0, 1.0))
 
@@ -111,11 +112,31 @@ def test_no_clear_difference_is_right_only_if_all_seeds_say_so(clear, monkeypatc
 
     def advice(group):
         seeds = {run.seed for run in group.runs}
-        yield "Recommended", "rank1" if clear and len(seeds) == 12 else None, ["plain", "rank1"]
+        row = "rank1" if clear and len(seeds) == 12 else None
+        yield rule_study.Advice("Recommended", row, ["plain", "rank1"], None)
 
     monkeypatch.setattr(rule_study, "advice", advice)
     found = rule_study.outcome(runs(0.05))["needs"]["Recommended"]
     assert (found["near"], found["right"]) == (0.0, float(not clear))
+
+
+def test_seeds_that_are_proposed_are_added_and_no_longer_test(monkeypatch):
+    tested = []
+
+    def advice(group):
+        seeds = len({run.seed for run in group.runs})
+        yield rule_study.Advice("Recommended", "rank1" if seeds >= 5 else None, ["plain", "rank1"], 5)
+
+    def figures(group):
+        tested.append(len({run.seed for run in group.runs}))
+        return {"nll": {"plain": 0.3, "plain + temperature": 0.3, "rank1": 0.2}}
+
+    monkeypatch.setattr(rule_study, "advice", advice)
+    monkeypatch.setattr(rule_study, "figures", figures)
+    found = rule_study.outcome(runs(0.05))["needs"]["Recommended"]
+    assert found["given"] == 0.0
+    assert found["followed"] == {"seeds": 5.0, "given": 1.0, "right": 1.0, "worse": 0.0}
+    assert set(tested) == {9, 7}
 
 
 def test_splits_that_were_not_run_again_stay(tmp_path, monkeypatch):

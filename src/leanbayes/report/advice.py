@@ -9,8 +9,9 @@ where s_m^2 is the variance of row m over the seeds and V that of a typical row:
 median of chi^2_(n-1) / (n - 1), so that it is right on average for normal gains. One noisy row does not hide the gains
 of the others. A gain is clear if it is above t e_m and at least the smallest gain that counts. t is the quantile
 1 - 0.05 / M of Student's distribution for M rows, with the degrees of freedom of all rows. A row with s_m^2 > 3 V is
-unlike the others, and has its own n - 1. With one seed, the error is that of the mean over test rows, and nothing is
-recommended: another training may turn out differently.
+unlike the others, and has its own n - 1. If some row has a clear gain, the row with the largest gain of at least 2 e_m
+is recommended: the clear row says that there is something to gain, the means say where. With one seed, the error is
+that of the mean over test rows, and nothing is recommended: another training may turn out differently.
 """
 
 from __future__ import annotations
@@ -30,6 +31,12 @@ UNLIKE = 3.0
 """A row with more than this multiple of the typical variance is tested by its own. One in twenty normal rows has it
 with three seeds; simulations with rows of different noise are in docs/results/rule.md."""
 
+STEADY = 2.0
+"""Standard errors that a gain needs to be recommended next to a clear one."""
+
+MOST_SEEDS, POWER = 12, 0.8
+"""More seeds than these are not proposed; the probability that those proposed show a true gain of the size measured."""
+
 Losses = Mapping[str, Mapping[int, float]]
 """Loss by row and seed."""
 
@@ -43,16 +50,22 @@ class Gain:
         error: its standard error; None if unknown.
         threshold: the least gain that is clear.
         seeds: number of seeds that both have.
+        freedom: degrees of freedom of the error.
     """
 
     mean: float
     error: float | None
     threshold: float
     seeds: int
+    freedom: float = math.inf
 
     @property
     def clear(self) -> bool:
         return self.error is not None and self.mean >= self.threshold
+
+    def steady(self, smallest: float) -> bool:
+        """Return whether the gain counts and has two standard errors, without regard to the number of rows."""
+        return self.error is not None and self.mean >= max(smallest, STEADY * self.error)
 
 
 @dataclass(frozen=True)
@@ -61,15 +74,19 @@ class Choice:
 
     Attributes:
         best: the row with the lowest mean loss; None if no row was measured.
-        recommended: the best row with several seeds that is clearly better than the reference; None if there is none.
+        recommended: the best row, if one with several seeds is clearly better than the reference; None if none is.
         gains: the gain of every other row over the reference.
         single: whether there is only one seed.
+        seeds_needed: the number of seeds with which the largest gain would be clear in four comparisons of five, if it
+            and its variance are true; None if something is recommended, the gain is too small to count, or more than
+            MOST_SEEDS are needed.
     """
 
     best: str | None
     recommended: str | None
     gains: dict[str, Gain]
     single: bool
+    seeds_needed: int | None = None
 
 
 def choose(
@@ -94,9 +111,26 @@ def choose(
     gains = gains_of(measured, reference, smallest, row_errors or {})
     single = max((len(by_seed) for by_seed in measured.values()), default=0) < 2
     allowed = set(measured if eligible is None else eligible)
-    clear = [label for label, gain in gains.items() if gain.clear and gain.seeds > 1 and label in allowed]
-    recommended = None if single else max(clear, key=lambda label: gains[label].mean, default=None)
-    return Choice(best, recommended, gains, single)
+    several = {label: gain for label, gain in gains.items() if gain.seeds > 1 and label in allowed}
+    if single or not any(gain.clear for gain in several.values()):
+        largest = max(several.values(), key=lambda gain: gain.mean, default=None)
+        needed = None if single or largest is None else _seeds_needed(largest, len(gains), smallest)
+        return Choice(best, None, gains, single, needed)
+    steady = [label for label, gain in several.items() if gain.clear or gain.steady(smallest)]
+    return Choice(best, max(steady, key=lambda label: gains[label].mean), gains, single)
+
+
+def _seeds_needed(gain: Gain, rows: int, smallest: float) -> int | None:
+    """Return the least n with gain >= (t_n + z) sqrt(V / n), z the normal quantile of POWER; None above MOST_SEEDS."""
+    if gain.error is None or gain.mean < smallest:
+        return None
+    deviation, by_seed = gain.error * math.sqrt(gain.seeds), gain.freedom / (gain.seeds - 1)
+    spare = statistics.NormalDist().inv_cdf(POWER)
+    for seeds in range(gain.seeds + 1, MOST_SEEDS + 1):
+        quantile = float(student.ppf(1 - LEVEL / rows, by_seed * (seeds - 1)))
+        if gain.mean >= (quantile + spare) * deviation / math.sqrt(seeds):
+            return seeds
+    return None
 
 
 def best_of(losses: Losses) -> str | None:
@@ -132,7 +166,8 @@ def gains_of(
             error = math.sqrt(max(typical, variance) / len(found))
             free = len(found) - 1 if variance > UNLIKE * typical else freedom
         quantile = float(student.ppf(1 - LEVEL / len(paired), free))
-        gains[label] = Gain(statistics.fmean(found), error, max(smallest, quantile * (error or 0.0)), len(found))
+        threshold = max(smallest, quantile * (error or 0.0))
+        gains[label] = Gain(statistics.fmean(found), error, threshold, len(found), free)
     return gains
 
 

@@ -46,10 +46,11 @@ RULE = (
     "such rows, with the plain network), by differences paired by seed. A difference is clear if it is larger than its "
     "standard error times the quantile of Student's distribution at 5 % divided by the number of rows, and at least "
     "1 % of the NLL or the width (0.01 nats of the LPD, 0.005 of the AUROC). The variance over seeds is the median of "
-    "all rows, or the row's own if that is larger. A row is about as good as the best if it is worse by at most one "
+    "all rows, or the row's own if that is larger. If some row is clearly better, the row with the largest gain of at "
+    "least two standard errors is named. A row is about as good as the best if it is worse by at most one "
     "standard error or that smallest difference. Widths count if "
-    "the intervals hold at most two standard errors less than 95 % of the test targets. The best row within the limits "
-    "with a clear gain in NLL or LPD is recommended. With one seed the standard error is that of the test "
+    "the intervals hold at most two standard errors less than 95 % of the test targets. The row named by NLL or LPD "
+    "among those within the limits is recommended. With one seed the standard error is that of the test "
     "rows, and nothing is recommended."
 )
 
@@ -123,20 +124,26 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Need:
-    """One need, the advice for it in a sentence, and the label of the row to take, if one is clear."""
+    """One need, the advice for it in a sentence, and the label of the row to take, if one is clear.
+
+    Attributes:
+        seeds_needed: the number of seeds with which the best row would be clearly better, if its gain stays.
+    """
 
     name: str
     sentence: str
     choice: str | None = None
+    seeds_needed: int | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The sentences, the label of the recommended contender, if any, and a line for each need."""
+    """The sentences, the label of the recommended contender, a line for each need, and seeds_needed as there."""
 
     sentence: str
     choice: str | None = None
     needs: tuple[Need, ...] = ()
+    seeds_needed: int | None = None
 
 
 def headline(task: str) -> Column:
@@ -171,7 +178,7 @@ def verdict(group: Group) -> Verdict:
     sentence = f"{where} {_advice(column, named, reference, chosen)}{_beyond(column, ranked, chosen)}"
     needs = _needs(group, column, reference, ranked, losses)
     sentence += could_change(ranked, lambda labels: choice_among(eligible=labels))
-    return Verdict(sentence + _unmeasured(ranked), chosen.recommended, tuple(needs))
+    return Verdict(sentence + _unmeasured(ranked), chosen.recommended, tuple(needs), chosen.seeds_needed)
 
 
 def could_change(ranked: Sequence[Candidate], choice_among: Callable[[list[str]], Choice]) -> str:
@@ -284,8 +291,8 @@ def _advice(column: Column, named: dict[str, Candidate], reference: Candidate, c
         choice = named[chosen.recommended]
         first = f"take {choice.label}: {title} {choice.written} against {reference.written} of {reference.label}"
         if choice.contender.name in BASELINES:
-            return f"{first}.{_best_network(column, named)}"
-        return f"{first}, for {choice.price}."
+            return f"{first}.{_by_another(chosen)}{_best_network(column, named)}"
+        return f"{first}, for {choice.price}.{_by_another(chosen)}"
     if chosen.single:
         if best is reference:
             first = f"for this one training, {reference.label} has the best {title} ({best.written})"
@@ -298,7 +305,20 @@ def _advice(column: Column, named: dict[str, Candidate], reference: Candidate, c
             )
         return f"{first}. One seed recommends nothing: run more, with --seeds 0,1,2."
     other = "" if best is reference else f"; the best row within the limits is {best.label} ({best.written})"
-    return f"there is no clear difference: stay with {reference.label} ({title} {reference.written}){other}."
+    more = ""
+    if chosen.seeds_needed is not None:
+        seeds = ",".join(map(str, range(chosen.seeds_needed)))
+        more = f" If its gain stays, about {chosen.seeds_needed} seeds show it: --seeds {seeds}."
+    return f"there is no clear difference: stay with {reference.label} ({title} {reference.written}){other}.{more}"
+
+
+def _by_another(chosen: Choice) -> str:
+    """Say so if the recommended row is not clearly better by itself; "" if it is."""
+    label = chosen.recommended
+    if label is None or chosen.gains[label].clear:
+        return ""
+    clear = _list([other for other, gain in chosen.gains.items() if gain.clear])
+    return f" Clearly better is {clear}; {label} gains more, with two standard errors."
 
 
 def _best_network(column: Column, named: dict[str, Candidate]) -> str:
@@ -398,12 +418,14 @@ def _line(
 
     if chosen.recommended is not None:
         against = f" against {written(reference)}" if reference in losses else ""
-        return Need(name, f"{written(chosen.recommended)}{against}.", chosen.recommended)
+        return Need(name, f"{written(chosen.recommended)}{against}.{_by_another(chosen)}", chosen.recommended)
     if chosen.single:
         return Need(name, f"For this one training {written(chosen.best)}.")
     if chosen.best == reference:
         return Need(name, f"No clear difference; the best is {written(reference)}.")
-    return Need(name, f"No clear difference: {written(chosen.best)}, {written(reference)}.")
+    needed = chosen.seeds_needed
+    more = "" if needed is None else f" If the gain stays, about {needed} seeds show it."
+    return Need(name, f"No clear difference: {written(chosen.best)}, {written(reference)}.{more}", None, needed)
 
 
 def ood_losses(group: Group) -> dict[str, dict[int, float]]:
