@@ -331,9 +331,9 @@ def method_of(name: str, fields: Mapping[str, Any] | None = None) -> Method | No
 def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None) -> Recipe:
     """Adapt a recipe to a method: the epoch of conversion, and the learning rate of the posterior.
 
-    Fields that the recipe sets are kept. `late` is the share of the epochs before the conversion. By default most
-    methods convert late: the network is first trained plainly, which costs little more than one plain training.
-    docs/recipes.md has the measurements.
+    Fields that the recipe sets are kept. `late` is the share of the epochs before the conversion. Its default
+    is that of the method: rank-1, batch ensemble, implicit nodes and mean field first train the network plainly, which
+    costs little more than one plain training. docs/recipes.md has the measurements.
     """
     if method is None:
         return replace(recipe, convert_at_epoch=0, posterior_lr=None, freeze=False)
