@@ -40,6 +40,15 @@ def test_import_is_light_and_silent():
     assert run.stderr == ""
 
 
+def test_a_training_on_one_device_imports_no_fabric():
+    code = "import sys, torch, leanbayes as lb; from torch import nn; x, y = torch.randn(8, 2), torch.zeros(8).long(); "
+    code += "net = lb.convert(nn.Linear(2, 2), lb.Rank1()); "
+    code += "lb.fit(net, (x, y), lb.Recipe(epochs=1, accelerator='cpu'), progress=False); print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    slow = ("lightning_fabric", "pytorch_lightning", "torchmetrics", "transformers", "matplotlib", "sklearn", "pandas")
+    assert not [name for name in run.stdout.split() if name.startswith(slow)]
+
+
 def test_the_package_is_imported_before_torch_is():
     code = "import sys; import leanbayes; print('torch' in sys.modules); leanbayes.Rank1; print('torch' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

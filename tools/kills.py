@@ -1,10 +1,11 @@
 """Kill `leanbayes compare` at random moments, resume it, and compare the results with those of an undisturbed run.
 
-python tools/kills.py [--kills 20] [--seed 0] [--ways one,two,ray]
+python tools/kills.py [--kills 20] [--seed 0] [--ways one,two,ray] [--late]
 
 Small comparisons run in each way: in one process, on two workers, on Ray. The process group gets SIGKILL, then the same
-command resumes. In the end everything in result.json must be the same but for times, dates and measured prices, and so
-must all tensors of the models.
+command resumes. With --late the kills fall after the last result, while prices are measured and the report is written.
+In the end everything in result.json must be the same but for times, dates and measured prices, and so must all tensors
+of the models.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ COMPARISONS = {
 }
 TIMES = ("created", "commit", "project_commit", "command", "environment", "seconds", "peak_memory_mb", "price_seed")
 ENDS = ("_seconds", "_ratio", "_memory_mb", "_ms", "_ms_one", "_quartiles")
-MOST_FILES, LONGEST = 40, 0.5
-"""A process is killed after at most this number of files, and this number of seconds more."""
+MOST_FILES, LONGEST, LONGEST_LATE = 40, 0.5, 6.0
+"""A process is killed after at most this number of files, and this number of seconds more; or by --late after all
+results, and at most this number of seconds more."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=20, help="in all")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
     parser.add_argument("--ways", default="one,two,ray", help="among one, two and ray, separated by commas")
+    parser.add_argument("--late", action="store_true", help="kill after the last result: while prices are measured")
     given = parser.parse_args(arguments)
     pairs = [(way, name) for way in given.ways.split(",") for name in COMPARISONS]
     moments, wrong, kills = random.Random(given.seed), 0, 0
@@ -82,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, (way, name) in enumerate(pairs):
             share = given.kills * (number + 1) // len(pairs) - given.kills * number // len(pairs)
             out = home / f"{name}-{way}"
-            kills += killed(home, name, way, out, share, moments)
+            results = len(list((home / f"{name}-undisturbed").rglob("result.json"))) if given.late else 0
+            kills += killed(home, name, way, out, share, moments, results)
             found = differences(home / f"{name}-undisturbed", out)
             wrong += len(found)
             show(f"{name}, {way}: {'; '.join(found) or 'the same'}")
@@ -117,22 +121,28 @@ def finish(process: subprocess.Popen[bytes]) -> None:
         raise RuntimeError(f"expected the comparison to end with code 0, got {process.returncode}: {process.args}")
 
 
-def killed(home: Path, name: str, way: str, out: Path, kills: int, moments: random.Random) -> int:
-    """Run a comparison to its end and kill it on the way; a finished one begins again, and must be the same."""
+def killed(home: Path, name: str, way: str, out: Path, kills: int, moments: random.Random, results: int = 0) -> int:
+    """Run a comparison to its end and kill it on the way; a finished one begins again, and must be the same.
+
+    With a number of `results`, it is killed when it has them all.
+    """
     done = 0
     while True:
         process = start(home, name, way, out.name)
         if done == kills:
             finish(process)
             return done
-        wait_for_files(process, out, moments.randrange(MOST_FILES), moments.uniform(0, LONGEST))
+        if results:
+            wait_for_prices(process, out, results, moments.uniform(0, LONGEST_LATE))
+        else:
+            wait_for_files(process, out, moments.randrange(MOST_FILES), moments.uniform(0, LONGEST))
         if process.poll() is None:
             where = newest(out)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             done += 1
-            results = len(list(out.rglob("result.json")))
-            show(f"  {name}, {way}: killed with {results} results, after {where}")
+            priced = ["answer_ms" in json.loads(path.read_text("utf-8"))["cost"] for path in out.rglob("result.json")]
+            show(f"  {name}, {way}: killed with {len(priced)} results, {sum(priced)} with prices, after {where}")
         else:
             finish(process)
             found = differences(home / f"{name}-undisturbed", out)
@@ -140,6 +150,16 @@ def killed(home: Path, name: str, way: str, out: Path, kills: int, moments: rand
                 return done
             show(f"  {name}, {way}: came to its end; begins again")
             out.rename(out.with_name(f"{out.name}-{done}-{time.time_ns()}"))
+
+
+def wait_for_prices(process: subprocess.Popen[bytes], out: Path, results: int, delay: float) -> None:
+    """Wait until a process is at work, all results are there, and some time more, or until it has ended."""
+    begun = files_of(out)
+    while process.poll() is None and (len(list(out.rglob("result.json"))) < results or files_of(out) == begun):
+        time.sleep(0.01)
+    until = time.time() + delay
+    while process.poll() is None and time.time() < until:
+        time.sleep(0.005)
 
 
 def wait_for_files(process: subprocess.Popen[bytes], out: Path, files: int, delay: float) -> None:

@@ -32,6 +32,7 @@ SPLITS = (0, 1, 2)
 METHODS = "plain,rank1,implicit,patch,laplace,mean,linear,boosting"
 FILE = Path(__file__).parent.parent / "docs" / "results" / "tables" / "uci.json"
 ROWS = ("plain", "rank1", "implicit", "patch", "laplace", "mean", "linear", "boosting")
+NETWORKS = ("plain", "rank1", "implicit", "patch", "laplace")
 FIGURES = ("rmse", "lpd", "coverage")
 
 
@@ -114,11 +115,12 @@ def gathered(out: Path, name: str, split: int) -> dict[str, Any]:
 
 
 def tables(found: list[dict[str, Any]]) -> list[str]:
-    """Return the tables of the page: RMSE, log predictive density, and coverage of the best row."""
-    sets = list(dict.fromkeys(one["set"] for one in found))
-    by_set = {name: [one for one in found if one["set"] == name] for name in sets}
+    """Return the tables of the page: rows that all splits have, splits that have all rows, and the best row."""
+    by_set = _by_set(found)
     labels = [row for row in ROWS if all(row in one["rows"] for one in found)]
     quality = [_table(figure, ["reference"] * (figure == "rmse") + labels, by_set) for figure in ("rmse", "lpd")]
+    whole = _by_set([one for one in found if all(row in one["rows"] for row in ROWS)])
+    quality += [_table(figure, list(NETWORKS), whole) for figure in (*FIGURES, "seconds")] if whole else []
     lines = [
         "| set | splits | test rows | best rows, by split | RMSE of plain over the reference | coverage of the best |"
     ]
@@ -130,6 +132,10 @@ def tables(found: list[dict[str, Any]]) -> list[str]:
         splits = ", ".join(str(one["split"]) for one in some)
         lines.append(f"| {name} | {splits} | {rows:,} | {best} | {ratio:.3f} | {100 * pooled_coverage(some):.1f} % |")
     return [*quality, "\n".join(lines)]
+
+
+def _by_set(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [one for one in found if one["set"] == name] for name in dict.fromkeys(one["set"] for one in found)}
 
 
 def mean(some: list[dict[str, Any]], row: str, figure: str) -> float:
@@ -144,7 +150,7 @@ def pooled_coverage(some: list[dict[str, Any]]) -> float:
 
 
 def _table(figure: str, labels: list[str], by_set: dict[str, list[dict[str, Any]]]) -> str:
-    title = {"rmse": "RMSE", "lpd": "log predictive density"}[figure]
+    title = {"rmse": "RMSE", "lpd": "log predictive density", "coverage": "coverage", "seconds": "seconds"}[figure]
     lines = [f"| {title} | {' | '.join(labels)} |", f"| --- |{' ---: |' * len(labels)}"]
     for name, some in by_set.items():
         cells = [f"{mean(some, label, figure):.4g}" for label in labels]

@@ -199,11 +199,13 @@ def test_without_figures_the_sentence_says_so(tmp_path):
 
 
 def test_a_winner_without_network_names_the_best_network_too(tmp_path):
-    costs = {"linear": {"train_seconds": 0.1}}
+    costs = {"linear": {"train_seconds": 0.1}, "plain": {**CHEAP, "parameters": 100}}
     figures = {"plain": [0.30, 0.32], "rank1": [0.31, 0.33], "linear": [0.20, 0.22]}
     found = verdict_of(tmp_path, figures, costs)
     assert found.choice == "linear"
     assert "The best network with a split uncertainty is rank1 (0.320 ± 0.010)" in found.sentence
+    sizes = [need.sentence for need in found.needs if need.name == "Smallest file"]
+    assert sizes == ["No network is about as good as linear."]
 
 
 def test_regression_is_decided_by_the_log_density(tmp_path):

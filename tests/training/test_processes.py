@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from leanbayes.training import devices
 from leanbayes.training.fit import fit
 from tests.distributed.together import one_worker, together
 
 from . import two_processes
-from .problems import images, rank1, short
+from .problems import images, rank1, same, short
 
 ROOT = Path(__file__).parent.parent.parent
 DIRECT = [sys.executable, "-m", "tests.training.two_processes"]
@@ -66,7 +67,30 @@ def test_two_processes_equal_one(tmp_path, results):
         assert "the inputs of the batch are not finite" in rank["error"]
 
 
+def test_one_process_trains_without_fabric_as_with_it(monkeypatch):
+    trained = []
+    for own in (devices.OWN, ()):
+        monkeypatch.setattr(devices, "OWN", own)
+        model, states = rank1(), []
+        history = fit(model, images(), short(), validation=images(20), callbacks=[states.append])
+        held = states[0].fabric
+        assert isinstance(held, devices.OneDevice) == bool(own)
+        names = ("device", "world_size", "global_rank", "local_rank", "is_global_zero")
+        trained.append((model, [row["valid_nll"] for row in history], [getattr(held, name) for name in names]))
+    (first, losses, about), (second, others, them) = trained
+    assert same(first, second)
+    assert losses == others
+    assert about == them
+
+
+def test_a_device_that_is_not_there_is_refused():
+    missing = "mps" if torch.cuda.is_available() else "cuda"
+    with pytest.raises(ValueError, match=rf"expected a device among auto.*cpu on this machine, got '{missing}'"):
+        fit(rank1(), images(), short(accelerator=missing))
+
+
 def test_a_batch_is_divided_among_all_processes(monkeypatch):
+    monkeypatch.setattr(devices, "OWN", ())
     monkeypatch.setattr("lightning_fabric.Fabric.world_size", 2)
     with pytest.raises(ValueError, match="expected batch_size to be a multiple of the 2 processes, which share every"):
         fit(rank1(), images(), short(batch_size=15))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from leanbayes.cli.main import parse
-from leanbayes.compare.experiment import maker, pick_device
+from leanbayes.compare.experiment import maker
 from leanbayes.compare.job import PLAIN
 from leanbayes.core.conversion import convert
 from leanbayes.evaluation import result as results
@@ -19,6 +19,7 @@ from leanbayes.evaluation.cost import measure_cost
 from leanbayes.methods import all_methods, closest, method_name
 from leanbayes.report.text import Table
 from leanbayes.runtime._files import write_text
+from leanbayes.training.devices import pick_device
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints, Literal, NamedTuple, TypeVar
 from leanbayes import data, shift
 from leanbayes.cli.main import complain, parse
 from leanbayes.compare import job as jobs_of
-from leanbayes.compare.experiment import load, pick_device, refusal, shifted_rows
+from leanbayes.compare.experiment import load, refusal, shifted_rows
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
 from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.plain_state import keeping
@@ -32,6 +32,7 @@ from leanbayes.runtime.display import counted
 from leanbayes.runtime.distributed import is_first
 from leanbayes.runtime.noise import Design, INDEPENDENT
 from leanbayes.training import Recipe
+from leanbayes.training.devices import pick_device
 
 Spec = TypeVar("Spec", DataSpec, EvaluationSpec)
 NET_OF_KIND = {"image": "lenet", "table": "mlp", "series": "lstm-ehr"}

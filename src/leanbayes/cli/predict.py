@@ -10,10 +10,10 @@ from typing import Literal
 
 from leanbayes.cli.main import complain, parse
 from leanbayes.compare.batch_predict import describe_scores, find_rows, predict_rows, TABLE
-from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import file_name
 from leanbayes.compare.load_run import load_run
 from leanbayes.data.files.folder import is_image
+from leanbayes.training.devices import pick_device
 
 
 @dataclass(frozen=True)

@@ -135,17 +135,6 @@ class Experiment:
             )
 
 
-def pick_device(accelerator: str) -> torch.device:
-    """Return the device that Fabric chooses for auto, cpu, cuda or mps; raise ValueError if this machine has none."""
-    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if accelerator == "auto":
-        return torch.device(next(name for name, available in here.items() if available))
-    if not here.get(accelerator, False):
-        there = ", ".join(("auto", *(name for name, available in here.items() if available)))
-        raise ValueError(f"expected a device among {there} on this machine, got {accelerator!r}")
-    return torch.device(accelerator)
-
-
 def refusal(method: Method | None, net: str, data: DataSet, where: tuple[str, ...] = ()) -> str | None:
     """Return why a method cannot convert the network of a data set, up to the first colon; None if it can."""
     if method is None or not method.targets:

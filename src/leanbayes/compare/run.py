@@ -19,7 +19,7 @@ from torch import nn, Tensor
 
 from leanbayes import metrics as scores
 from leanbayes.compare.baselines import BASELINES, Fitted
-from leanbayes.compare.experiment import Experiment, pick_device
+from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job, located, plain_of, student_recipe
 from leanbayes.compare.plain_state import FOLDER as SHARED
 from leanbayes.compare.plain_state import PlainStates
@@ -47,6 +47,7 @@ from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.distributed import is_first
 from leanbayes.slim import narrow
 from leanbayes.training import History
+from leanbayes.training.devices import pick_device
 from leanbayes.training.distillation import distill
 from leanbayes.training.logs import Logger
 from leanbayes.training.objective import autocast

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from leanbayes.compare.experiment import Experiment, pick_device
+from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
 from leanbayes.compare.load_run import load_model
 from leanbayes.compare.loggers import loggers_of
@@ -34,6 +34,7 @@ from leanbayes.runtime._files import local
 from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.display import counted
 from leanbayes.runtime.distributed import is_first
+from leanbayes.training.devices import pick_device
 from leanbayes.training.objective import autocast
 from leanbayes.training.progress import watched
 

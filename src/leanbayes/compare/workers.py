@@ -17,13 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from leanbayes.compare.experiment import pick_device
 from leanbayes.compare.job import Job
 from leanbayes.compare.plain_state import waits
 from leanbayes.compare.progress import followed
 from leanbayes.compare.run import MODEL, Stage
 from leanbayes.compare.run_all import complete, look_ahead, plan_runs, run_all, run_in_order, to_tune, tune_all
 from leanbayes.evaluation.result import commit, read_result
+from leanbayes.training.devices import pick_device
 
 Item = TypeVar("Item")
 Backend = Literal["auto", "local", "ray"]

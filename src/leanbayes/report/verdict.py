@@ -465,7 +465,7 @@ def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[
             prices[contender.label] = found[("cost", "answer_ms")].mean / one_pass
     label = cheapest(prices, good)
     if label is None:
-        return Need(name, "Not measured.")
+        return Need(name, f"No network is about as good as {best.label}." if prices else "Not measured.")
     same = "the best row itself" if label == best.label else f"about as good as {best.label}"
     price = f"{prices[label]:,.0f}" if prices[label] >= 1000 else f"{prices[label]:.3g}"
     counted = f"{price} {unit.removesuffix('es') if price == '1' else unit}"

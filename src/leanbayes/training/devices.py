@@ -1,4 +1,8 @@
-"""Lightning Fabric: the device, the processes, how they start and communicate."""
+"""The device and the processes of a training: how they start and communicate.
+
+One process on one device needs no library. Several go through Lightning Fabric, which is imported only then: its import
+takes longer than that of torch, as it imports every package of metrics and transformers that it finds.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +21,55 @@ from leanbayes.runtime.twins import modes_restored
 from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.recipe import Recipe
 
+OWN = ("auto", "cpu", "cuda", "mps")
+"""Devices that a single process takes without Fabric, which knows others."""
 PACKAGES = ("lightning_fabric", "lightning.fabric")
 
 
+class OneDevice:
+    """The only process of a training, with the attributes of a Fabric that trainings and callbacks use."""
+
+    world_size, global_rank, local_rank, is_global_zero = 1, 0, 0, True
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def broadcast(self, value: Any, src: int = 0) -> Any:
+        return value
+
+    def all_reduce(self, data: Any, reduce_op: str = "mean") -> Any:
+        return data
+
+    def all_gather(self, data: Any) -> Any:
+        return data
+
+    def barrier(self) -> None:
+        pass
+
+
+def pick_device(accelerator: str) -> torch.device:
+    """Return the device for auto, cpu, cuda or mps; raise ValueError if this machine has none."""
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if accelerator == "auto":
+        return torch.device(next(name for name, available in here.items() if available))
+    if not here.get(accelerator, False):
+        there = ", ".join(("auto", *(name for name, available in here.items() if available)))
+        raise ValueError(f"expected a device among {there} on this machine, got {accelerator!r}")
+    return torch.device(accelerator)
+
+
 def launch(recipe: Recipe) -> Any:
-    """Return a Fabric with running processes.
+    """Return the only process, or a Fabric with running processes.
 
     Under `torchrun` and Slurm the processes exist already; the launcher sets their number. Otherwise, with several
     devices, Fabric starts the script that called `fit` again for each further device.
     """
     launcher = launched()
     devices, nodes = (recipe.devices, recipe.nodes) if launcher is None else (launcher.devices, launcher.nodes)
+    alone = launcher is None and devices * nodes == 1 and rank_and_world()[1] == 1
+    if alone and recipe.accelerator in OWN:
+        device = pick_device(recipe.accelerator)
+        return OneDevice(torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device)
     strategy = "ddp" if devices * nodes > 1 else "auto"
     library = first_installed(PACKAGES, "fit needs Lightning Fabric: pip install lightning-fabric")
     fabric = library.Fabric(accelerator=recipe.accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
@@ -55,6 +97,11 @@ def moved(model: nn.Module, device: torch.device, *, channels_last: bool) -> Ite
             model.to(home)
             if channels_last:
                 model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+
+
+def prepared(fabric: Any, module: nn.Module) -> nn.Module:
+    """Return a module for training; of several processes, one that averages gradients."""
+    return module if isinstance(fabric, OneDevice) else fabric.strategy.setup_module(module)
 
 
 def share_buffers(fabric: Any, module: nn.Module) -> None:

@@ -38,7 +38,7 @@ from leanbayes.training.data import (
     TensorBatches,
     training_batches,
 )
-from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, share_buffers
+from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, prepared, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
 from leanbayes.training.early_stopping import BestState, next_epoch, split_rows
 from leanbayes.training.logs import check_loggers, EpochLog, Logger
@@ -63,7 +63,8 @@ class EpochState:
         model: the model trained in it, on the training device: before a late conversion, the plain network.
         row: the epoch's row of the history.
         history: all rows so far.
-        fabric: Lightning's Fabric, for communication between processes.
+        fabric: Lightning's Fabric, for communication between processes; with one process, an object with its `device`,
+            `world_size`, `global_rank`, `is_global_zero`, `broadcast`, `all_reduce`, `all_gather` and `barrier`.
         save: writes the state of this epoch now; without a call, only some epochs are on disk.
     """
 
@@ -239,7 +240,7 @@ class Trainer:
         if self.convert_at and is_stochastic(model):
             self.plain = NetworkWithLikelihood(plain_view(model.network), likelihood, recipe.precision)
         # With several processes Fabric wraps them in DistributedDataParallel.
-        self.modules = {one: fabric.strategy.setup_module(one) for one in dict.fromkeys((self.model, self.plain))}
+        self.modules = {one: prepared(fabric, one) for one in dict.fromkeys((self.model, self.plain))}
         self.collector: Any = None
         self.losses: dict[tuple[nn.Module, bool], LossFunction] = {}
         self.optimizer = objective.make_optimizer(model, recipe)

@@ -7,6 +7,7 @@ has and the file does not. So each epoch is logged once, whenever the process wa
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -108,9 +109,8 @@ def read_history(path: Path) -> list[Row]:
 
 def save_log(logger: object) -> None:
     """Let a logger of Fabric or Lightning write its numbers now: some keep a hundred in memory."""
-    from lightning_fabric.loggers.logger import Logger as FabricLogger
-
-    if isinstance(logger, FabricLogger):
+    loggers: Any = sys.modules.get("lightning_fabric.loggers.logger")  # without it there is no such logger
+    if loggers is not None and isinstance(logger, loggers.Logger):
         logger.save()
 
 

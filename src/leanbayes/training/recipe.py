@@ -70,7 +70,7 @@ class Recipe:
         clip_norm: largest norm of the gradient.
         augment: augmentation of the images of a batch, on the device.
         precision: "bf16-mixed" runs the network under autocast; losses and KL stay in float32.
-        accelerator: "auto", "cpu", "cuda", "mps", ..., as Lightning Fabric names them.
+        accelerator: "auto", "cpu", "cuda", "mps", or another one that Lightning Fabric knows.
         devices: processes on each machine; `torchrun` overrides it.
         nodes: machines; `torchrun` overrides it.
         seed: of the order of rows, of the augmentation and of torch's generators.

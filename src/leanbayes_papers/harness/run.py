@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.compare.experiment import Experiment, pick_device
+from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
 from leanbayes.compare.run import MODEL
 from leanbayes.evaluation.result import read_result
 from leanbayes.evaluation.statistics import number
 from leanbayes.runtime._files import read_tensors, write_text
+from leanbayes.training.devices import pick_device
 from leanbayes.training.recipe import Precision
 from leanbayes_papers.harness.numbers import numbers, Printed
 from leanbayes_papers.harness.results import Column, Record, Table
