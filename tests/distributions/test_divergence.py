@@ -10,9 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, stats
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributions import Cauchy, Distribution, HalfCauchy, LogNormal, Normal
 
-from leanbayes.distributions.divergence import finite_priors, kl, on
+from leanbayes.distributions.divergence import finite_priors, kl, on, prior_on
 from leanbayes.distributions.positive import PointMass
 from tests.oracle.monte_carlo import kl_monte_carlo
 
@@ -322,3 +323,21 @@ def test_a_law_moves_to_another_device_with_all_its_parameters(law):
     there = on(here, torch.device("meta"))
     assert type(there) is type(here)
     assert all(getattr(there, name).device.type == "meta" for name in there.arg_constraints)
+
+
+def test_a_prior_is_made_once_and_outlives_inference_mode():
+    device = torch.device("cpu")
+    with torch.inference_mode():
+        first = prior_on(device, "normal", 1.0, 0.123)
+    assert prior_on(device, "normal", 1.0, 0.123) is first
+    loc = torch.zeros(3, requires_grad=True)
+    kl(Normal(loc, torch.ones(3)), first).sum().backward()
+    torch.testing.assert_close(loc.grad, torch.full((3,), -1 / 0.123**2))
+
+
+def test_a_prior_that_is_made_under_fake_tensors_is_not_kept():
+    device = torch.device("cpu")
+    with FakeTensorMode():
+        made = prior_on(device, "normal", 1.0, 0.321)
+        assert isinstance(made.loc, FakeTensor)
+    assert not isinstance(prior_on(device, "normal", 1.0, 0.321).loc, FakeTensor)

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Cauchy, Distribution, HalfCauchy, LogNormal, Normal
 
+from leanbayes.distributions.law import LAWS
 from leanbayes.distributions.positive import PointMass
 
 # Quadrature: the expected log-density of a Cauchy or half-Cauchy prior under other distributions has no closed form.
@@ -111,6 +113,20 @@ def rebuild(law: Distribution, change: Callable[[Tensor], Tensor]) -> Distributi
 def on(law: Distribution, device: torch.device) -> Distribution:
     """Return the distribution with its parameters on a device."""
     return rebuild(law, lambda parameter: parameter.to(device))
+
+
+def prior_on(device: torch.device, name: str, around: float, std: float) -> Distribution:
+    """Return the prior of a `Law` on a device. Eager code makes it once: training asks for it in every step."""
+    transformed = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if transformed or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        return on(LAWS[name].prior(around, std), device)
+    return _kept_prior(device, name, around, std)
+
+
+@lru_cache(maxsize=64)
+def _kept_prior(device: torch.device, name: str, around: float, std: float) -> Distribution:
+    with torch.inference_mode(False):  # a tensor of inference mode could not be used in training
+        return on(LAWS[name].prior(around, std), device)
 
 
 def _normal_normal(q: Normal | LogNormal, p: Normal | LogNormal) -> Tensor:

@@ -73,11 +73,21 @@ def joint_distribution(factors: Sequence[Factor]) -> Distribution:
 
     A few large operations then replace many small ones.
     """
-    kind = factors[0].law
-    parts = [torch.cat([getattr(factor, name) for factor in factors], 1).float() for name in factors[0].names]
-    values = dict(zip(factors[0].names, parts, strict=True))
-    nothing = torch.zeros_like(parts[0])
-    return kind.distribution(values.get("loc", nothing), softplus(values["rho"]) if "rho" in values else nothing)
+    loc, scale = _joined(factors, torch.float32)
+    return factors[0].law.distribution(loc, scale)
+
+
+def _joined(factors: Sequence[Factor], dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Return location and scale of several factors, (K, n_1 + n_2 + ...); zero for one that their `Law` lacks."""
+    parts = {name: torch.cat([getattr(factor, name) for factor in factors], 1) for name in factors[0].names}
+    if dtype is not None:
+        parts = {name: part.to(dtype) for name, part in parts.items()}
+    loc, rho = parts.get("loc"), parts.get("rho")
+    scale = None if rho is None else softplus(rho)
+    if loc is None or scale is None:
+        nothing = torch.zeros_like(next(iter(parts.values())))
+        return nothing if loc is None else loc, nothing if scale is None else scale
+    return loc, scale
 
 
 def joint_sample(
@@ -88,16 +98,14 @@ def joint_sample(
     Noise is (R, n_1), ..., or (1, K, n_1), ... for rows that share that of their component. The samples are rounded to
     `dtype`, in which layers compute, and none is zero.
     """
-    kind = factors[0].law
-    parts = {name: torch.cat([getattr(factor, name) for factor in factors], 1) for name in factors[0].names}
-    nothing = torch.zeros_like(next(iter(parts.values())))
-    scale = softplus(parts["rho"]) if "rho" in parts else nothing
-    loc, joined = parts.get("loc", nothing), torch.cat(list(noise), -1)
+    kind, joined = factors[0].law, torch.cat(list(noise), -1)
+    loc, scale = _joined(factors)
     if joined.dim() > 2:
         z = component.take(kind.sample(loc, scale, joined.squeeze(0)))
     else:
         loc, scale = component.by_block(loc), component.by_block(scale)
-        by_block = joined.view(len(loc), len(joined) // len(loc), joined.shape[1])
+        blocks = loc.shape[0]
+        by_block = joined.view(blocks, joined.shape[0] // blocks, joined.shape[1])
         z = kind.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
     return list(torch.split(away_from_zero(z.to(dtype)), [factor.count for factor in factors], 1))
 

@@ -25,7 +25,7 @@ from torch.distributions import Normal
 from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment
-from leanbayes.distributions.divergence import kl
+from leanbayes.distributions.divergence import kl, prior_on
 from leanbayes.distributions.factor import Factor, joint_distribution, joint_sample, spread_around
 from leanbayes.distributions.positive import SMALLEST_STD
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
@@ -83,8 +83,7 @@ class ImplicitLayer(StochasticLayer):
         assert isinstance(components, Normal)
         std = components.scale.square().sum(0).sqrt() / components.scale.shape[0]
         average = Normal(components.loc.mean(0), std, validate_args=False)
-        one = torch.ones((), device=std.device)
-        return kl(average, Normal(one, layers[0].method.prior_std * one, validate_args=False)).sum()
+        return kl(average, prior_on(std.device, "normal", 1.0, layers[0].method.prior_std)).sum()
 
     @override
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:

@@ -24,7 +24,7 @@ from torch import nn, Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment
-from leanbayes.distributions.divergence import kl, on
+from leanbayes.distributions.divergence import kl, prior_on
 from leanbayes.distributions.factor import (
     Factor,
     joint_distribution,
@@ -97,10 +97,9 @@ class Rank1Layer(StochasticLayer):
         for side, centre in config.centres().items():
             sides: list[Any] = [layer.posterior._modules.get(side) for layer in layers]
             factors = [factor for factor in sides if factor is not None]
-            if not factors:  # embeddings alone
-                continue
-            prior = law(config.prior).prior(centre, config.prior_std)
-            total = total + kl(joint_distribution(factors), on(prior, device)).sum()
+            if factors:  # embeddings have none of their inputs
+                prior = prior_on(device, config.prior, centre, config.prior_std)
+                total = total + kl(joint_distribution(factors), prior).sum()
         return total if config.kl_over == "sum" else total / config.components
 
     @override

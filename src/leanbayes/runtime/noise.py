@@ -88,7 +88,8 @@ class NoisePool:
             pooled = standard(kind, (rows * world if per_row else 1, sum(slot.size for slot in slots)), device)
             pooled = _own_rows(pooled, rank, world) if per_row else pooled
             for slot, part in zip(slots, torch.split(pooled, [slot.size for slot in slots], 1), strict=True):
-                found.setdefault(slot.path, []).append(part.view(len(part), *slot.shape))
+                shaped = part if len(slot.shape) == 1 else part.view(part.shape[0], *slot.shape)
+                found.setdefault(slot.path, []).append(shaped)
         return {path: tuple(parts) for path, parts in found.items()}
 
 

@@ -38,11 +38,15 @@ def broadcast_channels(
     """
     channels = channel_axis % x.dim()
     variable, axis = align_rows(variable, x, channels, layout, path, turn)
+    rows, count = variable.shape
+    spread = materialise(variable.to(x.dtype))
+    if x.dim() == 2 and channels == 1:
+        return spread  # already (R, n); a view would be one more step backward
     shape = [1] * x.dim()
-    shape[channels] = variable.shape[1]
-    if len(variable) > 1:
-        shape[axis] = variable.shape[0]
-    return materialise(variable.to(x.dtype)).view(shape)
+    shape[channels] = count
+    if rows > 1:
+        shape[axis] = rows
+    return spread.view(shape)
 
 
 def align_rows(
