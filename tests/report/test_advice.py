@@ -197,6 +197,7 @@ def test_seeds_needed_are_the_fewest_that_show_a_gain_of_this_size_in_four_of_fi
     choice = choose(losses, "plain", smallest=0.005)
     assert choice.recommended is None
     assert choice.seeds_needed is not None
+    assert choice.promising == "a"
     gain = choice.gains["a"]
 
     def threshold(seeds):  # two rows, so two degrees of freedom for each seed but the first
@@ -214,3 +215,11 @@ def test_no_seeds_are_proposed_for_nothing():
     noise = {"plain": REFERENCE, "a": by_seed(0.30, 0.70, 0.48)}
     assert choose(noise, "plain", 0.005).seeds_needed is None  # a hundred seeds would not show it
     assert choose({"plain": by_seed(0.5), "a": by_seed(0.1)}, "plain", 0.005).seeds_needed is None  # one seed
+
+
+def test_more_seeds_are_proposed_for_a_row_that_has_several():
+    """An ensemble of the seeds' networks has one figure, and is the best."""
+    losses = {"plain": by_seed(0.50, 0.52, 0.48), "a": by_seed(0.45, 0.49, 0.47), "b": by_seed(0.51, 0.53, 0.47)}
+    choice = choose(losses | {"ensemble": {0: 0.3}}, "plain", smallest=0.005)
+    assert (choice.best, choice.promising) == ("ensemble", "a")
+    assert choice.seeds_needed is not None

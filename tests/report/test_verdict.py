@@ -58,6 +58,25 @@ def test_a_gain_within_chance_is_not_enough(tmp_path):
     assert "the best row within the limits is rank1 (0.300" in found.sentence
 
 
+def test_a_promising_gain_has_the_seeds_that_would_show_it(tmp_path):
+    found = verdict_of(
+        tmp_path, {"plain": [0.50, 0.52, 0.48], "rank1": [0.45, 0.49, 0.47], "patch": [0.51, 0.53, 0.47]}
+    )
+    assert found.choice is None
+    seeds = ",".join(map(str, range(found.seeds_needed)))
+    assert f" If the gain of rank1 stays, about {found.seeds_needed} seeds show it: --seeds {seeds}." in found.sentence
+    (probabilities,) = (need for need in found.needs if need.name == "Best probabilities")
+    assert probabilities.sentence.endswith(f"If the gain of rank1 stays, about {found.seeds_needed} seeds show it.")
+    assert probabilities.seeds_needed == found.seeds_needed
+
+
+def test_a_row_that_is_named_because_another_is_clear_says_so(tmp_path):
+    figures = {"plain": [0.50, 0.52, 0.48], "implicit": [0.44, 0.46, 0.42], "patch": [0.500, 0.521, 0.479]}
+    found = verdict_of(tmp_path, figures | {"rank1": [0.40, 0.46, 0.36]})
+    assert found.choice == "rank1"
+    assert " Clearly better is implicit; rank1 gains more, with two standard errors." in found.sentence
+
+
 def test_a_plain_network_with_a_temperature_is_the_reference(tmp_path):
     """Rank-1 beats the plain network, and not the plain network at its temperature."""
     figures = {"plain": [(0.30, 0.20), (0.32, 0.22), (0.31, 0.21)], "rank1": [0.20, 0.22, 0.21]}

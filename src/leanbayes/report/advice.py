@@ -77,7 +77,8 @@ class Choice:
         recommended: the best row, if one with several seeds is clearly better than the reference; None if none is.
         gains: the gain of every other row over the reference.
         single: whether there is only one seed.
-        seeds_needed: the number of seeds with which the largest gain would be clear in four comparisons of five, if it
+        promising: the row with several seeds and the largest gain, where nothing is recommended.
+        seeds_needed: the number of seeds with which its gain would be clear in four comparisons of five, if it
             and its variance are true; None if something is recommended, the gain is too small to count, or more than
             MOST_SEEDS are needed.
     """
@@ -86,6 +87,7 @@ class Choice:
     recommended: str | None
     gains: dict[str, Gain]
     single: bool
+    promising: str | None = None
     seeds_needed: int | None = None
 
 
@@ -113,9 +115,9 @@ def choose(
     allowed = set(measured if eligible is None else eligible)
     several = {label: gain for label, gain in gains.items() if gain.seeds > 1 and label in allowed}
     if single or not any(gain.clear for gain in several.values()):
-        largest = max(several.values(), key=lambda gain: gain.mean, default=None)
-        needed = None if single or largest is None else _seeds_needed(largest, len(gains), smallest)
-        return Choice(best, None, gains, single, needed)
+        largest = None if single else max(several, key=lambda label: several[label].mean, default=None)
+        needed = None if largest is None else _seeds_needed(several[largest], len(gains), smallest)
+        return Choice(best, None, gains, single, largest, needed)
     steady = [label for label, gain in several.items() if gain.clear or gain.steady(smallest)]
     return Choice(best, max(steady, key=lambda label: gains[label].mean), gains, single)
 

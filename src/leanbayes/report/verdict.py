@@ -308,7 +308,7 @@ def _advice(column: Column, named: dict[str, Candidate], reference: Candidate, c
     more = ""
     if chosen.seeds_needed is not None:
         seeds = ",".join(map(str, range(chosen.seeds_needed)))
-        more = f" If its gain stays, about {chosen.seeds_needed} seeds show it: --seeds {seeds}."
+        more = f" If the gain of {chosen.promising} stays, about {chosen.seeds_needed} seeds show it: --seeds {seeds}."
     return f"there is no clear difference: stay with {reference.label} ({title} {reference.written}){other}.{more}"
 
 
@@ -424,7 +424,7 @@ def _line(
     if chosen.best == reference:
         return Need(name, f"No clear difference; the best is {written(reference)}.")
     needed = chosen.seeds_needed
-    more = "" if needed is None else f" If the gain stays, about {needed} seeds show it."
+    more = "" if needed is None else f" If the gain of {chosen.promising} stays, about {needed} seeds show it."
     return Need(name, f"No clear difference: {written(chosen.best)}, {written(reference)}.{more}", None, needed)
 
 
