@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for number, (way, name) in enumerate(pairs):
             share = given.kills * (number + 1) // len(pairs) - given.kills * number // len(pairs)
             out = home / f"{name}-{way}"
-            results = len(list((home / f"{name}-undisturbed").rglob("result.json"))) if given.late else 0
+            results = len(results_of(home / f"{name}-undisturbed")) if given.late else 0
             kills += killed(home, name, way, out, share, moments, results)
             found = differences(home / f"{name}-undisturbed", out)
             wrong += len(found)
@@ -141,7 +141,7 @@ def killed(home: Path, name: str, way: str, out: Path, kills: int, moments: rand
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             done += 1
-            priced = ["answer_ms" in json.loads(path.read_text("utf-8"))["cost"] for path in out.rglob("result.json")]
+            priced = ["answer_ms" in json.loads(path.read_text("utf-8"))["cost"] for path in results_of(out)]
             show(f"  {name}, {way}: killed with {len(priced)} results, {sum(priced)} with prices, after {where}")
         else:
             finish(process)
@@ -155,7 +155,7 @@ def killed(home: Path, name: str, way: str, out: Path, kills: int, moments: rand
 def wait_for_prices(process: subprocess.Popen[bytes], out: Path, results: int, delay: float) -> None:
     """Wait until a process is at work, all results are there, and some time more, or until it has ended."""
     begun = files_of(out)
-    while process.poll() is None and (len(list(out.rglob("result.json"))) < results or files_of(out) == begun):
+    while process.poll() is None and (len(results_of(out)) < results or files_of(out) == begun):
         time.sleep(0.01)
     until = time.time() + delay
     while process.poll() is None and time.time() < until:
@@ -184,6 +184,11 @@ def files_of(out: Path) -> set[tuple[float, str]]:
         except OSError:
             continue  # a temporary file
     return found
+
+
+def results_of(out: Path) -> list[Path]:
+    """Return the results in a folder from which other files may vanish."""
+    return [Path(folder, "result.json") for folder, _, names in os.walk(out) if "result.json" in names]
 
 
 def newest(out: Path) -> str:
