@@ -24,7 +24,6 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from scipy.stats import rankdata  # type: ignore[import-untyped]
 from torch import nn, Tensor
 from torch.utils import _pytree
 
@@ -254,6 +253,8 @@ def report_of(teacher: Prediction, student: Prediction) -> dict[str, float]:
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
     """Return Spearman's correlation of two lists of numbers, with mean ranks of equal ones; 0 if all are equal."""
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
     ranks = torch.stack([torch.from_numpy(rankdata(each.numpy())) for each in (a, b)])
     centred = ranks - ranks.mean(1, keepdim=True)
     sizes = centred.square().sum(1)
