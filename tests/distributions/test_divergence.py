@@ -341,3 +341,13 @@ def test_a_prior_that_is_made_under_fake_tensors_is_not_kept():
         made = prior_on(device, "normal", 1.0, 0.321)
         assert isinstance(made.loc, FakeTensor)
     assert not isinstance(prior_on(device, "normal", 1.0, 0.321).loc, FakeTensor)
+
+
+def test_a_prior_that_is_made_inside_a_transform_is_not_kept():
+    device = torch.device("cpu")
+
+    def scaled(x):
+        return (x / prior_on(device, "normal", 1.0, 0.432).scale).sum()
+
+    torch.func.grad(scaled)(torch.ones(3))
+    assert not torch._C._functorch.is_functorch_wrapped_tensor(prior_on(device, "normal", 1.0, 0.432).scale)

@@ -77,6 +77,14 @@ def test_a_row_that_is_named_because_another_is_clear_says_so(tmp_path):
     assert " Clearly better is implicit; rank1 gains more, with two standard errors." in found.sentence
 
 
+def test_a_better_row_beyond_the_limits_is_not_said_to_gain_less(tmp_path):
+    figures = {"plain": [0.50, 0.52, 0.48], "implicit": [0.44, 0.46, 0.42], "patch": [0.500, 0.521, 0.479]}
+    figures |= {"rank1": [0.40, 0.46, 0.36], "deep_ensemble": [0.30, 0.32, 0.28]}
+    found = verdict_of(tmp_path, figures, {"deep_ensemble": {**CHEAP, "extra_percent": 300.0, "parameters": 2e6}})
+    assert found.choice == "rank1"
+    assert " Clearly better is implicit; rank1 gains more" in found.sentence
+
+
 def test_a_plain_network_with_a_temperature_is_the_reference(tmp_path):
     """Rank-1 beats the plain network, and not the plain network at its temperature."""
     figures = {"plain": [(0.30, 0.20), (0.32, 0.22), (0.31, 0.21)], "rank1": [0.20, 0.22, 0.21]}

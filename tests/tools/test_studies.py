@@ -43,6 +43,15 @@ def test_the_sentence_on_the_gain_of_an_ensemble_is_that_of_the_file():
     assert said + f"{np.std(gains, ddof=1) / 3**0.5:.3f}," in page
 
 
+def test_the_sentence_on_the_spread_of_the_auroc_is_that_of_the_files():
+    spreads = []
+    for path in sorted(rule_study.FOLDER.glob("*.json.gz")):
+        group = rule_study._group(rule_study.read(path), lambda seed: True)
+        spreads += [np.std(list(areas.values()), ddof=1) for areas in rule_study.ood_losses(group).values()]
+    page = " ".join((PAGES / "rule.md").read_text(encoding="utf-8").split())
+    assert f"standard deviation of {min(spreads):.2f} to {max(spreads):.2f} over seeds" in page
+
+
 def test_the_scores_of_every_test_row_are_committed():
     """The mean of -log p by row, as float16, is the NLL of the run."""
     for path in sorted(rule_study.FOLDER.glob("*.json.gz")):

@@ -76,7 +76,15 @@ def test_one_process_trains_without_fabric_as_with_it(monkeypatch):
         held = states[0].fabric
         assert isinstance(held, devices.OneDevice) == bool(own)
         names = ("device", "world_size", "global_rank", "local_rank", "is_global_zero")
-        trained.append((model, [row["valid_nll"] for row in history], [getattr(held, name) for name in names]))
+        numbers = torch.arange(3.0)
+        held.barrier("here")
+        said = [
+            held.broadcast("x", 0),
+            held.all_reduce(numbers, None, "sum").tolist(),
+            held.all_gather(numbers).tolist(),
+        ]
+        about = [*(getattr(held, name) for name in names), *said]
+        trained.append((model, [row["valid_nll"] for row in history], about))
     (first, losses, about), (second, others, them) = trained
     assert same(first, second)
     assert losses == others

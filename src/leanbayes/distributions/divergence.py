@@ -117,10 +117,15 @@ def on(law: Distribution, device: torch.device) -> Distribution:
 
 def prior_on(device: torch.device, name: str, around: float, std: float) -> Distribution:
     """Return the prior of a `Law` on a device. Eager code makes it once: training asks for it in every step."""
-    transformed = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    if transformed or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+    if torch.compiler.is_compiling() or _made_for_now(device):
         return on(LAWS[name].prior(around, std), device)
     return _kept_prior(device, name, around, std)
+
+
+def _made_for_now(device: torch.device) -> bool:
+    """Return whether a tensor that is made now belongs to a mode, a transform of torch.func or a captured graph."""
+    inside = torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
+    return inside or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 @lru_cache(maxsize=64)

@@ -314,11 +314,11 @@ def _advice(column: Column, named: dict[str, Candidate], reference: Candidate, c
 
 def _by_another(chosen: Choice) -> str:
     """Say so if the recommended row is not clearly better by itself; "" if it is."""
-    label = chosen.recommended
-    if label is None or chosen.gains[label].clear:
+    label, gains = chosen.recommended, chosen.gains
+    if label is None or gains[label].clear:
         return ""
-    clear = _list([other for other, gain in chosen.gains.items() if gain.clear])
-    return f" Clearly better is {clear}; {label} gains more, with two standard errors."
+    less = [name for name, gain in gains.items() if gain.clear and gain.seeds > 1 and gain.mean < gains[label].mean]
+    return f" Clearly better is {_list(less)}; {label} gains more, with two standard errors."
 
 
 def _best_network(column: Column, named: dict[str, Candidate]) -> str:

@@ -1,7 +1,7 @@
 """The device and the processes of a training: how they start and communicate.
 
-One process on one device needs no library. Several go through Lightning Fabric, which is imported only then: its import
-takes longer than that of torch, as it imports every package of metrics and transformers that it finds.
+One process on one device needs no library. Several go through Lightning Fabric, which is imported only then. Where
+torchmetrics and transformers are installed it imports them, and this takes longer than the import of torch.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class OneDevice:
     def broadcast(self, value: Any, src: int = 0) -> Any:
         return value
 
-    def all_reduce(self, data: Any, reduce_op: str = "mean") -> Any:
+    def all_reduce(self, data: Any, group: Any = None, reduce_op: str = "mean") -> Any:
         return data
 
-    def all_gather(self, data: Any) -> Any:
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         return data
 
-    def barrier(self) -> None:
+    def barrier(self, name: str | None = None) -> None:
         pass
 
 
@@ -71,7 +71,7 @@ def launch(recipe: Recipe) -> Any:
         device = pick_device(recipe.accelerator)
         return OneDevice(torch.device("cuda", torch.cuda.current_device()) if device.type == "cuda" else device)
     strategy = "ddp" if devices * nodes > 1 else "auto"
-    library = first_installed(PACKAGES, "fit needs Lightning Fabric: pip install lightning-fabric")
+    library = first_installed(PACKAGES, "several processes need Lightning Fabric: pip install lightning-fabric")
     fabric = library.Fabric(accelerator=recipe.accelerator, devices=devices, num_nodes=nodes, strategy=strategy)
     _check_joined(fabric, devices * nodes)
     fabric.launch()
