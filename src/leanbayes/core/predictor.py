@@ -19,10 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn, Tensor
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from leanbayes.core.batched import Way
 from leanbayes.core.chunks import check_alike, Chunks
-from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers, unwrap
+from leanbayes.core.conversion import is_stochastic, layers_of, own_likelihood, unwrap
 from leanbayes.core.frozen import Budget, FrozenDraws, Name, RowDraws
 from leanbayes.core.prediction import concatenate, Prediction, RunningUncertainty
 from leanbayes.core.stopping import predict_until
@@ -87,7 +88,7 @@ def predict(
         >>> p = lb.predict(bnn, x, samples=16)
         >>> p.mean, p.total, p.aleatoric, p.epistemic
     """
-    predictor = Predictor(
+    predictor = _OneAnswer(
         model,
         likelihood,
         samples=samples,
@@ -115,7 +116,7 @@ def distinct_draws(model: nn.Module) -> int | None:
     if members:
         own = {distinct_draws(member) for member in members}
         return len(members) * (own.pop() or 0) if len(own) == 1 and not is_stochastic(model) else None
-    noisy = any(layer.log_choices for _, layer in stochastic_layers(model))
+    noisy = any(layer.log_choices for layer in layers_of(model))
     return None if noisy else components_of(model)
 
 
@@ -197,8 +198,12 @@ class Predictor:
             self.budget = Budget(self.limit)
             network = self.model.network if isinstance(self.model, Student) else self.model
             self.tree = self._build(network, self.component, self.number)
-            self.holders = [d for m in every_module(self.model) for d in (m._parameters, m._buffers) if d]
-            self.seen = self._fingerprint()
+            self._watch()
+
+    def _watch(self) -> None:
+        """Remember the tensors of the model, to notice later changes."""
+        self.holders = [d for m in every_module(self.model) for d in (m._parameters, m._buffers) if d]
+        self.seen = self._fingerprint()
 
     @property
     def memory(self) -> int:
@@ -348,6 +353,14 @@ class Predictor:
             index = group.stop
         if failed and leaf is not None:
             leaf.batched = None  # the draws run, but not together
+
+
+class _OneAnswer(Predictor):
+    """A predictor that is used once: no parameter can change between its calls."""
+
+    @override
+    def _watch(self) -> None:
+        pass
 
 
 def _address(tensor: Tensor) -> int:

@@ -30,13 +30,15 @@ def every_module(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a model in the order of `model.modules()`, which takes three times as long."""
     found: list[nn.Module] = []
     seen: set[int] = set()
-    waiting = [model]
+    waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
-        if id(module) not in seen:
-            seen.add(id(module))
-            found.append(module)
-            waiting.extend(child for child in reversed(module._modules.values()) if child is not None)
+        if module is None or id(module) in seen:
+            continue
+        seen.add(id(module))
+        found.append(module)
+        if module._modules:
+            waiting.extend(reversed(module._modules.values()))
     return found
 
 
