@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from leanbayes.cli.main import main
-from leanbayes.compare import run
+from leanbayes.compare import row_training
 
 
 def keeping(folder: Path) -> Any:
     """Return `fit`, after which each process writes down what it has."""
-    fit = run.fit
+    fit = row_training.fit
 
     def kept(model: Any, *args: Any, **kwargs: Any) -> Any:
         history = fit(model, *args, **kwargs)
@@ -27,5 +27,5 @@ def keeping(folder: Path) -> Any:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    run.fit = keeping(Path(sys.argv[1]))
+    row_training.fit = keeping(Path(sys.argv[1]))
     sys.exit(main(sys.argv[2:]))

@@ -70,9 +70,11 @@ def test_the_command_line_trains_once_with_the_same_weights_in_all_processes(tmp
         assert done.stderr.count("rank1, seed 0: trained") == 1
         (path,) = out.rglob("model.safetensors")
         assert sorted(file.name for file in path.parent.rglob("*.*")) == [
+            "history.jsonl",
             "job.json",
             "last.safetensors",
             "model.safetensors",
+            "validation.json",
         ]
         states = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
         models.append(lb.load(path, lb.models.SmallConvNet(input_shape=(1, 8, 8))).state_dict())
