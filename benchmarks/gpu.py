@@ -84,7 +84,7 @@ def run_all(options: argparse.Namespace) -> int:
 
 def warm(chosen: Sequence[Pair], options: argparse.Namespace) -> None:
     """Compile several pairs at a time, so that their measurement finds a warm cache."""
-    waiting = [pair for pair in chosen if pair.mode == "compiled" and not (options.out / pair.file).is_file()]
+    waiting = [pair for pair in chosen if pair.mode != "eager" and not (options.out / pair.file).is_file()]
     running: list[subprocess.Popen[bytes]] = []
     for pair in waiting:
         if len(running) >= options.workers:
@@ -142,8 +142,9 @@ def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[Step, 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a network without streams gets noise alone
         model = converted(method, problem.network(device))
-    compiled = mode == "compiled" and device == "cuda"  # a CPU may have no compiler
-    step = train_step(model, x, y, half=True, compiled=compiled)
+    compiled = mode != "eager" and device == "cuda"  # a CPU may have no compiler
+    recorded = mode == "graph" and device == "cuda"
+    step = train_step(model, x, y, half=True, compiled=compiled, recorded=recorded)
     start = time.monotonic()
     step()
     _wait(device)

@@ -12,6 +12,8 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from benchmarks.naive import naive_rank1
+from leanbayes.core.capture import CapturedStep
+from leanbayes.core.objective import ElboTerms
 from leanbayes.methods import all_methods
 
 Step = Callable[[], object]
@@ -100,7 +102,9 @@ def converted(name: str, net: nn.Module, example: Any = None) -> nn.Module:
     return lb.convert(net, method, example=example)
 
 
-def train_step(model: nn.Module, x: Any, y: Tensor, *, half: bool, compiled: bool = False) -> Step:
+def train_step(
+    model: nn.Module, x: Any, y: Tensor, *, half: bool, compiled: bool = False, recorded: bool = False
+) -> Step:
     """Return a training step: zero_grad, forward, loss with KL, backward, SGD with momentum (foreach).
 
     Args:
@@ -109,21 +113,27 @@ def train_step(model: nn.Module, x: Any, y: Tensor, *, half: bool, compiled: boo
         y: classes.
         half: whether the forward runs under bfloat16 autocast.
         compiled: whether the loss is compiled.
+        recorded: whether forward and backward are replayed as a CUDA graph, as `fit` does on a GPU.
     """
     optimizer = torch.optim.SGD(lb.parameter_groups(model, lr=1e-3), lr=1e-3, momentum=0.9, foreach=True)
-    has_kl = any(True for _ in lb.stochastic_layers(model))
+    has_kl, zero = any(True for _ in lb.stochastic_layers(model)), torch.zeros((), device=y.device)
 
-    def loss_of(x: Any, y: Tensor) -> Tensor:
+    def terms_of(x: Any, y: Tensor, beta: Any = 1.0) -> ElboTerms:
         with torch.autocast(y.device.type, torch.bfloat16, enabled=half):
             found = model(**x) if isinstance(x, dict) else model(x)
-        loss = F.cross_entropy(logits_of(found).float(), y)
-        return loss + lb.kl(model) / NUM_DATA if has_kl else loss
+        outputs = logits_of(found)
+        nll, kl = F.cross_entropy(outputs.float(), y), lb.kl(model) if has_kl else zero
+        return ElboTerms(nll, kl, nll + beta * kl / NUM_DATA if has_kl else nll, outputs)
 
-    loss = torch.compile(loss_of) if compiled else loss_of
+    loss = torch.compile(terms_of) if compiled else terms_of
+    capture = CapturedStep(loss, model) if recorded else None
 
     def step() -> None:
         optimizer.zero_grad()
-        loss(x, y).backward()
+        if capture is None:
+            loss(x, y).loss.backward()
+        elif capture(x, y, 1.0) is None:
+            raise RuntimeError("expected a step that can be recorded as a CUDA graph")
         optimizer.step()
 
     return step

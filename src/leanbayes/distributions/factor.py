@@ -107,7 +107,7 @@ def joint_sample(
         blocks = loc.shape[0]
         by_block = joined.view(blocks, joined.shape[0] // blocks, joined.shape[1])
         z = kind.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
-    return list(torch.split(away_from_zero(z.to(dtype)), [factor.count for factor in factors], 1))
+    return list(torch.split(materialise(away_from_zero(z.to(dtype))), [factor.count for factor in factors], 1))
 
 
 def away_from_zero(factors: Tensor) -> Tensor:
@@ -144,3 +144,33 @@ def spread_around(
 def random_signs(probability: float, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Draw +1 with the given probability, else -1: the components start as different functions."""
     return torch.where(torch.rand(shape, device=device) < probability, 1.0, -1.0).to(dtype)
+
+
+# Inductor fuses cheap element-wise producers into their consumers. A factor is cheap, but its consumers are kernels
+# over whole activations: its softplus and exponential would be computed per pixel instead of per channel. An opaque
+# copy of the few thousand numbers of a factor prevents that. Eager code does not need it.
+
+
+@torch.library.custom_op("leanbayes::materialise", mutates_args=())
+def _copy(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@_copy.register_fake
+def _fake(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _backward(context: object, gradient: Tensor) -> Tensor:
+    return gradient
+
+
+_copy.register_autograd(_backward)
+
+
+def materialise(x: Tensor) -> Tensor:
+    """Return x, in compiled code as a tensor that exists in memory."""
+    if not torch.compiler.is_compiling():
+        return x
+    copied: Tensor = _copy(x)
+    return copied

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
+from leanbayes.core.capture import CapturedStep
 from leanbayes.core.conversion import stochastic_layers
-from leanbayes.core.objective import elbo, parameter_groups
+from leanbayes.core.objective import elbo, ElboTerms, parameter_groups
 from leanbayes.core.predictor import distinct_draws, Predictor
 from leanbayes.core.summary import summary
 from leanbayes.distributions.likelihoods import Likelihood
@@ -179,15 +180,18 @@ def _training_step(
     optimizer = torch.optim.SGD(parameter_groups(twin, lr=1e-4), lr=1e-4, momentum=0.9, nesterov=True)
     rows, tile = leading_rows(x) or 1, bool(members_of(model))
 
-    def loss(x: Inputs, y: Tensor) -> Tensor:
-        return elbo(twin, x, y, likelihood, num_data=100 * rows, tile=tile, output=output).loss
+    def loss(x: Inputs, y: Tensor, beta: Any) -> ElboTerms:
+        return elbo(twin, x, y, likelihood, num_data=100 * rows, beta=beta, tile=tile, output=output)
 
     learn_rows_from(twin, x)
-    loss_of = torch.compile(loss) if compiled and not tile else loss
+    compiled = compiled and not tile
+    loss_of = torch.compile(loss) if compiled else loss
+    captured = CapturedStep(loss_of, twin) if compiled and y.device.type == "cuda" else None
 
     def step() -> None:
         optimizer.zero_grad()
-        torch.autograd.backward(loss_of(x, y))
+        if captured is None or captured(x, y, 1.0) is None:
+            torch.autograd.backward(loss_of(x, y, 1.0).loss)
         optimizer.step()
 
     return step

@@ -175,7 +175,8 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def spread(self, variable: Tensor, x: Tensor) -> Tensor:
         """Return variables (R, n) in a shape that multiplies the channels of x, row by row."""
-        return broadcast_channels(variable, x, self.family.axis, self.layout, self.path, self._turn())
+        where = self.family.axis, self.layout, self.path, self._turn()
+        return broadcast_channels(variable, x, *where, ready=self.is_sampled_ahead)
 
     def align(self, variable: Tensor, x: Tensor, channels: int) -> tuple[Tensor, int]:
         """Return variables with one row for each entry of an axis of x, or a single row, and that axis."""

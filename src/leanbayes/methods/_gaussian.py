@@ -24,11 +24,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment
+from leanbayes.distributions.factor import materialise
 from leanbayes.layers.family import EMBEDDINGS, LinearFamily
 from leanbayes.methods._base import Method, StochasticLayer
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
-from leanbayes.runtime.rows import materialise
 
 SMALLEST_VARIANCE = 1e-16
 """Under the square root, whose gradient at zero is infinite."""

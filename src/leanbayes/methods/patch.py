@@ -35,6 +35,7 @@ from torch.func import functional_call
 from typing_extensions import override
 
 from leanbayes.distributions.assignment import Assignment, cuts, pick_between
+from leanbayes.distributions.factor import materialise
 from leanbayes.layers.family import LINEAR_MAPS, LinearFamily, NORMS
 from leanbayes.layers.select import choose
 from leanbayes.methods._base import Method, Space, StochasticLayer
@@ -131,7 +132,7 @@ class PatchLayer(StochasticLayer):
             index = torch.cat([part.expand(-1, count) for part, count in zip(parts, every, strict=True)], 1)
             centre = torch.cat([tensor for layer in layers for tensor in layer._tensors()])
             contrasts = torch.cat([posterior.contrasts for posterior in posteriors], 1)
-            flat = torch.addmm(centre, posteriors[0].basis, contrasts).gather(0, index)
+            flat = materialise(torch.addmm(centre, posteriors[0].basis, contrasts).gather(0, index))
         pieces = iter(torch.split(flat, [size for layer in layers for size in layer.sizes], 1))
         return [layer._shaped([next(pieces) for _ in layer.sizes]) for layer in layers]
 

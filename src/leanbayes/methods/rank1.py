@@ -29,6 +29,7 @@ from leanbayes.distributions.factor import (
     Factor,
     joint_distribution,
     joint_sample,
+    materialise,
     random_signs,
     require_positive,
     spread_around,
@@ -44,6 +45,7 @@ from leanbayes.methods._checks import (
     check_share,
     check_std,
 )
+from leanbayes.methods._first_map import first_map
 from leanbayes.methods._scaled_map import scaled_map
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
@@ -136,7 +138,7 @@ class Rank1Layer(StochasticLayer):
         if own:
             offsets = [layer.posterior.bias for layer in own]
             biases = torch.cat([layer.base.bias for layer in own]) + component.take(torch.cat(offsets, 1))
-            members = torch.split(biases, [offset.shape[1] for offset in offsets], 1)
+            members = torch.split(materialise(biases), [offset.shape[1] for offset in offsets], 1)
             biases_of = dict(zip(map(id, own), members, strict=True))
         for layer, variables in zip(layers, found, strict=True):
             if "bias" in layer.posterior._parameters:
@@ -163,16 +165,18 @@ class Rank1Layer(StochasticLayer):
             z = scaled_map(self, x, s, r, self.bias_now if r is None else bias, args)
             if z is not None:
                 return z
-        if "input" in variables:
-            x = x * self.spread(variables["input"], x)
-        if "output" not in variables and "bias" not in self.posterior._parameters:
-            y: Tensor = self.base(x, *args)
-            return y
-        y = self.family.linear(self.base, x, self.weight_now, *args)
-        if "bias" not in variables:
-            return y * self.spread(variables["output"], y)
-        bias = self.spread(variables["bias"], y)
-        return torch.addcmul(bias, y, self.spread(variables["output"], y)) if "output" in variables else y + bias
+        y = None if s is None else first_map(self, x, s, args)
+        if y is None and s is not None:
+            x = x * self.spread(s, x)
+        if y is None and r is None and "bias" not in self.posterior._parameters:
+            unchanged: Tensor = self.base(x, *args)
+            return unchanged
+        if y is None:
+            y = self.family.linear(self.base, x, self.weight_now, *args)
+        if bias is None:
+            return y if r is None else y * self.spread(r, y)
+        offset = self.spread(bias, y)
+        return y + offset if r is None else torch.addcmul(offset, y, self.spread(r, y))
 
     def _add(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return W x + u r (s . x) + b; under a kernel, s . x is summed over its taps."""

@@ -166,28 +166,37 @@ class PassState:
     def begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a pass. In a fresh one, draw components and noise for all layers of `module`, and sample variables."""
         self.live, self.part, self.variables = True, None, {}
+        plan: _Plan | None = None
         if isinstance(self.mode, Fresh):
             self.rows, self.component, self.noise = rows_of(module, (args, kwargs)), self.mode.plan, {}
             if self.mode.name is None:
                 self.key = None if is_captured() else self.history.new_key()
-                self._draw_ahead(module)
-        if torch.compiler.is_compiling():
+                plan = self._plan(module)
+                self._draw_ahead(plan)
+        if not torch.compiler.is_compiling():
+            self.history.begin(replace(self, variables={}))
+        if plan is None or not self.noise or self.component is None:
             return
-        self.history.begin(replace(self, variables={}))
-        if self.noise and not self.fixed and self.component is not None:
-            self.region = _region()
-            for layers in self._plan(module).whole_groups():
-                component = self.component.modulo(layers[0].components)
-                noise = [self.noise[layer.path] for layer in layers]
-                sampled = layers[0].sample_of(layers, component, noise, self.mode.width)
-                self.variables.update(zip(map(id, layers), sampled, strict=True))
+        self.region = None if torch.compiler.is_compiling() else _region()
+        for layers in plan.whole_groups():
+            component = self.component.modulo(layers[0].components)
+            noise = [self.noise[layer.path] for layer in layers]
+            sampled = layers[0].sample_of(layers, component, noise, self.mode.width)
+            for layer, variables in zip(layers, sampled, strict=True):
+                self.variables[id(layer)] = variables
 
     def end(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a pass. Its graph keeps the noise: activation checkpointing needs it again during backward."""
-        self.live = False
-        if not torch.compiler.is_compiling():
-            self.variables = {}
+        self.live, self.variables = False, {}
+        if torch.compiler.is_compiling():
+            self.forget_noise()  # what a compiled pass leaves in Python, it has to return
+        else:
             self.history.end(tensors_in(output))
+
+    def forget_noise(self) -> None:
+        """Drop the noise and the components of a fresh pass."""
+        if not self.fixed:
+            self.noise, self.component = {}, None
 
     def begin_part(self, part: nn.Module, args: Any, kwargs: Any) -> None:
         """Begin a pass with a part of the model, unless the pass of the whole is running or recomputed."""
@@ -219,9 +228,9 @@ class PassState:
 
     def holds_variables_of(self, layer: Layer) -> bool:
         """Return whether the variables of a layer were sampled when the pass began, and are those of this region."""
-        if id(layer) not in self.variables or not self.live or torch.compiler.is_compiling():
+        if id(layer) not in self.variables or not self.live:
             return False
-        return bool(self.region == _region())
+        return torch.compiler.is_compiling() or bool(self.region == _region())
 
     def inputs_of(self, layer: Drawing, rows: int) -> tuple[Assignment | None, Noise | None, Width]:
         """Return component, noise and width of one layer call: the arguments of its `sample`.
@@ -258,16 +267,18 @@ class PassState:
         shape = (len(like) * rank_and_world()[1], *like.shape[1:])  # of the global batch
         return activation_noise(like, generator_of(key or 0, layer.path, *shape, device=like.device))
 
-    def _draw_ahead(self, module: nn.Module) -> None:
+    def _draw_ahead(self, plan: _Plan) -> None:
         """Deal the components to the rows, and draw all noise of a known size."""
-        if self.rows is None or torch.compiler.is_compiling():
+        if self.rows is None:
             return
-        plan = self._plan(module)
         if self.component is None and plan.layers:
             self.component = assign_rows(self.rows, self.components, plan.layers[0].device)
         self.noise = plan.pool.draw(self.rows)
 
     def _plan(self, module: nn.Module) -> _Plan:
+        """Return the plan of a pass that begins with a module; compiled code makes it once, when it is traced."""
+        if torch.compiler.is_compiling():
+            return _Plan(module, self)
         if self.plan is None or self.plan.root() is not module or not self.plan.holds():
             self.plan = _Plan(module, self)
         return self.plan
@@ -307,6 +318,7 @@ class _Plan:
             if getattr(layer, "sampled_together", False):
                 groups.setdefault((type(layer), layer.method, layer.device, layer.base.weight.dtype), []).append(layer)
         self.groups = list(groups.values())
+        self.device = self.layers[0].device if self.layers else None
         wanted = {id(layer) for layer in self.layers}
         self.registered = [
             (module._modules, name, child)
@@ -327,7 +339,9 @@ class _Plan:
                 yield used
 
     def holds(self) -> bool:
-        """Return whether every layer is still where it was; a new layer draws when it is called."""
+        """Return whether every layer is still where it was, on its device; a new layer draws when it is called."""
+        if self.layers and self.layers[0].device != self.device:
+            return False
         return all(holder.get(name) is layer for holder, name, layer in self.registered)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
+
+from leanbayes.distributions.factor import materialise
 
 
 class Layout(NamedTuple):
@@ -29,17 +30,18 @@ ONE_DRAW = Layout(None)
 
 
 def broadcast_channels(
-    variable: Tensor, x: Tensor, channel_axis: int, layout: Layout | None, path: str, turn: int | None
+    variable: Tensor, x: Tensor, channel_axis: int, layout: Layout | None, path: str, turn: int | None, *, ready: bool
 ) -> Tensor:
     """Return variables (R, n) in a shape that multiplies the channels of x, in the dtype of x.
 
     An unknown `layout` is None; `path` names the layer in errors. Under `ONE_DRAW`, `turn` chooses the row whose
-    variables serve the whole batch; None takes the first.
+    variables serve the whole batch; None takes the first. Variables that are `ready` exist in memory.
     """
     channels = channel_axis % x.dim()
     variable, axis = align_rows(variable, x, channels, layout, path, turn)
     rows, count = variable.shape
-    spread = materialise(variable.to(x.dtype))
+    spread = variable.to(x.dtype)
+    spread = spread if ready else materialise(spread)
     if x.dim() == 2 and channels == 1:
         return spread  # already (R, n); a view would be one more step backward
     shape = [1] * x.dim()
@@ -85,33 +87,3 @@ def _unknown(path: str, x: Tensor, rows: int) -> str:
         f"not known; pass lb.convert(..., example=inputs) to find out, or batch_axis={{'{path}': 1}} to name the axis "
         f"(None: one draw for the whole batch), or leave the layer out: where=lambda path, layer: path != '{path}'"
     )
-
-
-# Inductor fuses cheap element-wise producers into their consumers. A factor is cheap, but its consumers are kernels
-# over whole activations: its softplus and exponential would be computed per pixel instead of per channel. An opaque
-# copy of the few thousand numbers of a factor prevents that. Eager code does not need it.
-
-
-@torch.library.custom_op("leanbayes::materialise", mutates_args=())
-def _copy(x: Tensor) -> Tensor:
-    return x.clone()
-
-
-@_copy.register_fake
-def _fake(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
-
-
-def _backward(context: object, gradient: Tensor) -> Tensor:
-    return gradient
-
-
-_copy.register_autograd(_backward)
-
-
-def materialise(x: Tensor) -> Tensor:
-    """Return x, in compiled code as a tensor that exists in memory."""
-    if not torch.compiler.is_compiling():
-        return x
-    copied: Tensor = _copy(x)
-    return copied

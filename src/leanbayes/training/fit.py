@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
+from leanbayes.core.capture import CapturedStep, LossFunction
 from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.objective import check_mixture, Loss
 from leanbayes.core.plain import plain_view
@@ -42,7 +43,7 @@ from leanbayes.training.devices import first_answer, launch, moved, not_shared, 
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
 from leanbayes.training.early_stopping import BestState, next_epoch, split_rows
 from leanbayes.training.logs import check_loggers, EpochLog, Logger
-from leanbayes.training.objective import LossFunction, NetworkWithLikelihood
+from leanbayes.training.objective import NetworkWithLikelihood
 from leanbayes.training.progress import Display, display, History, peak_memory_mb
 from leanbayes.training.recipe import DEFAULT, Recipe
 from leanbayes.training.state import Checkpoint, random_state, restore_random_state
@@ -243,6 +244,7 @@ class Trainer:
         self.modules = {one: prepared(fabric, one) for one in dict.fromkeys((self.model, self.plain))}
         self.collector: Any = None
         self.losses: dict[tuple[nn.Module, bool], LossFunction] = {}
+        self.captured: CapturedStep | None = None
         self.optimizer = objective.make_optimizer(model, recipe)
         self.meter = Meter(fabric, self.optimizer)
         self.first = True
@@ -314,11 +316,13 @@ class Trainer:
             with nullcontext() if number == len(group) else not_shared(self.modules[self.current]):
                 random = random_state(self.fabric.device)
                 with self._first_batch(x, y) if self.first else nullcontext():
-                    terms = self.loss(x, y, self.beta)
+                    captured = None if self.captured is None else self.captured(x, y, self.beta)
+                    terms = self.loss(x, y, self.beta) if captured is None else captured
                 self.first = False
                 read |= self.meter.add(terms, len(y), random)
-                loss = terms.loss if len(y) == rows else terms.loss * (len(y) / rows)
-                loss.backward()  # type: ignore[no-untyped-call]
+                if captured is None:
+                    loss = terms.loss if len(y) == rows else terms.loss * (len(y) / rows)
+                    loss.backward()  # type: ignore[no-untyped-call]
         if self.recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_norm)
         self.optimizer.step()
@@ -365,10 +369,21 @@ class Trainer:
         if key not in self.losses:
             loss = self._eager_loss(self.modules[self.current])
             self.losses[key] = objective.CompiledLoss(loss, self.current) if self.recipe.compile else loss
+        if self.captured is None or self.captured.loss is not self.losses[key]:
+            self.captured = None  # its memory first
+            self.captured = self._capture_of(self.losses[key])
         self.loss = self.losses[key]
         objective.to_train_mode(self.current, freeze=self.recipe.freeze)
+        if self.captured is not None:
+            self.captured.look()
         self.meter.start()
         self.clock = time.perf_counter()
+
+    def _capture_of(self, loss: LossFunction) -> CapturedStep | None:
+        """Return the recorder of compiled steps on one GPU."""
+        recipe, here = self.recipe, self.fabric
+        alone = here.device.type == "cuda" and here.world_size == 1 and recipe.accumulate == 1
+        return CapturedStep(loss, self.current) if recipe.compile and alone else None
 
     def _eager_loss(self, module: nn.Module) -> LossFunction:
         options: dict[str, Any] = {"rows": self.batches.rows, "tile": self.tile, "output": self.arguments.output}

@@ -5,7 +5,7 @@ The loss of a converted model is the evidence lower bound, that of a plain netwo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FunctionType
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
+from leanbayes.core.capture import LossFunction
 from leanbayes.core.conversion import is_stochastic, stochastic_layers
 from leanbayes.core.objective import elbo, ElboTerms, Loss, parameter_groups, targets_per_row
 from leanbayes.core.prediction import Prediction
@@ -26,9 +27,6 @@ from leanbayes.training.recipe import fixed_part, posterior_rate, rate, Recipe
 
 VALIDATION_DRAWS = 4
 """Draws of a prediction: enough to follow a training, a quarter of the default of `predict`."""
-
-LossFunction = Callable[[Inputs, Tensor, Any], ElboTerms]
-"""The loss of a batch (inputs, targets) under a weight of the KL."""
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
@@ -98,7 +96,7 @@ class CompiledLoss:
         self.beta = torch.zeros((), device=device_of(network))
         self.rows: int | None = None
 
-    def __call__(self, x: Inputs, y: Tensor, beta: float) -> ElboTerms:
+    def __call__(self, x: Inputs, y: Tensor, beta: float | Tensor) -> ElboTerms:
         rows = leading_rows(x)
         if self.rows is None:
             learn_rows_from(self.network, x)  # compiled code cannot find out on which axis layers see the rows
@@ -106,7 +104,7 @@ class CompiledLoss:
         if rows != self.rows:
             return self.eager(x, y, beta)
         # A tensor, since each new number would recompile; filled, since a copy from the CPU would wait for the GPU.
-        return self.compiled(x, y, self.beta.fill_(beta))
+        return self.compiled(x, y, beta if isinstance(beta, Tensor) else self.beta.fill_(beta))
 
 
 def make_optimizer(model: NetworkWithLikelihood, recipe: Recipe) -> torch.optim.Optimizer:

@@ -74,7 +74,8 @@ class Recipe:
         devices: processes on each machine; `torchrun` overrides it.
         nodes: machines; `torchrun` overrides it.
         seed: of the order of rows, of the augmentation and of torch's generators.
-        compile: compile the whole loss, network and KL, with `torch.compile`.
+        compile: compile the whole loss, network and KL, with `torch.compile`. On one GPU, full batches are also
+            recorded as a CUDA graph (`core/capture.py`), which spares the GPU the wait for Python.
         channels_last: keep images and convolutions in channels-last memory order.
 
     Example:

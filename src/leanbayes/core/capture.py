@@ -1,0 +1,160 @@
+"""A training step as a CUDA graph: the GPU repeats the kernels of forward and backward without waiting for Python.
+
+`CapturedStep` records the loss of a batch and its gradients once, and replays them for every batch of the same shape:
+
+    x, y, beta -> fixed tensors;  replay;  p.grad, nll, kl <- fixed tensors
+
+Noise stays fresh: torch moves the generator on at every replay. The optimiser and its learning rates stay outside.
+Python runs at the recording alone. So a step is recorded only if Python does nothing in it that may change (see
+`refusal`), and recorded again if modules or parameters have changed between epochs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import nn, Tensor
+
+from leanbayes.core.objective import ElboTerms
+from leanbayes.runtime.batches import Inputs, map_leaves, tensors_in
+
+WARM_UP = 3
+"""Passes before a recording: they compile, and choose the kernels of convolutions."""
+
+SIMPLE = (bool, int, float, str, type(None))
+
+LossFunction = Callable[[Inputs, Tensor, Any], ElboTerms]
+"""The loss of a batch (inputs, targets) under a weight of the KL."""
+
+logger = logging.getLogger("leanbayes")
+
+
+class CapturedStep:
+    """Loss and gradients of full batches by a CUDA graph; batches of another shape return None.
+
+    Args:
+        loss: the loss of a batch; the weight of the KL is a tensor.
+        network: the module whose gradients are computed.
+    """
+
+    def __init__(self, loss: LossFunction, network: nn.Module) -> None:
+        self.loss, self.network = loss, network
+        self.failed = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the recording and its memory."""
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: list[Tensor] = []
+        self.signature: Hashable = None
+        self.gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self.values: Tensor | None = None
+        self.outputs: Tensor | None = None
+        self.state: Hashable = None
+
+    def look(self) -> None:
+        """Drop the recording if a module or parameter has changed: call it when an epoch begins."""
+        if self.graph is not None and self.state != _state(self.network):
+            self.forget()
+
+    def __call__(self, x: Inputs, y: Tensor, beta: float) -> ElboTerms | None:
+        """Set the gradients of a batch and return its terms; None if this batch needs an ordinary step."""
+        batch = list(tensors_in((x, y)))
+        signature = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in batch)
+        if self.failed or (self.graph is not None and signature != self.signature):
+            return None
+        if self.graph is None and not self._record(x, y, signature):
+            return None
+        assert self.graph is not None
+        assert self.values is not None
+        assert self.outputs is not None
+        for fixed, tensor in zip(self.inputs, batch, strict=True):
+            fixed.copy_(tensor)
+        self.beta.fill_(beta)
+        self.graph.replay()
+        for parameter, gradient in self.gradients:
+            parameter.grad = gradient
+        nll, kl, loss = self.values.clone().unbind()
+        return ElboTerms(nll, kl, loss, self.outputs)
+
+    def _record(self, x: Inputs, y: Tensor, signature: Hashable) -> bool:
+        """Record the step for batches like this one; return whether that was possible."""
+        reason, device = refusal(self.network), y.device
+        if reason is None:
+            kept = [buffer.clone() for buffer in self.network.buffers()]
+            try:
+                with torch.random.fork_rng(devices=[device]):
+                    self._capture(x, y, device)
+            except Exception as error:  # whatever a network does that cannot be recorded
+                reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+                self.forget()
+            with torch.no_grad():
+                for buffer, before in zip(self.network.buffers(), kept, strict=True):
+                    buffer.copy_(before)
+        self.signature, self.state = signature, _state(self.network)
+        self.failed = reason is not None
+        if reason is not None:
+            _clear(self.network.parameters())
+            logger.warning("training steps are not recorded as a CUDA graph: %s", reason)
+        return reason is None
+
+    def _capture(self, x: Inputs, y: Tensor, device: torch.device) -> None:
+        """Run the step on fixed inputs a few times, then record it."""
+        fixed = map_leaves((x, y), _clone)
+        self.inputs = list(tensors_in(fixed))
+        self.beta = torch.zeros((), device=device)
+        side, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
+        side.wait_stream(here)
+        with torch.cuda.stream(side):
+            for _ in range(WARM_UP):
+                _clear(self.network.parameters())
+                self._run(*fixed)
+        here.wait_stream(side)
+        _clear(self.network.parameters())
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.values, self.outputs = self._run(*fixed)
+        self.gradients = [(p, p.grad) for p in self.network.parameters() if p.grad is not None]
+        self.graph = graph
+
+    def _run(self, x: Inputs, y: Tensor) -> tuple[Tensor, Tensor]:
+        terms = self.loss(x, y, self.beta)
+        terms.loss.backward()  # type: ignore[no-untyped-call]
+        return torch.stack([terms.nll, terms.kl, terms.loss]).detach(), terms.outputs.detach()
+
+
+def refusal(network: nn.Module) -> str | None:
+    """Return why a step of a network cannot be recorded, or None: hooks of the user would run only once."""
+    for path, module in network.named_modules():
+        hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+        for hook in (hook for some in hooks for hook in some.values()):
+            owner = type(getattr(hook, "__self__", hook)).__module__
+            if not owner.startswith("leanbayes."):
+                return f"module '{path}' has a hook, which would run at the recording alone"
+    for path, parameter in network.named_parameters():
+        after: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+        if parameter._backward_hooks or after:
+            return f"parameter '{path}' has a hook, which would run at the recording alone"
+    return None
+
+
+def _state(network: nn.Module) -> Hashable:
+    """Return a value that differs if a recording would: modules, their modes and plain attributes, and parameters."""
+    modules = [
+        (id(module), *((name, value) for name, value in vars(module).items() if isinstance(value, SIMPLE)))
+        for module in network.modules()
+    ]
+    tensors = [(id(p), p.data_ptr(), p.requires_grad) for p in (*network.parameters(), *network.buffers())]
+    return tuple(modules), tuple(tensors)
+
+
+def _clear(parameters: Iterable[nn.Parameter]) -> None:
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.clone(memory_format=torch.preserve_format) if isinstance(leaf, Tensor) else leaf
