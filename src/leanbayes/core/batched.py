@@ -90,6 +90,7 @@ class BatchedDraws:
         self.tiles: TiledDraws | None = None
         self.can_tile = self.possible  # until it fails
         self.compared = False
+        self.lean: bool | None = None
 
     def way(self, x: Inputs) -> Way:
         """Return how to run all draws on a batch, a function of sizes and the device alone.
@@ -103,7 +104,13 @@ class BatchedDraws:
         if not self.possible or group < 2:
             return "folded"
         size, rows = group * _bytes_of_rows(self.first, x), group * (leading_rows(x) or 0)
-        if self.can_tile and size <= TILED.get(device, 0) and rows <= MOST_ROWS and self._is_lean() and self._tiles():
+        if (
+            self.can_tile
+            and size <= TILED.get(device, 0)
+            and rows <= MOST_ROWS
+            and self._is_lean(joint=False)
+            and self._tiles()
+        ):
             return "tiled"
         if size > SMALL.get(device, SMALL["cuda"]):
             return "folded"
@@ -113,9 +120,12 @@ class BatchedDraws:
             return "stacked"
         return "factored" if lean else "folded"
 
-    def _is_lean(self) -> bool:
-        group = self.draws.group(0)
-        return self.draws.is_lean(group, self.draws.variables(group, joint=True))
+    def _is_lean(self, *, joint: bool = True) -> bool:
+        """Return whether variables are much smaller than weights; their size does not change."""
+        if self.lean is None:
+            group = self.draws.group(0)
+            self.lean = self.draws.is_lean(group, self.draws.variables(group, joint=joint))
+        return self.lean
 
     def run(self, way: Way, group: range, x: Inputs, output: Output | None) -> Tensor:
         """Return the outputs of draws of one group (G, B, ...)."""
@@ -137,7 +147,7 @@ class BatchedDraws:
         self.compared = self.compared or self.tiles.known() is True
         if not self.compared:
             with torch.autocast(next(tensors_in(x)).device.type, enabled=False):  # `vmap` of norms has no mixed types
-                expected = self._run_factored(group, x, output)
+                expected = self._over_factors(group, variables, x, output)
             if not self.tiles.agrees(group, variables, x, output, expected):
                 self.can_tile, self.tiles = False, None
                 return self._run_factored(group, x, output)
@@ -185,8 +195,12 @@ class BatchedDraws:
         return found
 
     def _run_factored(self, group: range, x: Inputs, output: Output | None) -> Tensor:
-        network, states = self.factored = self.factored or _with_given_variables(self.draws.model)
+        """Run the model with the factors of all draws."""
         whole = self.draws.group(group.start)
+        return self._over_factors(group, _rows_of(self.draws.variables(whole, joint=True), whole, group), x, output)
+
+    def _over_factors(self, group: range, variables: list[Variables], x: Inputs, output: Output | None) -> Tensor:
+        network, states = self.factored = self.factored or _with_given_variables(self.draws.model)
 
         def run(variables: list[Variables]) -> Tensor:
             for state, own in zip(states, variables, strict=True):
@@ -194,9 +208,7 @@ class BatchedDraws:
             return call(network, x, output)
 
         try:
-            outputs: Tensor = _over_draws(
-                run, _rows_of(self.draws.variables(whole, joint=True), whole, group), len(group)
-            )
+            outputs: Tensor = _over_draws(run, variables, len(group))
             return outputs
         finally:
             for state in states:

@@ -57,7 +57,7 @@ class _Graph(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What is captured.
+    """The functions that are captured, and those around them.
 
     Attributes:
         run: the answer; a second call must not fill caches that the first one has filled.

@@ -4,7 +4,7 @@ The twin has the launches of the plain network and at most two more per layer, s
 cost little more than one plain pass. Rows must not depend on each other, and no branch may depend on values. `vmap`
 knows neither limit, so the first pass of a model is compared with it:
 
-    outputs       those of `vmap`, within the rounding of the precision;
+    outputs       those of `vmap` without autocast, within rounding;
     exchange      the draws of the first half do not change if those of the second half do.
 
 If either fails, `vmap` runs the draws. The result is remembered for the modules of the model.
@@ -50,11 +50,12 @@ class TiledDraws:
         replaced = {id(layer): new for (layer, _), new in zip(draws.pairs, layers, strict=True)}
         self.network = to_eval(twin(draws.model, replaced))
         self.ready: dict[range, list[dict[Any, Tensor]]] = {}
-        self.cast: list[Tensor] = []
-        self._cast()
+        self.cast: list[Tensor] | None = None
 
     def run(self, group: range, variables: list[Variables], x: Inputs, output: Output | None) -> Tensor:
         """Return the outputs of the draws of a group (G, B, ...)."""
+        if self.cast is None:
+            self.cast = self._cast()
         ready = self.ready.setdefault(group, [{} for _ in self.layers])
         return self._run(len(group), variables, ready, x, output)
 
@@ -68,7 +69,8 @@ class TiledDraws:
     ) -> bool:
         """Return whether this twin gives the outputs of `vmap`, and no draw depends on the others; remember it."""
         try:
-            found = self._compare(group, variables, x, output, expected)
+            with torch.autocast(expected.device.type, enabled=False):
+                found = self._compare(group, variables, x, output, expected)
         except Exception:  # of any kind: the network runs under `vmap`
             found = False
         _known[self.draws.model] = self._structure(), found
@@ -79,7 +81,7 @@ class TiledDraws:
 
     def kept(self) -> Iterator[Tensor]:
         """Yield the tensors that are kept for the next call."""
-        yield from self.cast
+        yield from self.cast or ()
         for ready in self.ready.values():
             for own in ready:
                 yield from own.values()
@@ -99,29 +101,30 @@ class TiledDraws:
     def _compare(
         self, group: range, variables: list[Variables], x: Inputs, output: Output | None, expected: Tensor
     ) -> bool:
-        ours = self.run(group, variables, x, output)
+        ours = self._run(len(group), variables, [{} for _ in self.layers], x, output)
         if ours.shape != expected.shape:
             return False
         half = len(group) // 2
         changed = [{name: _exchanged(tensor, half) for name, tensor in own.items()} for own in variables]
         theirs = self._run(len(group), changed, [{} for _ in self.layers], x, output)
-        rounding = 0.1 if ours.dtype not in ROUNDING or _is_half(ours) else ROUNDING[ours.dtype]
+        rounding = ROUNDING.get(ours.dtype, 0.1)
         size = expected.double().abs().amax()
         near = (ours.double() - expected.double()).abs().amax() <= rounding * size
         alone = (ours[:half].double() - theirs[:half].double()).abs().amax() <= EXCHANGED * size
         return bool(near & alone)
 
-    def _cast(self) -> None:
+    def _cast(self) -> list[Tensor]:
         """Keep the shared weights in the dtype of autocast, if the budget allows it: a pass need not cast them."""
         kind, budget = device_of(self.draws.model).type, self.draws.budget
         if not torch.is_autocast_enabled(kind):
-            return
+            return []
         dtype = torch.get_autocast_dtype(kind)
-        weights = (layer.base.weight for layer, _ in self.draws.pairs if layer.base.weight is not None)
-        size = dtype.itemsize * sum(weight.numel() for weight in weights)
-        if budget.used + size <= budget.limit:
-            self.cast = [tensor for layer in self.layers for tensor in layer.cast(dtype)]
-            budget.take(self.cast)
+        size = dtype.itemsize * sum(layer.base.weight.numel() for layer, _ in self.draws.pairs)
+        if budget.used + size > budget.limit:
+            return []
+        cast = [tensor for layer in self.layers for tensor in layer.cast(dtype)]
+        budget.take(cast)
+        return cast
 
 
 def tiled_draws(draws: FrozenDraws) -> TiledDraws | None:
@@ -135,7 +138,3 @@ def _exchanged(tensor: Tensor, half: int) -> Tensor:
     if len(tensor) == 1:
         return tensor
     return torch.cat((tensor[:half], tensor[:half], tensor[2 * half :].roll(1, -1)))
-
-
-def _is_half(outputs: Tensor) -> bool:
-    return torch.is_autocast_enabled(outputs.device.type)
