@@ -159,8 +159,9 @@ class Predictor:
         likelihood: default the model's own, else `Categorical`.
         memory: bytes of folded weights to keep between calls; 0 folds again at every call.
         capture: on a CUDA device, run calls with inputs of one shape as one CUDA graph, captured at the first of them;
-            the graphs of the four latest shapes are kept. Calls that cannot be captured (`tolerance`, noise="activation",
-            networks that read values on the host) run as usual, and one warning says why. On a CPU it has no effect.
+            the graphs of the four latest shapes are kept. Calls that cannot be captured (`tolerance`, networks that
+            read values on the host, noise="activation") run as usual, and one warning says why. On a CPU it has no
+            effect.
 
     Example:
         >>> predictor = lb.Predictor(bnn, samples=16)
