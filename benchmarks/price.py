@@ -1,7 +1,8 @@
 """Price of an answer of sixteen draws in plain passes of the same network: `python -m benchmarks.price`.
 
 One thread, process CPU time. Every repeat measures the plain network before and after the method; the result is the
-median of the ratios, for `lb.predict` and for a built `lb.Predictor`.
+median of the ratios, for `lb.predict` and for a built `lb.Predictor`. On a GPU, `benchmarks/gpu_price.py` measures
+large networks instead.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -18,6 +20,7 @@ import torch
 from torch import nn, Tensor
 
 import leanbayes as lb
+from benchmarks import gpu_price
 from leanbayes.methods import all_methods
 
 METHODS = ("rank1", "implicit", "batch_ensemble", "patch", "mean_field")
@@ -26,9 +29,18 @@ CASES = {"mlp": (45,), "wrn-16-2": (1, 64)}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="JSON file to write; on a GPU, a folder with a file for each pair")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    on_gpu = parser.add_argument_group("on a GPU")
+    on_gpu.add_argument("--only", nargs="*", default=[], help="pairs whose file names contain one of these")
+    on_gpu.add_argument("--budget", type=float, default=gpu_price.BUDGET, help="seconds after which no pair begins")
+    on_gpu.add_argument("--profile", type=Path, help="file for a profile of the first chosen pair")
+    on_gpu.add_argument("--rehearse", action="store_true", help="tiny networks and few repeats, on any device")
     options = parser.parse_args()
+    if options.device == "cuda" or options.rehearse:
+        options.out = options.out or Path("runs/price")
+        sys.exit(gpu_price.run_all(options))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found = []

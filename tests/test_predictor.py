@@ -29,6 +29,7 @@ def folded(model: nn.Module, x, **options) -> lb.Prediction:
     """Predict draw by draw."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(batched.SMALL, "cpu", 0)
+        patch.setitem(batched.TILED, "cpu", 0)
         return lb.predict(model, x, **options)
 
 
@@ -66,6 +67,73 @@ def test_factors_per_draw_give_the_same_probabilities(network, method, monkeypat
     assert way(predictor, x) == "factored"
     close(predictor(x), folded(model, x, samples=6, seed=5))
     assert predictor.leaves[0].batched is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("network", [name for name in NETWORKS if name != "lstm"])
+@pytest.mark.parametrize(
+    "method", ["rank1:default", "rank1:input", "implicit:default", "batch_ensemble:default", "patch:default"]
+)
+def test_one_batch_of_all_draws_gives_the_same_probabilities(network, method, monkeypatch):
+    monkeypatch.setitem(batched.TILED, "cpu", 2**30)
+    model, (x, _) = converted(network, method), batch(network)
+    predictor = lb.Predictor(model, samples=6, seed=5)
+    ran = way(predictor, x)
+    if any(layer.together() is None for _, layer in lb.stochastic_layers(model)):
+        assert ran != "tiled"
+        assert (network, method) in (("unet", "patch:default"), ("tied", "patch:default"))  # another output layer
+        return
+    for rows in (len(x), 1, 3):
+        close(predictor(x[:rows]), folded(model, x[:rows], samples=6, seed=5))
+    assert way(predictor, x) == ran == "tiled"
+    assert predictor.leaves[0].batched.compared
+    assert torch.equal(predictor(x).samples, lb.predict(model, x, samples=6, seed=5).samples)
+    model.train()  # another call of the model has no part in it
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sum(parameter.square().sum() for parameter in model.parameters()).backward()
+    optimizer.step()
+    close(predictor(x), folded(model, x, samples=6, seed=5))
+
+
+class Mixes(nn.Module):
+    """Subtracts the mean over the rows, before or after the first stochastic layer."""
+
+    def __init__(self, late: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.late = nn.Linear(4, 4), nn.Linear(4, 3), late
+
+    def forward(self, x):
+        h = self.a(x if self.late else x / x.abs().sum(0))
+        return self.b(h - 0.01 * h.mean(0) if self.late else h)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_rows_that_depend_on_each_other_do_not_share_a_batch(late, half, monkeypatch):
+    monkeypatch.setitem(batched.TILED, "cpu", 2**30)
+    torch.manual_seed(0)
+    model, x = lb.convert(Mixes(late), lb.Rank1()), torch.randn(6, 4)
+    predictor = lb.Predictor(model, samples=6)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        assert way(predictor, x) == "tiled"
+        found = predictor(x).samples
+        assert way(predictor, x) != "tiled"
+        assert not batched.BatchedDraws(predictor.leaves[0].draws)._tiles().known()
+    torch.testing.assert_close(found, folded(model, x, samples=6).samples, atol=1e-2 if half else 1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("method", [lb.Rank1(), lb.ImplicitNodes(), lb.ModelPatch()], ids=lambda m: m.name)
+def test_one_batch_of_all_draws_is_as_exact_under_autocast(method, monkeypatch):
+    torch.manual_seed(0)
+    model, x = lb.convert(small_net(), method), torch.randn(40, 1, 8, 8)
+    exact = folded(model, x, samples=8).samples
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs = folded(model, x, samples=8).samples
+        monkeypatch.setitem(batched.TILED, "cpu", 2**30)
+        predictor = lb.Predictor(model, samples=8)
+        ours = predictor(x).samples
+        assert way(predictor, x) == "tiled"
+    assert (ours - exact).square().mean() <= 1.5**2 * (theirs - exact).square().mean()
 
 
 @pytest.mark.parametrize("method", [lb.Rank1(), lb.ImplicitNodes(), lb.MeanField()], ids=lambda m: m.name)

@@ -4,6 +4,7 @@ A network is written for one function of a batch. `vmap` runs it for G draws at 
 
     stacked     each plain layer has G folded weights; a linear map becomes a batched product. Every method.
     factored    each stochastic layer has G factors and one weight; G x B rows go through one product. Lean methods.
+    tiled       the same as one ordinary batch of G x B rows, without `vmap` (`core/tiled.py`). On a GPU.
 
 Networks that `vmap` cannot run (branches on values, random calls, hooks that look at activations) fold draw by draw.
 
@@ -29,19 +30,26 @@ from torch.func import vmap
 
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.frozen import FrozenDraws, Tensors
+from leanbayes.core.tiled import tiled_draws, TiledDraws
 from leanbayes.layers.family import EMBEDDINGS, family_of, TORCH_MAPS
 from leanbayes.layers.hooks import every_module
-from leanbayes.runtime.batches import call, Inputs, Output, tensors_in
+from leanbayes.runtime.batches import call, Inputs, leading_rows, Output, tensors_in
 from leanbayes.runtime.passes import PassState, Variables
 from leanbayes.runtime.twins import twin
 
-Way = Literal["folded", "stacked", "factored"]
+Way = Literal["folded", "stacked", "factored", "tiled"]
 
 SMALL = {"cpu": 2 * 2**20, "cuda": 8 * 2**20}
 """Bytes of the first layer's outputs, over all draws and rows, up to which draws run together.
 
 On a CPU larger activations leave its cache; on a GPU larger batches are no longer bound by launches.
 """
+
+TILED = {"cpu": 0, "cuda": 2**30}
+"""The same limit for draws that run as one ordinary batch, which costs a GPU as many launches as one draw."""
+
+MOST_ROWS = 512
+"""Rows of all draws up to which they run as one batch: more keep a GPU busy draw by draw."""
 
 LARGEST_STACK = 64 * 2**20
 """Bytes of folded weights that are stacked for one pass."""
@@ -79,16 +87,32 @@ class BatchedDraws:
         self.size = sum(tensor.nbytes for tensor in tensors)
         self.stacked: dict[range, list[Tensors]] = {}
         self.factored: tuple[nn.Module, list[GivenVariables]] | None = None
+        self.tiles: TiledDraws | None = None
+        self.can_tile = self.possible  # until it fails
+        self.compared = False
+        self.lean: bool | None = None
 
     def way(self, x: Inputs) -> Way:
         """Return how to run all draws on a batch, a function of sizes and the device alone.
 
-        Draws run together if their activations are small. Of the two ways, a CPU takes stacked weights while they are
-        small, or kept. A GPU, and networks with large weights, take factors: all draws read the weights once.
+        Draws run together if their activations are small: on a GPU as one batch, if the layers have a form for it. Of
+        the two other ways, a CPU takes stacked weights while they are small, or kept. A GPU, and networks with large
+        weights, take factors: all draws read the weights once.
         """
         device = next(tensors_in(x)).device.type
         group = len(self.draws.group(0))
-        if not self.possible or group < 2 or group * _bytes_of_rows(self.first, x) > SMALL.get(device, SMALL["cuda"]):
+        if not self.possible or group < 2:
+            return "folded"
+        size, rows = group * _bytes_of_rows(self.first, x), group * (leading_rows(x) or 0)
+        if (
+            self.can_tile
+            and size <= TILED.get(device, 0)
+            and rows <= MOST_ROWS
+            and self._is_lean(joint=False)
+            and self._tiles()
+        ):
+            return "tiled"
+        if size > SMALL.get(device, SMALL["cuda"]):
             return "folded"
         lean, stack = self._is_lean(), group * self.size
         cheap = stack <= SMALL_STACK or stack <= self.draws.budget.limit  # small, or folded once for many calls
@@ -96,14 +120,39 @@ class BatchedDraws:
             return "stacked"
         return "factored" if lean else "folded"
 
-    def _is_lean(self) -> bool:
-        group = self.draws.group(0)
-        return self.draws.is_lean(group, self.draws.variables(group, joint=True))
+    def _is_lean(self, *, joint: bool = True) -> bool:
+        """Return whether variables are much smaller than weights; their size does not change."""
+        if self.lean is None:
+            group = self.draws.group(0)
+            self.lean = self.draws.is_lean(group, self.draws.variables(group, joint=joint))
+        return self.lean
 
     def run(self, way: Way, group: range, x: Inputs, output: Output | None) -> Tensor:
         """Return the outputs of draws of one group (G, B, ...)."""
-        run = self._run_stacked if way == "stacked" else self._run_factored
-        return run(group, x, output)
+        runs = {"stacked": self._run_stacked, "factored": self._run_factored, "tiled": self._run_tiled}
+        return runs[way](group, x, output)
+
+    def _tiles(self) -> TiledDraws | None:
+        """Return the twin for one batch of all draws; None if some layer has no such form."""
+        if self.tiles is None:
+            self.tiles = tiled_draws(self.draws)
+            self.can_tile = self.tiles is not None
+        return self.tiles
+
+    def _run_tiled(self, group: range, x: Inputs, output: Output | None) -> Tensor:
+        """Run all draws as one batch; the first pass is compared with that of `vmap`."""
+        assert self.tiles is not None
+        whole = self.draws.group(group.start)
+        variables = _rows_of(self.draws.variables(whole), whole, group)  # those that are folded: none is rounded
+        self.compared = self.compared or self.tiles.known() is True
+        if not self.compared:
+            with torch.autocast(next(tensors_in(x)).device.type, enabled=False):  # `vmap` of norms has no mixed types
+                expected = self._over_factors(group, variables, x, output)
+            if not self.tiles.agrees(group, variables, x, output, expected):
+                self.can_tile, self.tiles = False, None
+                return self._run_factored(group, x, output)
+            self.compared = True
+        return self.tiles.run(group, variables, x, output)
 
     def _run_stacked(self, group: range, x: Inputs, output: Output | None) -> Tensor:
         """Fold all draws and run the plain twin over them."""
@@ -146,8 +195,12 @@ class BatchedDraws:
         return found
 
     def _run_factored(self, group: range, x: Inputs, output: Output | None) -> Tensor:
-        network, states = self.factored = self.factored or _with_given_variables(self.draws.model)
+        """Run the model with the factors of all draws."""
         whole = self.draws.group(group.start)
+        return self._over_factors(group, _rows_of(self.draws.variables(whole, joint=True), whole, group), x, output)
+
+    def _over_factors(self, group: range, variables: list[Variables], x: Inputs, output: Output | None) -> Tensor:
+        network, states = self.factored = self.factored or _with_given_variables(self.draws.model)
 
         def run(variables: list[Variables]) -> Tensor:
             for state, own in zip(states, variables, strict=True):
@@ -155,9 +208,7 @@ class BatchedDraws:
             return call(network, x, output)
 
         try:
-            outputs: Tensor = _over_draws(
-                run, _rows_of(self.draws.variables(whole, joint=True), whole, group), len(group)
-            )
+            outputs: Tensor = _over_draws(run, variables, len(group))
             return outputs
         finally:
             for state in states:
@@ -165,7 +216,9 @@ class BatchedDraws:
 
     def kept(self) -> Iterator[Tensor]:
         """Yield the tensors that are kept for the next call."""
-        return (tensor for found in self.stacked.values() for own in found for tensor in own.values())
+        yield from (tensor for found in self.stacked.values() for own in found for tensor in own.values())
+        if self.tiles is not None:
+            yield from self.tiles.kept()
 
 
 def _rows_of(found: list[Variables], whole: range, some: range) -> list[Variables]:

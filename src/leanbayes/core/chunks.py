@@ -11,6 +11,7 @@ from leanbayes.core.batched import BatchedDraws, Way
 from leanbayes.core.frozen import FrozenDraws, RowDraws
 from leanbayes.layers.hooks import every_module
 from leanbayes.runtime.batches import cloned, device_of, divisible, Inputs, Output, slice_rows, versions
+from leanbayes.runtime.twins import tensors_of
 
 LARGEST_ACTIVATION = {"cpu": 16 * 2**20, "cuda": 2**30}
 """Bytes of the largest activation of an automatic chunk; on a CPU, larger ones cause page faults at every call."""
@@ -69,7 +70,12 @@ class Chunks:
 
     def kept(self) -> Iterator[Tensor]:
         """Yield the tensors that are kept for the next call."""
-        yield from self.draws.kept()
+        yield from self.caches()
+        yield from tensors_of(self.draws.network)
+
+    def caches(self) -> Iterator[Tensor]:
+        """Yield the tensors that are kept for the next call, without those of the twin."""
+        yield from self.draws.caches()
         if self.batched is not None:
             yield from self.batched.kept()
 

@@ -29,7 +29,7 @@ from leanbayes.runtime.batches import call, Inputs, Output, versions
 from leanbayes.runtime.distributed import may_have_shards, refuse_shards
 from leanbayes.runtime.noise import Design, designed_noise, Noise
 from leanbayes.runtime.passes import check_draws, draws, many_draws, states_of, Variables, Width
-from leanbayes.runtime.twins import tensors_of, to_eval, twin
+from leanbayes.runtime.twins import to_eval, twin
 
 DRAWS_AT_ONCE = 16
 """Draws whose random variables are sampled together, in a few large operations."""
@@ -239,11 +239,10 @@ class FrozenDraws:
         self.forget_outputs()
         self.latest = None, []
 
-    def kept(self) -> Iterator[Tensor]:
-        """Yield the tensors that are kept for the next call."""
+    def caches(self) -> Iterator[Tensor]:
+        """Yield the variables and folded weights that are kept for the next call."""
         for found in (*self.groups.values(), *self.folded.values()):
             yield from _tensors(found)
-        yield from tensors_of(self.network)
 
     def is_lean(self, group: range, variables: list[Variables]) -> bool:
         """Return whether variables are much smaller than the weights, so that they are kept in any case."""
@@ -279,9 +278,9 @@ class RowDraws:
 
     rest = forget_outputs
 
-    def kept(self) -> Iterator[Tensor]:
-        """Yield the tensors of the network, which are the model's own."""
-        yield from tensors_of(self.network)
+    def caches(self) -> Iterator[Tensor]:
+        """Yield nothing: all tensors are the model's own."""
+        yield from ()
 
 
 def _tensors(found: Iterable[Mapping[str, Tensor]]) -> Iterator[Tensor]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import operator
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -22,10 +24,11 @@ from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from leanbayes.core.batched import Way
+from leanbayes.core.captured import Graphs, NotCapturableError, Source
 from leanbayes.core.chunks import check_alike, Chunks
 from leanbayes.core.conversion import is_stochastic, layers_of, own_likelihood, unwrap
 from leanbayes.core.frozen import Budget, FrozenDraws, Name, RowDraws
-from leanbayes.core.prediction import concatenate, Prediction, RunningUncertainty
+from leanbayes.core.prediction import concatenate, Prediction, ROW_AXES, RunningUncertainty
 from leanbayes.core.stopping import predict_until
 from leanbayes.core.student import Student
 from leanbayes.core.summary import Price
@@ -33,12 +36,14 @@ from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.layers.hooks import every_module
 from leanbayes.methods._checks import whole_number
 from leanbayes.methods.ensemble import member_of, members_of
-from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, to_device, versions, without_arrays
+from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, to_device, without_arrays
 from leanbayes.runtime.noise import check_design, Design
 from leanbayes.runtime.passes import components_of, Width
 from leanbayes.runtime.twins import tensors_of
 
 NoiseOf = Literal["function", "activation"]
+
+VERSION = operator.attrgetter("_version")
 
 MEMORY = 256 * 2**20
 """Bytes of folded weights that a `Predictor` keeps by default."""
@@ -153,6 +158,10 @@ class Predictor:
         model: the other arguments are those of `predict`.
         likelihood: default the model's own, else `Categorical`.
         memory: bytes of folded weights to keep between calls; 0 folds again at every call.
+        capture: on a CUDA device, run calls with inputs of one shape as one CUDA graph, captured at the first of them;
+            the graphs of the four latest shapes are kept. Calls that cannot be captured (`tolerance`, networks that
+            read values on the host, noise="activation") run as usual, and one warning says why. On a CPU it has no
+            effect.
 
     Example:
         >>> predictor = lb.Predictor(bnn, samples=16)
@@ -176,6 +185,7 @@ class Predictor:
         design: Design = "independent",
         tolerance: float | None = None,
         memory: int = MEMORY,
+        capture: bool = False,
     ) -> None:
         _check(samples, chunk_size, noise, memory)
         check_design(design, shared=noise == "function")
@@ -186,7 +196,7 @@ class Predictor:
         self.samples, self.seed, self.chunk_size = samples, whole_number("seed", seed), chunk_size
         self.keep_samples, self.component, self.width = keep_samples, component, width
         self.noise, self.output, self.design, self.limit = noise, output, design, memory
-        self.lock = threading.RLock()
+        self.capture, self.lock = capture, threading.RLock()
         self.refresh()
 
     def refresh(self) -> None:
@@ -198,19 +208,38 @@ class Predictor:
             self.budget = Budget(self.limit)
             network = self.model.network if isinstance(self.model, Student) else self.model
             self.tree = self._build(network, self.component, self.number)
+            self.graphs = Graphs()
             self._watch()
 
     def _watch(self) -> None:
         """Remember the tensors of the model, to notice later changes."""
-        self.holders = [d for m in every_module(self.model) for d in (m._parameters, m._buffers) if d]
+        modules = [*every_module(self.model), *every_module(self.likelihood)]
+        self.holders = [d for m in modules for d in (m._parameters, m._buffers) if d]
+        self.kind = device_of(self.model).type
+        tensors = [tensor for holder in self.holders for tensor in holder.values() if tensor is not None]
+        self.addressed = [tensor for tensor in tensors if type(tensor) in (Tensor, nn.Parameter)]
+        self.counted = [tensor for tensor in tensors if not tensor.is_inference()]
         self.seen = self._fingerprint()
+
+    def _rest(self) -> None:
+        """Drop everything that the next call must not see."""
+        for leaf in self.leaves:
+            leaf.draws.rest()
+
+    def _caches(self) -> Iterator[Tensor]:
+        return (tensor for leaf in self.leaves for tensor in leaf.caches())
 
     @property
     def memory(self) -> int:
-        """The bytes of tensors that are kept between calls, without those of the model itself."""
+        """The bytes of tensors that are kept between calls, without those of the model itself.
+
+        With `capture`, those that torch has reserved for the graphs are counted, too: intermediate results, outputs
+        and fixed inputs.
+        """
         theirs = {tensor.untyped_storage().data_ptr() for tensor in tensors_of(self.model)}
         kept = [tensor.untyped_storage() for leaf in self.leaves for tensor in leaf.kept()]
-        return sum({one.data_ptr(): one.nbytes() for one in kept if one.data_ptr() not in theirs}.values())
+        own = {one.data_ptr(): one.nbytes() for one in kept if one.data_ptr() not in theirs}
+        return sum(own.values()) + self.graphs.nbytes
 
     def __call__(self, x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -> Prediction:
         """Return the prediction for inputs, as `predict` takes them."""
@@ -224,10 +253,9 @@ class Predictor:
         with self.lock, torch.inference_mode(False), torch.no_grad():  # tensors of inference mode have no version
             done, parts = 0, []
             for block in _blocks(x, self.model):
-                parts.append(self._predict(block, done))
+                parts.append(self._replayed(block) or self._predict(block, done))
                 done += len(parts[-1].mean)
-            for leaf in self.leaves:
-                leaf.draws.rest()
+            self._rest()
         if not parts:
             raise ValueError("expected at least one batch of inputs, got an empty loader")
         check_alike([part.mean for part in parts], [len(part.mean) for part in parts], "give all of them at once")
@@ -254,12 +282,12 @@ class Predictor:
     def _fingerprint(self) -> list[Any]:
         """Return a value that changes with every tensor of the model that is replaced or changed in place.
 
-        Folded weights also depend on the precision of autocast.
+        Folded weights also depend on the precision of autocast. The tensors whose addresses and versions are read are
+        those that `_watch` has found; others have other identities.
         """
-        kind = device_of(self.model).type
-        precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        tensors = [tensor for holder in self.holders for tensor in holder.values() if tensor is not None]
-        return [precision, *map(id, tensors), *map(_address, tensors), *versions(tensors)]
+        precision = torch.get_autocast_dtype(self.kind) if torch.is_autocast_enabled(self.kind) else None
+        identities = map(id, chain.from_iterable(holder.values() for holder in self.holders))
+        return [precision, *identities, *map(Tensor.data_ptr, self.addressed), *map(VERSION, self.counted)]
 
     def select(self, index: int) -> Chunks:
         """Return the source of draw `index`, ready to run; with K members, draw i // K of member i mod K."""
@@ -282,6 +310,23 @@ class Predictor:
         draws = FrozenDraws(model, name, count, self.budget) if self.noise == "function" else RowDraws(model, name)
         self.leaves.append(Chunks(draws, self.chunk_size, self.output))
         return self.leaves[-1]
+
+    def _replayed(self, x: Inputs) -> Prediction | None:
+        """Return the prediction of a CUDA graph; None without `capture`, and where nothing can be captured."""
+        if not self.capture or self.kind != "cuda":
+            return None
+        try:
+            if self.tolerance is not None:
+                raise NotCapturableError("a tolerance decides between passes which rows are left")
+            if self.noise != "function":
+                raise NotCapturableError("noise for every row is drawn in every call")
+            source = Source(lambda x: _tensors(self._predict(x, 0)), self._rest, self._caches)
+            tensors: dict[str, Any] = {"samples": None, "variances": None, **self.graphs(x, source)}
+        except NotCapturableError as reason:
+            self.capture = False
+            warnings.warn(f"answers run without a CUDA graph: {reason}", stacklevel=4)
+            return None
+        return Prediction(**tensors, likelihood=self.likelihood)
 
     def _predict(self, x: Inputs, done: int) -> Prediction:
         """Predict for one block of rows, `done` rows after the first."""
@@ -360,12 +405,13 @@ class _OneAnswer(Predictor):
 
     @override
     def _watch(self) -> None:
-        pass
+        self.kind = ""
 
 
-def _address(tensor: Tensor) -> int:
-    """Return the address of a tensor; 0 if it hides it."""
-    return tensor.data_ptr() if type(tensor) in (Tensor, nn.Parameter) else 0
+def _tensors(prediction: Prediction) -> dict[str, Tensor]:
+    """Return the tensors of a prediction by name."""
+    named = {name: getattr(prediction, name) for name in ROW_AXES}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
 def _joined(parts: tuple[Tensor, ...]) -> Tensor:

@@ -111,9 +111,10 @@ class LinearFamily(Family):
 
     def scaled(self, layer: Any, weight: Tensor, s: Tensor | None = None, r: Tensor | None = None) -> Tensor:
         """Return the weight with its input channels multiplied by s and its output channels by r; None is one."""
+        if r is None and s is not None and weight.dim() == 2 and self.scale is _scale:
+            return weight * s  # an outer product would be as large as the weight
         s = weight.new_ones(self.inputs(layer)) if s is None else s
-        r = weight.new_ones(self.outputs(layer)) if r is None else r
-        return self.scale(layer, weight, s, r)
+        return self.scale(layer, weight, s, weight.new_ones(self.outputs(layer)) if r is None else r)
 
     def masked(self, layer: Any, weight: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Return weight and bias of a layer whose output channels are multiplied by a mask."""

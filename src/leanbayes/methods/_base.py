@@ -173,6 +173,10 @@ class StochasticLayer(nn.Module, abc.ABC):
         copy_hooks(self, plain)
         return plain
 
+    def together(self) -> nn.Module | None:
+        """Return a `DrawsLayer` for the rows of several draws of `sample`; None if the method or layer has none."""
+        return None
+
     def spread(self, variable: Tensor, x: Tensor) -> Tensor:
         """Return variables (R, n) in a shape that multiplies the channels of x, row by row."""
         where = self.family.axis, self.layout, self.path, self._turn()

@@ -33,6 +33,7 @@ from leanbayes.methods._base import factor_noise, Method, Space, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_components, check_positive, check_std
 from leanbayes.methods._first_map import first_map
 from leanbayes.methods._scaled_map import scaled_map
+from leanbayes.methods._together import scaled_rows
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
 
@@ -106,6 +107,11 @@ class ImplicitLayer(StochasticLayer):
         parts = [own for (own,) in noise]
         nodes = joint_sample([layer.posterior for layer in layers], component, parts, layers[0].computed_in)
         return [{"nodes": z} for z in nodes]
+
+    @override
+    def together(self) -> nn.Module | None:
+        plain = not (self.embeds or self.bias_node)
+        return scaled_rows(self.family, self.base, {"input": "nodes"}, own_bias=False) if plain else None
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ from leanbayes.layers.family import LINEAR_MAPS, LinearFamily, NORMS
 from leanbayes.layers.select import choose
 from leanbayes.methods._base import Method, Space, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_components
+from leanbayes.methods._together import patched_rows
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
 
@@ -135,6 +136,10 @@ class PatchLayer(StochasticLayer):
             flat = materialise(torch.addmm(centre, posteriors[0].basis, contrasts).gather(0, index))
         pieces = iter(torch.split(flat, [size for layer in layers for size in layer.sizes], 1))
         return [layer._shaped([next(pieces) for _ in layer.sizes]) for layer in layers]
+
+    @override
+    def together(self) -> nn.Module | None:
+        return patched_rows(self.base, self.names) if self.family.weight is None else None
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:

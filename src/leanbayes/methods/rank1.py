@@ -47,6 +47,7 @@ from leanbayes.methods._checks import (
 )
 from leanbayes.methods._first_map import first_map
 from leanbayes.methods._scaled_map import scaled_map
+from leanbayes.methods._together import scaled_rows
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
 
@@ -157,6 +158,14 @@ class Rank1Layer(StochasticLayer):
             folded = self.family.scaled(self.base, weight, s, r)
         tensors = {"weight": folded} | ({"bias": variables["bias"]} if "bias" in variables else {})
         return {name: tensor.to(weight.dtype) for name, tensor in tensors.items()}
+
+    @override
+    def together(self) -> nn.Module | None:
+        if self.config.perturbation == "additive" or isinstance(self.base, EMBEDDINGS):
+            return None
+        names = {side: side for side, _ in self.posterior.named_children()}
+        own_bias = self.bias_now is not None and ("output" in names or "bias" in self.posterior._parameters)
+        return scaled_rows(self.family, self.base, names | ({"bias": "bias"} if own_bias else {}), own_bias=own_bias)
 
     def _multiply(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return (W (x * s)) * r + b."""
