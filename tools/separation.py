@@ -207,7 +207,7 @@ class Work:
         start = time.perf_counter()
         try:
             saved = self.perform(*item)
-        except (RuntimeError, ValueError, ArithmeticError) as error:
+        except Exception as error:
             write_text("".join(traceback.format_exception(error)), self._file(item, "failed"))
             said = f"failed: {error}"
         else:
