@@ -91,7 +91,9 @@ def save_predictions(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x, y = run.data.inputs(run.data.test.x), run.data.test.y
     with autocast(recipe.get("precision", "32-true"), torch.device(device)):
-        parts = {name: p.float().cpu() for name, p in _parts(model, x, run.likelihood.to(device), samples, noise)}
+        parts = {
+            name: p.float().cpu() for name, p in predicted_parts(model, x, run.likelihood.to(device), samples, noise)
+        }
     about = {
         "net": run.net,
         "method": settings["method"],
@@ -101,9 +103,13 @@ def save_predictions(
         "samples": samples,
         "commit": commit(),
     }
-    saved = Saved(about, y.long(), parts)
-    arrays = {f"p_{name}": p.numpy() for name, p in parts.items()}
-    write_npz(out, {"about": np.array(json.dumps(about)), "y": saved.y.numpy(), **arrays})
+    return write_predictions(out, Saved(about, y.long(), parts))
+
+
+def write_predictions(path: Path, saved: Saved) -> Saved:
+    """Write class probabilities as `.npz`, whole or not at all, and return them."""
+    arrays = {f"p_{name}": p.numpy() for name, p in saved.parts.items()}
+    write_npz(path, {"about": np.array(json.dumps(saved.about)), "y": saved.y.numpy(), **arrays})
     return saved
 
 
@@ -122,9 +128,11 @@ def read_predictions(path: Path) -> Saved:
         raise ValueError(f"expected predictions of a run in '{path}', got something else ({error})") from error
 
 
-def _parts(
+def predicted_parts(
     model: nn.Module, x: Tensor, likelihood: Likelihood, samples: int, noise: bool
 ) -> Iterator[tuple[str, Tensor]]:
+    """Yield the class probabilities of a network by part, as in `Saved.parts`; `noise` adds each member with noise."""
+
     def average(network: nn.Module, draws: int = 1, component: int | None = None) -> Tensor:
         return predict(network, x, likelihood, samples=draws, component=component, keep_samples=False).mean
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,6 +79,30 @@ def test_a_row_from_a_kept_state_is_the_whole_training_bit_for_bit(tmp_path):
         result = json.loads((job.folder(together) / "result.json").read_text())
         assert result["cost"]["train_seconds"] == sum(row["seconds"] for row in result["history"])
         assert result["cost"]["train_seconds"] > sum(seconds(plain.folder(together))[:3])  # as if trained apart
+
+
+def test_a_row_may_restart_the_rate_where_it_begins(tmp_path):
+    """The plain row of another comparison, without a restart, keeps the state of the same training."""
+    plain, late = jobs(IMAGES, "small", COSINE, "rank1")
+    own = replace(late, recipe=replace(late.recipe, restart_at_conversion=0.5, posterior_lr=0.2))
+    other, together, apart = tmp_path / "other", tmp_path / "together", tmp_path / "apart"
+    run_in_order([plain], other, progress=False)
+    shutil.copytree(plain.folder(other) / FOLDER, plain.folder(together) / FOLDER)
+    run_in_order([own], together, progress=False)
+    run_in_order([own], apart, progress=False)
+    assert shared_epochs(plain.folder(other), own.folder(together)) == 3
+    assert same(own.folder(together), own.folder(apart))
+
+
+def test_recipes_begin_alike_if_they_differ_in_what_comes_after_the_conversion():
+    late = replace(COSINE, convert_at_epoch=3)
+    for own in ({"restart_at_conversion": 0.5}, {"posterior_lr": 1.0}, {"tile_last_epochs": 1}):
+        assert plain_state._begins_alike(COSINE, replace(late, **own), ended=False), own
+    for own in ({"tile_last_epochs": 2}, {"lr": 0.1}, {"posterior_schedule": "constant"}):
+        assert not plain_state._begins_alike(COSINE, replace(late, **own), ended=False), own
+    restarted = replace(late, restart_at_conversion=0.5)
+    assert not plain_state._begins_alike(restarted, replace(late, convert_at_epoch=2), ended=False)
+    assert not plain_state._begins_alike(COSINE, restarted, ended=True)
 
 
 @pytest.mark.parametrize(("few", "states"), [(2000, 6), (10, 1)])

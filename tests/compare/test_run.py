@@ -158,6 +158,15 @@ def test_recipes_follow_the_method_unless_they_say_otherwise():
     assert recipe_for(lb.Rank1(), replace(base, convert_at_epoch=7)).convert_at_epoch == 7
 
 
+def test_a_restart_is_left_to_rows_that_convert_late():
+    """The others keep the recipe, and with it the id, that they have without one."""
+    base = lb.Recipe(epochs=40, lr=0.2)
+    restarted = replace(base, restart_at_conversion=0.5)
+    assert recipe_for(lb.Rank1(), restarted).restart_at_conversion == 0.5
+    for method, late in ((None, None), (lb.ModelPatch(), None), (lb.Rank1(), 0.0)):
+        assert recipe_for(method, restarted, late) == recipe_for(method, base, late)
+
+
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize(("kind", "rows", "augment"), [
     ("image", 1000, "none"), ("image", 60_000, "none"), ("image", 50_000, "crop_flip"), ("table", 300, "none"),

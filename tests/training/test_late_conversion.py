@@ -66,3 +66,14 @@ def test_a_plain_network_ignores_the_conversion():
     fit(nets[0], images(), short())
     fit(nets[1], images(), short(convert_at_epoch=2))
     assert same(*nets)
+
+
+def test_the_rate_starts_again_at_the_conversion():
+    recipe = short(epochs=4, convert_at_epoch=2, restart_at_conversion=0.5, lr=0.04)
+    begun, bnn = [], rank1()
+    bnn.register_forward_pre_hook(lambda *_: begun.append(True))
+    rates = [row["lr"] for row in fit(bnn, images(), recipe)]
+    plain = [row["lr"] for row in fit(rank1(), images(), short(epochs=4, convert_at_epoch=2, lr=0.04))]
+    assert rates[:2] == plain[:2]
+    assert rates[2] > plain[2]
+    assert max(rates[2:]) <= 0.5 * 0.04

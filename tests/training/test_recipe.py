@@ -37,6 +37,7 @@ from .problems import short
         ({"epochs": 5, "convert_at_epoch": 5}, "expected convert_at_epoch to be below the 5 epochs, got 5"),
         ({"epochs": 5, "warmup_epochs": 6}, "expected warmup_epochs to be below the 5 epochs, got 6"),
         ({"epochs": 5, "tile_last_epochs": 6}, "expected tile_last_epochs to be at most the 5 epochs, got 6"),
+        ({"restart_at_conversion": -1}, "expected restart_at_conversion to be a number of at least zero, got -1"),
         ({"milestones": (4, 2)}, r"expected milestones to be rising epochs, got \(4, 2\)"),
     ],
 )
@@ -81,6 +82,50 @@ def test_constant_stays_and_a_posterior_may_stay_while_weights_go_down():
     recipe = short(epochs=10, posterior_schedule="constant", warmup_epochs=2)
     assert [schedule.posterior_rate(recipe, t) for t in (0, 5, 9)] == [1, 1, 1]
     assert schedule.posterior_rate(short(epochs=10), 5) == schedule.rate(short(epochs=10), 5) == pytest.approx(0.5)
+
+
+RESTARTED = {"epochs": 10, "convert_at_epoch": 4, "restart_at_conversion": 0.5, "warmup_epochs": 1}
+
+
+@pytest.mark.parametrize("fields", [
+    {"schedule": "cosine"}, {"schedule": "straight"}, {"schedule": "linear"}, {"schedule": "constant"},
+    {"schedule": "step", "milestones": (3, 7)},
+])  # fmt: skip
+def test_a_restart_runs_the_whole_schedule_again_in_the_epochs_after_the_conversion(fields):
+    """After the warm-up 9 epochs are left; the restart runs through them in 6."""
+    recipe, without = short(**RESTARTED | fields), short(**RESTARTED | fields | {"restart_at_conversion": 0.0})
+    for t in (0, 0.5, 1, 3.9):
+        assert schedule.rate(recipe, t) == schedule.rate(without, t)
+    for t in (4, 4.5, 7.2, 9.9):
+        expected = 0.5 * schedule.rate(without, 1 + (t - 4) * 9 / 6)
+        assert schedule.rate(recipe, t) == schedule.posterior_rate(recipe, t) == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_cosine_has_spent_its_rates_at_a_late_conversion():
+    """docs/recipes.md says 5 %."""
+    recipe = short(epochs=40, warmup_epochs=3)
+    rates = [schedule.rate(recipe, step / 100) for step in range(4000)]
+    assert sum(rates[2800:]) / sum(rates) == pytest.approx(0.05, abs=0.005)
+
+
+def test_the_restarted_cosine_ends_at_zero():
+    recipe = short(**RESTARTED, schedule="cosine")
+    assert [schedule.rate(recipe, t) for t in (4, 7, 10)] == pytest.approx([0.5, 0.25, 0])
+
+
+def test_a_restart_is_after_a_conversion_and_before_further_epochs():
+    """A constant posterior stays; a network that is converted first has no restart."""
+    recipe = short(**RESTARTED, extra_epochs=2, extra_rate=0.3, posterior_schedule="constant")
+    assert [schedule.rate(recipe, t) for t in (10, 11.5)] == [0.3, 0.3]
+    assert {schedule.posterior_rate(recipe, t) for t in (0, 5, 9)} == {1.0}
+    first = {"epochs": 10, "warmup_epochs": 1}
+    rates = [[schedule.rate(short(**first, restart_at_conversion=r), t) for t in (0, 0.5, 5)] for r in (0.0, 0.5)]
+    assert rates[0] == rates[1]
+
+
+def test_a_recipe_without_a_restart_has_the_fields_of_older_ones():
+    assert "restart_at_conversion" not in Recipe(convert_at_epoch=3).fields()
+    assert Recipe(restart_at_conversion=0.5).fields()["restart_at_conversion"] == 0.5
 
 
 def test_annealing_counts_from_the_conversion():

@@ -41,7 +41,7 @@ def file_of(folder):
     return folder / "checkpoint" / "last.safetensors"
 
 
-@pytest.mark.parametrize("optimizer", [{}, {"optimizer": "adam", "lr": 0.01}])
+@pytest.mark.parametrize("optimizer", [{}, {"optimizer": "adam", "lr": 0.01}, {"restart_at_conversion": 0.5}])
 def test_a_resumed_training_equals_an_unbroken_one(tmp_path, optimizer):
     """One training keeps its states; each of them is resumed. Another one is really stopped."""
     recipe, unbroken, states = short(**HARD | optimizer), rank1(), {}

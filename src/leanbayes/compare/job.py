@@ -336,14 +336,16 @@ def recipe_for(method: Method | None, recipe: Recipe, late: float | None = None)
     costs little more than one plain training. docs/recipes.md has the measurements.
     """
     if method is None:
-        return replace(recipe, convert_at_epoch=0, posterior_lr=None, freeze=False)
+        return replace(recipe, convert_at_epoch=0, restart_at_conversion=0.0, posterior_lr=None, freeze=False)
     default = 0.0 if recipe.freeze else method.late
     share = default if late is None else late
     if not 0 <= share < 1:
         raise ValueError(f"expected late to be a share of the epochs, at least 0 and below 1, got {share}")
+    epoch = recipe.convert_at_epoch or min(round(share * recipe.epochs), recipe.epochs - 1)
     return replace(
         recipe,
-        convert_at_epoch=recipe.convert_at_epoch or min(round(share * recipe.epochs), recipe.epochs - 1),
+        convert_at_epoch=epoch,
+        restart_at_conversion=recipe.restart_at_conversion if epoch else 0.0,
         posterior_lr=recipe.posterior_lr or recipe.lr * method.posterior_rate,
     )
 

@@ -46,7 +46,7 @@ from leanbayes.training.state import Checkpoint, header_of, STATE
 FOLDER, KEY, END = "shared", "key.json", "end"
 EVERY = 5
 """Epochs between the kept states of a fold: the common best epoch is not known before all folds have ended."""
-OWN = {"convert_at_epoch", "posterior_lr"}
+OWN = {"convert_at_epoch", "restart_at_conversion", "posterior_lr"}
 """Fields of a recipe in which a row may differ from the plain one until it converts."""
 FURTHER = {"extra_epochs", "extra_rate"}
 """Fields of the epochs that SWAG adds after the end."""
@@ -234,13 +234,16 @@ def _rates(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tup
 def _begins_alike(plain: Recipe, recipe: Recipe, *, ended: bool) -> bool:
     """Return whether both recipes train the plain network alike until the conversion, or to the end.
 
-    Without a last epoch, at a constant rate, the number of epochs has no effect before it. A posterior with a schedule
-    of its own is left out: the learned noise of targets follows it.
+    Without a last epoch, at a constant rate, the number of epochs has no effect before it, and tiled last epochs have
+    none if they begin after it. A posterior with a schedule of its own is left out: the learned noise of targets
+    follows it.
     """
-    if recipe.posterior_schedule != "same":
+    if recipe.posterior_schedule != "same" or plain.restart_at_conversion or (ended and recipe.restart_at_conversion):
         return False
     constant = recipe.schedule == "constant" and not recipe.tile_last_epochs
     free = OWN | (FURTHER if ended else {"epochs", "patience"} if constant else set())
+    if not ended and max(plain.tile_last_epochs, recipe.tile_last_epochs) <= recipe.epochs - recipe.convert_at_epoch:
+        free |= {"tile_last_epochs"}
     there, here = plain.fields(), recipe.fields()
     return all(there.get(name) == here.get(name) for name in (there.keys() | here.keys()) - free)
 

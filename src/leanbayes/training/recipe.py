@@ -25,6 +25,7 @@ HIGHEST_ADAM_RATE = 0.1
 """Adam moves every weight by about its rate at every step: higher rates only destroy."""
 
 OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False, "patience": 0, "extra_epochs": 0, "extra_rate": 0.2}
+OMITTED_AT_DEFAULT |= {"restart_at_conversion": 0.0}
 """Fields that `Recipe.fields` leaves out at these defaults: stored results are older and keep their job ids."""
 
 LINEAR_START, LINEAR_END, LINEAR_FLOOR = 0.5, 0.9, 0.01
@@ -65,6 +66,8 @@ class Recipe:
         alternate_epochs: train the weights and the posterior in turn, for this number of epochs each. The other has
             rate zero; the mean of patched copies counts as weights. 0 trains both at once.
         convert_at_epoch: train the plain network of the shared weights until then.
+        restart_at_conversion: run the whole schedule, from the end of its warm-up, a second time in the epochs after
+            the conversion, at this share of the rates; 0 continues the schedule. Milestones keep their shares.
         freeze: train the posterior alone. Shared weights are fixed; modules with buffers, such as batch norms, stay in
             eval mode. Then `lb.save(only="posterior")` keeps all that was learned.
         clip_norm: largest norm of the gradient.
@@ -106,6 +109,7 @@ class Recipe:
     aggregate: Aggregate = "average"
     alternate_epochs: int = 0
     convert_at_epoch: int = 0
+    restart_at_conversion: float = 0.0
     freeze: bool = False
     clip_norm: float | None = None
     augment: Augment = "none"
@@ -153,7 +157,7 @@ class Recipe:
         for name in ("posterior_lr", "clip_norm"):
             if getattr(self, name) is not None:
                 check_positive(**{name: getattr(self, name)})
-        for name in ("weight_decay", "warmup_epochs", "beta", "anneal_epochs"):
+        for name in ("weight_decay", "warmup_epochs", "beta", "anneal_epochs", "restart_at_conversion"):
             check_at_least_zero(**{name: getattr(self, name)})
         if not 0 <= self.momentum < 1:
             raise ValueError(f"expected momentum to be at least 0 and below 1, got {self.momentum!r}")
@@ -188,10 +192,19 @@ DEFAULT = Recipe()
 
 def rate(recipe: Recipe, progress: float) -> float:
     """Return the factor of the learning rate of the weights after `progress` epochs."""
-    if progress < recipe.warmup_epochs:
-        return progress / recipe.warmup_epochs
     if recipe.extra_epochs and progress >= recipe.epochs:
         return recipe.extra_rate
+    if recipe.restart_at_conversion and 0 < recipe.convert_at_epoch <= progress:
+        share = (progress - recipe.convert_at_epoch) / (recipe.epochs - recipe.convert_at_epoch)
+        again = recipe.warmup_epochs + share * (recipe.epochs - recipe.warmup_epochs)
+        return recipe.restart_at_conversion * _shape(recipe, again)
+    if progress < recipe.warmup_epochs:
+        return progress / recipe.warmup_epochs
+    return _shape(recipe, progress)
+
+
+def _shape(recipe: Recipe, progress: float) -> float:
+    """Return the factor of the schedule after the warm-up."""
     share = (progress - recipe.warmup_epochs) / (recipe.epochs - recipe.warmup_epochs)
     match recipe.schedule:
         case "cosine":
