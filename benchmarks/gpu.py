@@ -1,8 +1,8 @@
 """The table of training steps on a GPU: `python -m benchmarks.cost --device cuda`.
 
 Each pair of a network and a method is measured in a process of its own, next to the plain network: groups of ten steps
-of either in turn, after a warm-up. A step is "eager"; "compiled"; or "graph": compiled and recorded as a CUDA graph, as by
-`fit`. The result is one JSON file per pair, so that the command can be interrupted; a second call skips the
+of either in turn, after a warm-up. A step is "eager"; "compiled"; or "graph", compiled and recorded as a CUDA graph as
+by `fit`. The result is one JSON file per pair, so that the command can be interrupted; a second call skips the
 pairs that are finished. Time is by CUDA events; memory is the most that steady steps allocate.
 Compiled pairs are compiled beforehand, several at a time. The pairs come in the order of `pairs`, the large networks
 first, and the command stops at its budget of seconds.
@@ -111,9 +111,9 @@ def measure(pair: Pair, device: str, *, rehearse: bool) -> dict[str, Any]:
     alone: dict[str, dict[str, Any]] = {}
     kept: dict[str, Step] = {}
     for name in ("plain", pair.method):
-        before = torch.cuda.memory_allocated() if device == "cuda" else 0  # of the plain network, at rest
+        before = _held(pair.mode, device)  # by the plain network
         kept[name], first = _step(problem, name, pair.mode, device)
-        alone[name] = {"first_s": first, "bytes": _bytes(kept[name], device) - before}
+        alone[name] = {"first_s": first, "bytes": _bytes(kept[name], pair.mode, device) - before}
     times: dict[str, list[float]] = {name: [] for name in kept}
     for _ in range(groups):
         for name, step in kept.items():
@@ -156,8 +156,11 @@ def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[Step, 
     return step, first
 
 
-def _bytes(step: Step, device: str) -> int:
-    """Return the most memory that a steady step allocates; 0 on a CPU."""
+def _bytes(step: Step, mode: str, device: str) -> int:
+    """Return the most memory that a steady step allocates; 0 on a CPU.
+
+    The memory of a recorded step belongs to its graph: torch counts it as reserved, not as allocated.
+    """
     if device != "cuda":
         return 0
     torch.cuda.synchronize()
@@ -166,7 +169,16 @@ def _bytes(step: Step, device: str) -> int:
     step()
     step()
     torch.cuda.synchronize()
-    return int(torch.cuda.max_memory_allocated())
+    return _held(mode, device) if mode == "graph" else int(torch.cuda.max_memory_allocated())
+
+
+def _held(mode: str, device: str) -> int:
+    """Return the memory that is held at rest."""
+    if device != "cuda":
+        return 0
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved() if mode == "graph" else torch.cuda.memory_allocated())
 
 
 def _milliseconds(step: Step, steps: int, device: str) -> float:

@@ -12,8 +12,8 @@ from torch import nn, Tensor
 
 import leanbayes as lb
 from benchmarks.naive import naive_rank1
-from leanbayes.core.capture import CapturedStep
 from leanbayes.core.objective import ElboTerms
+from leanbayes.core.step_graph import CapturedStep
 from leanbayes.methods import all_methods
 
 Step = Callable[[], object]

@@ -129,3 +129,10 @@ def test_the_history_keeps_no_variables():
     state = bnn[0].state
     assert state.history.latest is not None
     assert not state.history.latest.state.variables
+
+
+@pytest.mark.parametrize("method", [lb.MCDropout(rate=0.1), lb.ModelPatch(patch="norm")], ids=str)
+def test_a_model_that_moved_draws_its_noise_on_the_new_device(method):
+    bnn = lb.convert(nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Dropout(), nn.Linear(6, 2)), method)
+    bnn(torch.randn(8, 5))
+    assert bnn.to("meta")(torch.randn(8, 5, device="meta")).device.type == "meta"

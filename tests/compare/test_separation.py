@@ -170,8 +170,24 @@ def test_the_page_is_made_of_its_figures(finished, tmp_path):
     assert f"rate is at {at:.2f} of its highest value there" in " ".join(text.split())
 
 
-@pytest.mark.skipif(not (FOLDER / "separation.json").is_file(), reason="the run is not finished")
 def test_the_published_page_equals_its_file():
     text = (RESULTS / "separation.md").read_text(encoding="utf-8")
     assert [name for name, made in separation_page.tables(FOLDER).items() if f"\n{made}" not in text] == []
     assert unsaid("docs/results/separation.md", separation_page.sentences(FOLDER)) == []
+
+
+def test_the_summary_of_the_published_page_follows_from_its_file():
+    methods = {one["method"]: one for one in json.loads((FOLDER / "separation.json").read_text())["methods"]}
+    cnll = {name: [seed["cnll"] for seed in one["parts"]["both"]["by_seed"].values()] for name, one in methods.items()}
+    default = cnll.pop("implicit")
+    gaps = {name: np.subtract(values, default) for name, values in cnll.items()}
+    assert {name for name, gap in gaps.items() if (gap < 0).all()} == {"posterior rate x 5", "tiled last 5"}
+    for worse in ("restart 0.5", "posterior rate x 24", "spread 0.5", "noise 0.05"):
+        assert (gaps[worse] > 0).all()
+    assert min(methods["spread 0.5"]["disagreement"].values()) > max(methods["implicit"]["disagreement"].values())
+    assert all(one["parts"]["both"]["networks"] < 1.5 for one in methods.values())  # the goal was 2.0
+    made = {name: one["parts"] for name, one in methods.items() if "members without noise" in one["parts"]}
+    better = {
+        name for name, parts in made.items() if parts["members without noise"]["cnll"] < parts["both"]["cnll"] - 5e-5
+    }
+    assert set(made) - better == {"noise 0.05"}

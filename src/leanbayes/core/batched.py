@@ -74,6 +74,10 @@ class GivenVariables:
         """Return the variables, one row for all rows of the batch."""
         return self.variables
 
+    def holds_variables_of(self, layer: Any) -> bool:
+        """Return whether the variables exist before the layer is called."""
+        return True
+
 
 class BatchedDraws:
     """Runs a group of draws in one pass over twins of a model."""

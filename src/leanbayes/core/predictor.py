@@ -23,8 +23,8 @@ from torch import nn, Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
 
+from leanbayes.core.answer_graphs import Graphs, NotCapturableError, Source
 from leanbayes.core.batched import Way
-from leanbayes.core.captured import Graphs, NotCapturableError, Source
 from leanbayes.core.chunks import check_alike, Chunks
 from leanbayes.core.conversion import is_stochastic, layers_of, own_likelihood, unwrap
 from leanbayes.core.frozen import Budget, FrozenDraws, Name, RowDraws

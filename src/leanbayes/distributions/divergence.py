@@ -112,7 +112,13 @@ def rebuild(law: Distribution, change: Callable[[Tensor], Tensor]) -> Distributi
 
 def on(law: Distribution, device: torch.device) -> Distribution:
     """Return the distribution with its parameters on a device."""
-    return rebuild(law, lambda parameter: parameter.to(device))
+
+    def moved(parameter: Tensor) -> Tensor:
+        if parameter.device.type == "cpu" and _captures(device):  # a graph cannot copy from a CPU, but fill in a number
+            return torch.full(parameter.shape, parameter.item(), dtype=parameter.dtype, device=device)
+        return parameter.to(device)
+
+    return rebuild(law, moved)
 
 
 def prior_on(device: torch.device, name: str, around: float, std: float) -> Distribution:
@@ -125,7 +131,13 @@ def prior_on(device: torch.device, name: str, around: float, std: float) -> Dist
 def _made_for_now(device: torch.device) -> bool:
     """Return whether a tensor that is made now belongs to a mode, a transform of torch.func or a captured graph."""
     inside = torch._C._len_torch_dispatch_stack() > 0 or torch._C._functorch.peek_interpreter_stack() is not None
-    return inside or (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    return inside or _captures(device)
+
+
+def _captures(device: torch.device) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @lru_cache(maxsize=64)

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.capture import CapturedStep
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.objective import elbo, ElboTerms, parameter_groups
 from leanbayes.core.predictor import distinct_draws, Predictor
+from leanbayes.core.step_graph import CapturedStep
 from leanbayes.core.summary import summary
 from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.methods.ensemble import members_of

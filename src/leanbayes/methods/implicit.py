@@ -31,7 +31,6 @@ from leanbayes.distributions.positive import SMALLEST_STD
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
 from leanbayes.methods._base import factor_noise, Method, Space, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_components, check_positive, check_std
-from leanbayes.methods._first_map import first_map
 from leanbayes.methods._scaled_map import scaled_map
 from leanbayes.methods._together import scaled_rows
 from leanbayes.runtime.noise import Noise, NoiseSpec
@@ -71,9 +70,6 @@ class ImplicitLayer(StochasticLayer):
         known = None if self.bias_node else scaled_map(self, x, z, None, self.bias_now, args)
         if known is not None:
             return known
-        y = None if self.bias_node or self.bias_now is not None else first_map(self, x, z, args)
-        if y is not None:
-            return y
         x = x * self.spread(z[:, : self.inputs], x)
         if not self.bias_node:
             unchanged: Tensor = self.base(x, *args)

@@ -45,7 +45,6 @@ from leanbayes.methods._checks import (
     check_share,
     check_std,
 )
-from leanbayes.methods._first_map import first_map
 from leanbayes.methods._scaled_map import scaled_map
 from leanbayes.methods._together import scaled_rows
 from leanbayes.runtime.noise import Noise, NoiseSpec
@@ -174,14 +173,12 @@ class Rank1Layer(StochasticLayer):
             z = scaled_map(self, x, s, r, self.bias_now if r is None else bias, args)
             if z is not None:
                 return z
-        y = None if s is None else first_map(self, x, s, args)
-        if y is None and s is not None:
+        if s is not None:
             x = x * self.spread(s, x)
-        if y is None and r is None and "bias" not in self.posterior._parameters:
+        if r is None and "bias" not in self.posterior._parameters:
             unchanged: Tensor = self.base(x, *args)
             return unchanged
-        if y is None:
-            y = self.family.linear(self.base, x, self.weight_now, *args)
+        y = self.family.linear(self.base, x, self.weight_now, *args)
         if bias is None:
             return y if r is None else y * self.spread(r, y)
         offset = self.spread(bias, y)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.capture import CapturedStep, LossFunction
 from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers, unwrap
 from leanbayes.core.objective import check_mixture, Loss
 from leanbayes.core.plain import plain_view
+from leanbayes.core.step_graph import CapturedStep, LossFunction
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._members import Members
 from leanbayes.methods.ensemble import members_of

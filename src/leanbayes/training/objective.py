@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.capture import LossFunction
 from leanbayes.core.conversion import is_stochastic, stochastic_layers
 from leanbayes.core.objective import elbo, ElboTerms, Loss, parameter_groups, targets_per_row
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.predictor import predict
+from leanbayes.core.step_graph import LossFunction
 from leanbayes.distributions.likelihoods import Likelihood, match_shape
 from leanbayes.runtime._files import finite
 from leanbayes.runtime.batches import call, device_of, Inputs, leading_rows, Output, run

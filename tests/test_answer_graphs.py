@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core.captured import MOST_GRAPHS
+from leanbayes.core.answer_graphs import MOST_GRAPHS
 
 from .networks import small_net
 

@@ -11,13 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core.capture import CapturedStep, refusal
+from leanbayes.core.step_graph import CapturedStep, refusal
 from leanbayes.training.fit import fit
 from tests.contract.cases import METHODS
 
 from .problems import images, network, rank1, short
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")]
+gpu = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore::UserWarning"),  # inductor comments on its own choices
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator"),
+]
 KINDS = ["rank1:default", "implicit:default", "patch:default", "batch_ensemble:default", "mean_field:default"]
 
 
@@ -76,8 +80,8 @@ class TestOnAGpu:
         step = CapturedStep(loss_of(bnn), bnn)
         replays = [step(x, y, 1.0).nll.item() for _ in range(400)]
         passes = [loss_of(bnn)(x, y, 1.0).nll.item() for _ in range(400)]
-        assert len(set(replays)) > 100 or method.startswith("batch_ensemble")
-        assert len(set(replays)) > 1
+        few = {"batch_ensemble:default": 1, "patch:default": 10}  # different draws: 4, and 5 for each of two layers
+        assert len(set(replays)) > few.get(method, 100)
         error = (statistics.variance(replays) / 400 + statistics.variance(passes) / 400) ** 0.5
         assert abs(statistics.mean(replays) - statistics.mean(passes)) < 4 * error
         if not method.startswith("batch_ensemble"):  # its four losses are not normal

@@ -12,12 +12,14 @@ Python runs at the recording alone. So a step is recorded only if Python does no
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn, Tensor
 
+from leanbayes.core.answer_graphs import NotCapturableError, signature
 from leanbayes.core.objective import ElboTerms
 from leanbayes.runtime.batches import Inputs, map_leaves, tensors_in
 
@@ -28,6 +30,8 @@ SIMPLE = (bool, int, float, str, type(None))
 
 LossFunction = Callable[[Inputs, Tensor, Any], ElboTerms]
 """The loss of a batch (inputs, targets) under a weight of the KL."""
+
+_cuda: Any = torch.cuda  # its streams and graphs have no types
 
 logger = logging.getLogger("leanbayes")
 
@@ -47,7 +51,7 @@ class CapturedStep:
 
     def forget(self) -> None:
         """Drop the recording and its memory."""
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: Any = None
         self.inputs: list[Tensor] = []
         self.signature: Hashable = None
         self.gradients: list[tuple[nn.Parameter, Tensor]] = []
@@ -62,17 +66,14 @@ class CapturedStep:
 
     def __call__(self, x: Inputs, y: Tensor, beta: float) -> ElboTerms | None:
         """Set the gradients of a batch and return its terms; None if this batch needs an ordinary step."""
-        batch = list(tensors_in((x, y)))
-        signature = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in batch)
-        if self.failed or (self.graph is not None and signature != self.signature):
+        if self.failed or (self.graph is not None and signature((x, y)) != self.signature):
             return None
-        if self.graph is None and not self._record(x, y, signature):
+        if self.graph is None and not self._record(x, y):
             return None
         assert self.graph is not None
         assert self.values is not None
         assert self.outputs is not None
-        for fixed, tensor in zip(self.inputs, batch, strict=True):
-            fixed.copy_(tensor)
+        torch._foreach_copy_(self.inputs, list(tensors_in((x, y))))
         self.beta.fill_(beta)
         self.graph.replay()
         for parameter, gradient in self.gradients:
@@ -80,42 +81,42 @@ class CapturedStep:
         nll, kl, loss = self.values.clone().unbind()
         return ElboTerms(nll, kl, loss, self.outputs)
 
-    def _record(self, x: Inputs, y: Tensor, signature: Hashable) -> bool:
+    def _record(self, x: Inputs, y: Tensor) -> bool:
         """Record the step for batches like this one; return whether that was possible."""
-        reason, device = refusal(self.network), y.device
+        reason = refusal(self.network)
         if reason is None:
             kept = [buffer.clone() for buffer in self.network.buffers()]
             try:
-                with torch.random.fork_rng(devices=[device]):
-                    self._capture(x, y, device)
-            except Exception as error:  # whatever a network does that cannot be recorded
+                with torch.random.fork_rng(devices=[y.device]), _generator_kept(y.device):
+                    self.signature = signature((x, y))
+                    self._capture(x, y)
+            except (NotCapturableError, Exception) as error:  # whatever a network does that cannot be recorded
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 self.forget()
             with torch.no_grad():
                 for buffer, before in zip(self.network.buffers(), kept, strict=True):
                     buffer.copy_(before)
-        self.signature, self.state = signature, _state(self.network)
-        self.failed = reason is not None
+        self.state, self.failed = _state(self.network), reason is not None
         if reason is not None:
             _clear(self.network.parameters())
             logger.warning("training steps are not recorded as a CUDA graph: %s", reason)
         return reason is None
 
-    def _capture(self, x: Inputs, y: Tensor, device: torch.device) -> None:
+    def _capture(self, x: Inputs, y: Tensor) -> None:
         """Run the step on fixed inputs a few times, then record it."""
         fixed = map_leaves((x, y), _clone)
         self.inputs = list(tensors_in(fixed))
-        self.beta = torch.zeros((), device=device)
-        side, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)  # type: ignore[no-untyped-call]
+        self.beta = torch.zeros((), device=y.device)
+        side, here = _cuda.Stream(y.device), _cuda.current_stream(y.device)
         side.wait_stream(here)
-        with torch.cuda.stream(side):
+        with _cuda.stream(side):
             for _ in range(WARM_UP):
                 _clear(self.network.parameters())
                 self._run(*fixed)
         here.wait_stream(side)
         _clear(self.network.parameters())
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        graph = _cuda.CUDAGraph()
+        with _cuda.graph(graph, capture_error_mode="thread_local"):
             self.values, self.outputs = self._run(*fixed)
         self.gradients = [(p, p.grad) for p in self.network.parameters() if p.grad is not None]
         self.graph = graph
@@ -124,6 +125,18 @@ class CapturedStep:
         terms = self.loss(x, y, self.beta)
         terms.loss.backward()  # type: ignore[no-untyped-call]
         return torch.stack([terms.nll, terms.kl, terms.loss]).detach(), terms.outputs.detach()
+
+
+@contextmanager
+def _generator_kept(device: torch.device) -> Iterator[None]:
+    """Give the generator of a device its state of before if a recording fails: it would wait for the end of it."""
+    generator = _cuda.default_generators[device.index or 0]
+    before = generator.clone_state()
+    try:
+        yield
+    except BaseException:
+        generator.graphsafe_set_state(before)
+        raise
 
 
 def refusal(network: nn.Module) -> str | None:
