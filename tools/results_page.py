@@ -76,8 +76,9 @@ BELOW = """\
 
 [Digits](digits.md), [Fashion-MNIST](fashion-mnist.md) and [CIFAR-10](cifar10.md) compare methods by
 `leanbayes compare`. [The ruler](ruler.md) and [the wide network](wrn28.md) measure how many plain networks a method is
-worth, [separated members](separation.md) tries to raise that on held-out rows. [Tables](tables.md) compares nine regressions with scikit-learn, [the rule](rule.md) tests the advice of the
-report. [Prices](cost.md) has the costs, [text](text.md) has encoders of sentences, [runs](runs.md) the time on a GPU.
+worth, [separated members](separation.md) tries to raise that on held-out rows. [Tables](tables.md) compares nine
+regressions with scikit-learn, [the rule](rule.md) tests the advice of the report. [Prices](cost.md) has the costs,
+[text](text.md) has encoders of sentences, [runs](runs.md) the time on a GPU.
 """
 
 
