@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+import random
 import statistics
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import leanbayes as lb
-from leanbayes.core.step_graph import CapturedStep, refusal
+from leanbayes.core.step_graph import CapturedStep, python_state, refusal
 from leanbayes.training.fit import fit
 from tests.contract.cases import METHODS
 
@@ -38,6 +40,49 @@ def test_hooks_of_the_user_are_a_reason_not_to_record():
     assert refusal(bnn) is None
     bnn[4].base.weight.register_hook(lambda gradient: None)
     assert "parameter '4.base.weight' has a hook" in str(refusal(bnn))
+
+
+class Sometimes(nn.Module):
+    """Leaves itself out at random, as transformers do with whole layers."""
+
+    def forward(self, x):
+        return x if torch.rand([]) < 0.5 else -x
+
+
+class Counts(nn.Module):
+    """Counts its passes, as a temperature that falls does."""
+
+    passes = 0
+
+    def forward(self, x):
+        self.passes += 1
+        return x / self.passes
+
+
+class Shuffles(nn.Module):
+    """Draws from Python's generator."""
+
+    def forward(self, x):
+        return x * random.random()
+
+
+class Draws(nn.Module):
+    """Draws from NumPy's generator."""
+
+    def forward(self, x):
+        return x * float(np.random.rand())  # noqa: NPY002, what old networks call
+
+
+@pytest.mark.parametrize("kind", [Sometimes, Counts, Shuffles, Draws])
+def test_changes_in_python_that_a_graph_would_not_repeat_are_noticed(kind):
+    net = network()
+    before = python_state(net)
+    net(images()[0])
+    assert python_state(net) == before
+    net = nn.Sequential(net, kind())
+    before = python_state(net)
+    net(images()[0])
+    assert python_state(net) != before
 
 
 def test_a_cpu_records_nothing(monkeypatch):
@@ -112,6 +157,14 @@ class TestOnAGpu:
         assert all(parameter.grad is None for parameter in net.parameters())
         F.cross_entropy(net(x.cuda()), y.cuda()).backward()  # torch's generator and streams are unharmed
         assert torch.randn(3, device="cuda").isfinite().all()
+
+    @pytest.mark.parametrize("kind", [Sometimes, Counts])
+    def test_a_network_that_changes_in_python_is_not_recorded(self, kind):
+        net = nn.Sequential(network(), kind()).cuda()
+        x, y = (tensor.cuda() for tensor in images())
+        step = CapturedStep(loss_of(net), net)
+        assert step(x, y, 1.0) is None
+        assert step.failed
 
     def test_a_changed_network_is_recorded_again(self):
         net = network().cuda()

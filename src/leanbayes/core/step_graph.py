@@ -12,10 +12,12 @@ Python runs at the recording alone. So a step is recorded only if Python does no
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn, Tensor
 
@@ -115,9 +117,13 @@ class CapturedStep:
                 self._run(*fixed)
         here.wait_stream(side)
         _clear(self.network.parameters())
-        graph = _cuda.CUDAGraph()
+        graph, before = _cuda.CUDAGraph(), python_state(self.network)
         with _cuda.graph(graph, capture_error_mode="thread_local"):
             self.values, self.outputs = self._run(*fixed)
+        if python_state(self.network) != before:
+            raise NotCapturableError(
+                "Python draws random numbers in a pass, or counts passes; a graph would repeat one"
+            )
         self.gradients = [(p, p.grad) for p in self.network.parameters() if p.grad is not None]
         self.graph = graph
 
@@ -152,6 +158,13 @@ def refusal(network: nn.Module) -> str | None:
         if parameter._backward_hooks or after:
             return f"parameter '{path}' has a hook, which would run at the recording alone"
     return None
+
+
+def python_state(network: nn.Module) -> Hashable:
+    """Return the state that a recorded step cannot change: attributes of modules, generators of the CPU."""
+    name, words, *place = np.random.get_state()  # noqa: NPY002
+    numpy = name, np.asarray(words).tobytes(), *place
+    return _state(network), torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy
 
 
 def _state(network: nn.Module) -> Hashable:
