@@ -171,8 +171,9 @@ class PassState:
             self.rows, self.component, self.noise = rows_of(module, (args, kwargs)), self.mode.plan, {}
             if self.mode.name is None:
                 self.key = None if is_captured() else self.history.new_key()
-                plan = self._plan(module)
-                self._draw_ahead(plan)
+                if self.rows is not None:
+                    plan = self._plan(module)
+                    self._draw_ahead(plan, self.rows)
         if not torch.compiler.is_compiling():
             self.history.begin(replace(self, variables={}))
         if plan is None or not self.noise or self.component is None:
@@ -267,13 +268,11 @@ class PassState:
         shape = (len(like) * rank_and_world()[1], *like.shape[1:])  # of the global batch
         return activation_noise(like, generator_of(key or 0, layer.path, *shape, device=like.device))
 
-    def _draw_ahead(self, plan: _Plan) -> None:
+    def _draw_ahead(self, plan: _Plan, rows: int) -> None:
         """Deal the components to the rows, and draw all noise of a known size."""
-        if self.rows is None:
-            return
         if self.component is None and plan.layers:
-            self.component = assign_rows(self.rows, self.components, plan.layers[0].device)
-        self.noise = plan.pool.draw(self.rows)
+            self.component = assign_rows(rows, self.components, plan.layers[0].device)
+        self.noise = plan.pool.draw(rows)
 
     def _plan(self, module: nn.Module) -> _Plan:
         """Return the plan of a pass that begins with a module; compiled code makes it once, when it is traced."""
