@@ -239,3 +239,23 @@ def test_after_an_early_stop_the_further_epochs_begin_at_the_best_state(tmp_path
     assert [row["epoch"] for row in rows] == [row["epoch"] for row in history]
     for name, tensor in whole.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_the_average_of_the_path_is_one_network(tmp_path):
+    model, path = lb.convert(network(), lb.SWAG(average=True, extra_epochs=0.5), likelihood=lb.Categorical()), []
+    lb.fit(model, (X, Y), RECIPE, callbacks=[lambda state: path.append(flat(state.model))], progress=False)
+    (member,) = model.members
+    torch.testing.assert_close(flat(member), torch.stack(path[6:]).mean(0), rtol=1e-5, atol=1e-6)
+    inputs = member[0](X).detach()
+    torch.testing.assert_close(member[1].running_mean, inputs.mean(0), rtol=1e-4, atol=1e-5)
+    p = lb.predict(model, X, samples=16)
+    torch.testing.assert_close(p.mean, member.eval()(X).softmax(1))
+    assert p.epistemic.max() < 1e-6
+    assert type(lb.draw(model)) is nn.Sequential
+    lb.save(model, tmp_path / "model.safetensors")
+    assert torch.equal(lb.predict(lb.load(tmp_path / "model.safetensors", network()), X).mean, p.mean)
+    cost = lb.evaluate(model, (X, Y), plain=network()).cost
+    assert (cost.extra_parameters, cost.train_step_ratio, cost.passes) == (0, 1.5, 1)
+    assert "average" not in lb.SWAG().fields()
+    with pytest.raises(ValueError, match="expected average to be True or False, got 1"):
+        lb.SWAG(average=1)

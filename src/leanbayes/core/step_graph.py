@@ -68,7 +68,7 @@ class CapturedStep:
 
     def __call__(self, x: Inputs, y: Tensor, beta: float) -> ElboTerms | None:
         """Set the gradients of a batch and return its terms; None if this batch needs an ordinary step."""
-        if self.failed or (self.graph is not None and signature((x, y)) != self.signature):
+        if self.failed or (self.graph is not None and not self._fits(x, y)):
             return None
         if self.graph is None and not self._record(x, y):
             return None
@@ -82,6 +82,12 @@ class CapturedStep:
             parameter.grad = gradient
         nll, kl, loss = self.values.clone().unbind()
         return ElboTerms(nll, kl, loss, self.outputs)
+
+    def _fits(self, x: Inputs, y: Tensor) -> bool:
+        try:
+            return signature((x, y)) == self.signature
+        except NotCapturableError:
+            return False
 
     def _record(self, x: Inputs, y: Tensor) -> bool:
         """Record the step for batches like this one; return whether that was possible."""

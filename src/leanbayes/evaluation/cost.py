@@ -113,7 +113,7 @@ def measure_cost(
             call(twin, x, output).float().softmax(1)
 
     is_plain = counts["extra_parameters"] == 0 and distinct_draws(model) == 1
-    known = 1.0 if is_plain else _known_ratio(model)
+    known = _known_ratio(model) or (1.0 if is_plain else None)
     steps_taken = times(steps[0], steps[1], turns, device) if known is None else [(known, 1.0)]
     answers = times(lambda: predictor(x), plain_passes, turns, device)
     alone = times(lambda: predictor(one_row), lambda: None, turns, device)

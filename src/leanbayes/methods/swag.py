@@ -7,13 +7,15 @@ Their mean m, variances s^2 and the last R deviations from the running mean, D, 
 
 It covers every parameter of the network. The model stores K networks drawn from it, since the batch-norm statistics of
 each draw are collected again on training data. So it predicts, saves and costs as an ensemble of K networks.
+
+With `average`, the model is one network with the weights m: SWA (Izmailov et al., 2018), at the price of one pass.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -72,19 +74,24 @@ class Moments(nn.Module):
         self.squares += before * after
         self.deviations[(int(self.count) - 1) % len(self.deviations)] = after
 
-    def draw(self, index: int) -> Tensor:
-        """Return draw `index` of all weights, a function of the moments and the index."""
+    def average(self) -> Tensor:
+        """Return the mean of all weights."""
         count = int(self.count)
         if count < FEWEST:
             raise ValueError(
                 f"SWAG expected the weights of at least {FEWEST} epochs, got {count}; call model.collect() after each "
                 "epoch at the constant rate"
             )
+        return self.mean
+
+    def draw(self, index: int) -> Tensor:
+        """Return draw `index` of all weights, a function of the moments and the index."""
+        mean, count = self.average(), int(self.count)
         device, rank = self.mean.device, min(count, len(self.deviations))
         generator = generator_of("swag", index)
         own, low = (standard("normal", (n,), device, generator).to(self.mean) for n in (len(self.mean), rank))
         along = self.deviations[:rank].mT @ low / math.sqrt(2 * max(1, rank - 1))
-        return self.mean + (self.squares / count).clamp(min=0).div(2).sqrt() * own + along
+        return mean + (self.squares / count).clamp(min=0).div(2).sqrt() * own + along
 
 
 class SWAGNetworks(Members):
@@ -120,6 +127,7 @@ class SWAG(Method):
         rank: R, the number of deviations that are kept while training.
         extra_epochs: further epochs as a share of the recipe's, rounded up, at least 2.
         rate: constant learning rate of the further epochs, relative to the recipe's peak.
+        average: keep the average of the weights in place of draws (SWA): `components` is 1.
 
     Example:
         >>> model = lb.convert(net, lb.SWAG())
@@ -130,16 +138,22 @@ class SWAG(Method):
     targets: ClassVar[tuple[type[nn.Module], ...]] = ()
     late: ClassVar[float] = 0.0
     post_hoc: ClassVar[bool] = True
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"average": False})
     space: ClassVar[Space] = MappingProxyType({"rate": (0.05, 0.8)})
 
     components: int = 16
     rank: int = 20
     extra_epochs: float = 0.25
     rate: float = 0.2
+    average: bool = False
 
     def __post_init__(self) -> None:
         check_components(self.components)
         check_positive(extra_epochs=self.extra_epochs, rate=self.rate)
+        if not isinstance(self.average, bool):
+            raise ValueError(f"expected average to be True or False, got {self.average!r}")
+        if self.average:
+            object.__setattr__(self, "components", 1)
         if not (isinstance(self.rank, int) and self.rank >= FEWEST):
             raise ValueError(f"expected rank to be a whole number of at least {FEWEST}, got {self.rank!r}")
 
@@ -177,7 +191,7 @@ class SWAG(Method):
         moments, here = model.kept[0] if model.kept else model.new_collector(), device_of(model.members[0])
         for index, member in enumerate(model.members):
             home = device_of(member)
-            _assign(member.to(here), moments.draw(index))
+            _assign(member.to(here), moments.average() if self.average else moments.draw(index))
             _collect_norms(member, data)
             member.to(home)
         model.kept.clear()
