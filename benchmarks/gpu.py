@@ -1,7 +1,7 @@
 """The table of training steps on a GPU: `python -m benchmarks.cost --device cuda`.
 
 Each pair of a network and a method is measured in a process of its own, next to the plain network: groups of ten steps
-of either in turn, after a warm-up. A step is "eager"; "compiled"; or "graph", compiled and recorded as a CUDA graph as
+of either in turn, after a warm-up. A step is "eager"; "compiled"; or "graph", compiled and captured as a CUDA graph as
 by `fit`. The result is one JSON file per pair, so that the command can be interrupted; a second call skips the
 pairs that are finished. Time is by CUDA events; memory is the most that steady steps allocate.
 Compiled pairs are compiled beforehand, several at a time. The pairs come in the order of `pairs`, the large networks
@@ -145,8 +145,8 @@ def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[Step, 
         warnings.simplefilter("ignore")  # a network without streams gets noise alone
         model = converted(method, problem.network(device))
     compiled = mode != "eager" and device == "cuda"  # a CPU may have no compiler
-    recorded = mode == "graph" and device == "cuda"
-    step = train_step(model, x, y, half=True, compiled=compiled, recorded=recorded)
+    captured = mode == "graph" and device == "cuda"
+    step = train_step(model, x, y, half=True, compiled=compiled, captured=captured)
     start = time.monotonic()
     step()
     _wait(device)
@@ -159,7 +159,7 @@ def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[Step, 
 def _bytes(step: Step, mode: str, device: str) -> int:
     """Return the most memory that a steady step allocates; 0 on a CPU.
 
-    The memory of a recorded step belongs to its graph: torch counts it as reserved, not as allocated.
+    The memory of a captured step belongs to its graph: torch counts it as reserved, not as allocated.
     """
     if device != "cuda":
         return 0

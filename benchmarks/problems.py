@@ -103,7 +103,7 @@ def converted(name: str, net: nn.Module, example: Any = None) -> nn.Module:
 
 
 def train_step(
-    model: nn.Module, x: Any, y: Tensor, *, half: bool, compiled: bool = False, recorded: bool = False
+    model: nn.Module, x: Any, y: Tensor, *, half: bool, compiled: bool = False, captured: bool = False
 ) -> Step:
     """Return a training step: zero_grad, forward, loss with KL, backward, SGD with momentum (foreach).
 
@@ -113,7 +113,7 @@ def train_step(
         y: classes.
         half: whether the forward runs under bfloat16 autocast.
         compiled: whether the loss is compiled.
-        recorded: whether forward and backward are replayed as a CUDA graph, as `fit` does on a GPU.
+        captured: whether forward and backward are replayed as a CUDA graph, as `fit` does on a GPU.
     """
     optimizer = torch.optim.SGD(lb.parameter_groups(model, lr=1e-3), lr=1e-3, momentum=0.9, foreach=True)
     has_kl, zero = any(True for _ in lb.stochastic_layers(model)), torch.zeros((), device=y.device)
@@ -126,14 +126,14 @@ def train_step(
         return ElboTerms(nll, kl, nll + beta * kl / NUM_DATA if has_kl else nll, outputs)
 
     loss = torch.compile(terms_of) if compiled else terms_of
-    capture = CapturedStep(loss, model) if recorded else None
+    capture = CapturedStep(loss, model) if captured else None
 
     def step() -> None:
         optimizer.zero_grad()
         if capture is None:
             loss(x, y).loss.backward()
         elif capture(x, y, 1.0) is None:
-            raise RuntimeError("expected a step that can be recorded as a CUDA graph")
+            raise RuntimeError("expected a step that can be captured as a CUDA graph")
         optimizer.step()
 
     return step

@@ -108,16 +108,16 @@ def test_training_steps_are_those_of_the_file():
     assert lacking(COST, rows) == []
 
 
-def test_recorded_steps_are_those_of_the_file():
+def test_captured_steps_are_those_of_the_file():
     rows = []
-    for name, record in GPU["recorded_step"]["steps"].items():
+    for name, record in GPU["captured_step"]["steps"].items():
         around = record["quartiles"] | record["range"]
         shown = {m: f"{r:.2f} ({around[m][0]:.2f}-{around[m][1]:.2f})" for m, r in record["ratio"].items()}
         rows.append([name, f"{record['plain_ms']:.1f}", *(shown.get(m, "") for m in ("rank1", "implicit", "patch"))])
     for name, record in GPU["kernels"]["steps"].items():
         rows.append([name, *(f"{time:.1f} ({number})" for time, number in record.values())])
     assert lacking(COST, rows) == []
-    first = GPU["recorded_step"]["first_call_seconds"]
+    first = GPU["captured_step"]["first_call_seconds"]
     said = "The first call took {} to {} s for the plain networks and {} to {} s for rank1"
     between, images = (GPU["kernels"][name] for name in ("between_convolutions_ms", "gradient_of_images_ms"))
     shares = "take {plain} ms in the plain network, {rank1} ms under rank1, {implicit} ms under implicit and {patch} ms"
@@ -173,14 +173,14 @@ def test_the_readme_opens_with_measured_prices():
     cpu = [CPU["train_step"][name]["ratio"] for name in FOUR]
     wide, small = ([record["ratio"][name] for name in FOUR] for record in steps("compiled"))
     eager = [ratio for name in FOUR for ratio, indication in ratios_of(steps("eager"), name) if not indication]
-    recorded = [record["ratio"]["rank1"] for record in GPU["recorded_step"]["steps"].values()]
+    captured = [record["ratio"]["rank1"] for record in GPU["captured_step"]["steps"].values()]
     many, single = answers(one=False), answers(one=True)
     drawn = ("rank1", "implicit", "patch")
     said = [
         f"{span(map(extra, FOUR), 1)} % more parameters on a WRN-28-10",
         f"{span(cpu)} plain steps on a CPU thread, {span(wide)} on an H200 with `torch.compile` (WRN-28-10), "
         f"{span(small)} for the small WRN-16-4, {span(eager, 1)} without it",
-        f"`Rank1` costs {span(recorded)} plain steps (WRN-28-10, BERT-base, ResNet-50)",
+        f"`Rank1` costs {span(captured)} plain steps (WRN-28-10, BERT-base, ResNet-50)",
         f"{span(paid(many, *drawn), 0)} plain passes for many rows (`BatchEnsemble`, which has four members: "
         f"{span(paid(many, 'batch_ensemble'), 0)}), and {span(paid(single, *drawn), 0)} for one row at a time",
     ]

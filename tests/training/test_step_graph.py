@@ -31,7 +31,7 @@ def loss_of(model):
     return lambda x, y, beta: lb.elbo(model, x, y, lb.Categorical(), num_data=96, beta=beta)
 
 
-def test_hooks_of_the_user_are_a_reason_not_to_record():
+def test_hooks_of_the_user_are_a_reason_not_to_captured_for():
     bnn = rank1()
     assert refusal(bnn) is None
     handle = bnn[2].register_forward_hook(lambda *_: None)
@@ -85,7 +85,7 @@ def test_changes_in_python_that_a_graph_would_not_repeat_are_noticed(kind):
     assert python_state(net) != before
 
 
-def test_a_cpu_records_nothing(monkeypatch):
+def test_a_cpu_captures_nothing(monkeypatch):
     def never(*args):
         raise AssertionError
 
@@ -95,15 +95,15 @@ def test_a_cpu_records_nothing(monkeypatch):
 
 
 class TestOnAGpu:
-    """Recorded steps."""
+    """Captured steps."""
 
     pytestmark = gpu
 
     @pytest.mark.parametrize("norm", [False, True])
     def test_gradients_and_statistics_are_those_of_an_ordinary_step(self, norm):
         x, y = (tensor.cuda() for tensor in images())
-        recorded, ordinary = network(norm).cuda(), network(norm).cuda()
-        step = CapturedStep(loss_of(recorded), recorded)
+        captured, ordinary = network(norm).cuda(), network(norm).cuda()
+        step = CapturedStep(loss_of(captured), captured)
         for first in range(0, 96, 32):
             part = slice(first, first + 32)
             terms, wanted = step(x[part], y[part], 1.0), loss_of(ordinary)(x[part], y[part], 1.0)
@@ -111,9 +111,9 @@ class TestOnAGpu:
             wanted.loss.backward()
             torch.testing.assert_close(terms.loss, wanted.loss)
             torch.testing.assert_close(terms.outputs, wanted.outputs)
-            for a, b in zip(recorded.parameters(), ordinary.parameters(), strict=True):
+            for a, b in zip(captured.parameters(), ordinary.parameters(), strict=True):
                 torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-6)
-        for a, b in zip(recorded.buffers(), ordinary.buffers(), strict=True):
+        for a, b in zip(captured.buffers(), ordinary.buffers(), strict=True):
             torch.testing.assert_close(a, b)
         assert step(x[:5], y[:5], 1.0) is None  # another size: an ordinary step
 
@@ -140,7 +140,7 @@ class TestOnAGpu:
             terms = step(x, y, beta)
             torch.testing.assert_close(terms.loss, terms.nll + beta * terms.kl / 96)
 
-    def test_a_step_that_cannot_be_recorded_is_an_ordinary_one_and_the_log_says_so_once(self, caplog):
+    def test_a_step_that_cannot_be_captured_is_an_ordinary_one_and_the_log_says_so_once(self, caplog):
         class Reads(nn.Module):
             def forward(self, x):
                 return x if x.sum().item() < 1e9 else -x  # waits for the GPU
@@ -152,21 +152,21 @@ class TestOnAGpu:
             before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
             assert step(x.cuda(), y.cuda(), 1.0) is None
             assert step(x.cuda(), y.cuda(), 1.0) is None
-        assert len([one for one in caplog.records if "are not recorded as a CUDA graph" in one.message]) == 1
+        assert len([one for one in caplog.captures if "are not captured as a CUDA graph" in one.message]) == 1
         torch.testing.assert_close(dict(net.state_dict()), before)
         assert all(parameter.grad is None for parameter in net.parameters())
         F.cross_entropy(net(x.cuda()), y.cuda()).backward()  # torch's generator and streams are unharmed
         assert torch.randn(3, device="cuda").isfinite().all()
 
     @pytest.mark.parametrize("kind", [Sometimes, Counts])
-    def test_a_network_that_changes_in_python_is_not_recorded(self, kind):
+    def test_a_network_that_changes_in_python_is_not_captured(self, kind):
         net = nn.Sequential(network(), kind()).cuda()
         x, y = (tensor.cuda() for tensor in images())
         step = CapturedStep(loss_of(net), net)
         assert step(x, y, 1.0) is None
         assert step.failed
 
-    def test_a_changed_network_is_recorded_again(self):
+    def test_a_changed_network_is_captured_again(self):
         net = network().cuda()
         x, y = (tensor.cuda() for tensor in images())
         step = CapturedStep(loss_of(net), net)
@@ -181,11 +181,11 @@ class TestOnAGpu:
         assert net[0].weight.grad is None
         assert net[4].weight.grad is not None
 
-    def test_a_compiled_training_is_recorded_before_and_after_a_late_conversion(self, monkeypatch):
-        recorded = []
+    def test_a_compiled_training_is_captured_before_and_after_a_late_conversion(self, monkeypatch):
+        captured = []
         own = CapturedStep._capture
-        monkeypatch.setattr(CapturedStep, "_capture", lambda *args: recorded.append(1) or own(*args))
+        monkeypatch.setattr(CapturedStep, "_capture", lambda *args: captured.append(1) or own(*args))
         bnn = rank1()
         fit(bnn, images(90), short(compile=True, accelerator="cuda", epochs=4, convert_at_epoch=2))
-        assert len(recorded) == 2
+        assert len(captured) == 2
         assert all(parameter.isfinite().all() for parameter in bnn.parameters())

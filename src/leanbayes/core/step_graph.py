@@ -1,12 +1,12 @@
 """A training step as a CUDA graph: the GPU repeats the kernels of forward and backward without waiting for Python.
 
-`CapturedStep` records the loss of a batch and its gradients once, and replays them for every batch of the same shape:
+`CapturedStep` captures the loss of a batch and its gradients once, and replays them for every batch of the same shape:
 
     x, y, beta -> fixed tensors;  replay;  p.grad, nll, kl <- fixed tensors
 
 Noise stays fresh: torch moves the generator on at every replay. The optimiser and its learning rates stay outside.
-Python runs at the recording alone. So a step is recorded only if Python does nothing in it that may change (see
-`refusal`), and recorded again if modules or parameters have changed between epochs.
+Python runs at the capture alone. So a step is captured only if Python does nothing in it that may change (see
+`refusal`), and captured again if modules or parameters have changed between epochs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leanbayes.core.objective import ElboTerms
 from leanbayes.runtime.batches import Inputs, map_leaves, tensors_in
 
 WARM_UP = 3
-"""Passes before a recording: they compile, and choose the kernels of convolutions."""
+"""Passes before a capture: they compile, and choose the kernels of convolutions."""
 
 SIMPLE = (bool, int, float, str, type(None))
 
@@ -52,7 +52,7 @@ class CapturedStep:
         self.forget()
 
     def forget(self) -> None:
-        """Drop the recording and its memory."""
+        """Drop the capture and its memory."""
         self.graph: Any = None
         self.inputs: list[Tensor] = []
         self.signature: Hashable = None
@@ -62,7 +62,7 @@ class CapturedStep:
         self.state: Hashable = None
 
     def look(self) -> None:
-        """Drop the recording if a module or parameter has changed: call it when an epoch begins."""
+        """Drop the capture if a module or parameter has changed: call it when an epoch begins."""
         if self.graph is not None and self.state != _state(self.network):
             self.forget()
 
@@ -70,7 +70,7 @@ class CapturedStep:
         """Set the gradients of a batch and return its terms; None if this batch needs an ordinary step."""
         if self.failed or (self.graph is not None and not self._fits(x, y)):
             return None
-        if self.graph is None and not self._record(x, y):
+        if self.graph is None and not self._captured_for(x, y):
             return None
         assert self.graph is not None
         assert self.values is not None
@@ -89,7 +89,7 @@ class CapturedStep:
         except NotCapturableError:
             return False
 
-    def _record(self, x: Inputs, y: Tensor) -> bool:
+    def _captured_for(self, x: Inputs, y: Tensor) -> bool:
         """Record the step for batches like this one; return whether that was possible."""
         reason = refusal(self.network)
         if reason is None:
@@ -98,7 +98,7 @@ class CapturedStep:
                 with torch.random.fork_rng(devices=[y.device]), _generator_kept(y.device):
                     self.signature = signature((x, y))
                     self._capture(x, y)
-            except (NotCapturableError, Exception) as error:  # whatever a network does that cannot be recorded
+            except (NotCapturableError, Exception) as error:  # whatever a network does that cannot be captured
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 self.forget()
             with torch.no_grad():
@@ -107,11 +107,11 @@ class CapturedStep:
         self.state, self.failed = _state(self.network), reason is not None
         if reason is not None:
             _clear(self.network.parameters())
-            logger.warning("training steps are not recorded as a CUDA graph: %s", reason)
+            logger.warning("training steps are not captured as a CUDA graph: %s", reason)
         return reason is None
 
     def _capture(self, x: Inputs, y: Tensor) -> None:
-        """Run the step on fixed inputs a few times, then record it."""
+        """Run the step on fixed inputs a few times, then capture it."""
         fixed = map_leaves((x, y), _clone)
         self.inputs = list(tensors_in(fixed))
         self.beta = torch.zeros((), device=y.device)
@@ -141,7 +141,7 @@ class CapturedStep:
 
 @contextmanager
 def _generator_kept(device: torch.device) -> Iterator[None]:
-    """Give the generator of a device its state of before if a recording fails: it would wait for the end of it."""
+    """Give the generator of a device its state of before if a capture fails: it would wait for the end of it."""
     generator = _cuda.default_generators[device.index or 0]
     before = generator.clone_state()
     try:
@@ -152,29 +152,29 @@ def _generator_kept(device: torch.device) -> Iterator[None]:
 
 
 def refusal(network: nn.Module) -> str | None:
-    """Return why a step of a network cannot be recorded, or None: hooks of the user would run only once."""
+    """Return why a step of a network cannot be captured, or None: hooks of the user would run only once."""
     for path, module in network.named_modules():
         hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
         for hook in (hook for some in hooks for hook in some.values()):
             owner = type(getattr(hook, "__self__", hook)).__module__
             if not owner.startswith("leanbayes."):
-                return f"module '{path}' has a hook, which would run at the recording alone"
+                return f"module '{path}' has a hook, which would run at the capture alone"
     for path, parameter in network.named_parameters():
         after: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
         if parameter._backward_hooks or after:
-            return f"parameter '{path}' has a hook, which would run at the recording alone"
+            return f"parameter '{path}' has a hook, which would run at the capture alone"
     return None
 
 
 def python_state(network: nn.Module) -> Hashable:
-    """Return the state that a recorded step cannot change: attributes of modules, generators of the CPU."""
+    """Return the state that a captured step cannot change: attributes of modules, generators of the CPU."""
     name, words, *place = np.random.get_state()  # noqa: NPY002
     numpy = name, np.asarray(words).tobytes(), *place
     return _state(network), torch.get_rng_state().numpy().tobytes(), random.getstate(), numpy
 
 
 def _state(network: nn.Module) -> Hashable:
-    """Return a value that differs if a recording would: modules, their modes and plain attributes, and parameters."""
+    """Return a value that differs if a capture would: modules, their modes and plain attributes, and parameters."""
     modules = [
         (id(module), *((name, value) for name, value in vars(module).items() if isinstance(value, SIMPLE)))
         for module in network.modules()

@@ -78,7 +78,7 @@ class Recipe:
         nodes: machines; `torchrun` overrides it.
         seed: of the order of rows, of the augmentation and of torch's generators.
         compile: compile the whole loss, network and KL, with `torch.compile`. On one GPU, full batches are also
-            recorded as a CUDA graph (`core/step_graph.py`), which spares the GPU the wait for Python.
+            captured as a CUDA graph (`core/step_graph.py`), which spares the GPU the wait for Python.
         channels_last: keep images and convolutions in channels-last memory order.
 
     Example:
