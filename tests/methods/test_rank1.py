@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import distributions as td
 from torch import nn
 
@@ -405,6 +406,30 @@ def test_divergence_pulls_factors_to_the_prior():
 def test_half_cauchy_factors_under_a_narrow_cauchy_prior_have_a_finite_divergence():
     layer = lb.convert(nn.Linear(4, 3), lb.Rank1(posterior="half_cauchy", prior="cauchy", prior_std=0.01))
     assert math.isfinite(layer.kl().item())
+
+
+@pytest.mark.parametrize("perturbation", ["multiplicative", "additive"])
+@pytest.mark.parametrize("components", [1, 4])
+def test_centres_that_are_not_centred_have_the_whole_spread(components, perturbation):
+    torch.manual_seed(0)
+    method = lb.Rank1(components=components, init_spread=0.3, perturbation=perturbation, centre=False)
+    layer = lb.convert(nn.Linear(3000, 3000), method)
+    for side, middle in method.centres().items():
+        centres = (getattr(layer.posterior, side).loc.detach() - middle) / 0.3
+        assert stats.kstest(centres.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+def test_members_of_a_batch_ensemble_start_uncentred_on_request():
+    torch.manual_seed(0)
+    layer = lb.convert(nn.Linear(3000, 2), lb.BatchEnsemble(components=1, init_spread=0.4, centre=False))
+    centres = (layer.posterior.input.loc.detach() - 1) / 0.4
+    assert stats.kstest(centres.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("method", [lb.Rank1, lb.BatchEnsemble])
+def test_centring_is_a_field_only_where_it_is_off(method):
+    assert "centre" not in method().fields()  # results of before keep their job ids
+    assert method(centre=False).fields()["centre"] is False
 
 
 # ------------------------------------------------------------------------------- BatchEnsemble

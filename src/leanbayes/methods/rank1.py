@@ -212,6 +212,9 @@ class Rank1(Method):
             from scratch; **they discard the function of a trained network**, and `convert` warns.
         init_spread: standard deviation of the component centres around one before centring, which multiplies it by
             sqrt(1 - 1/K): 0.87 for K = 4, 0 for K = 1.
+        centre: shift the component centres to an average of one (of zero on the additive side), so that the average
+            network is the converted one. Without it the standard deviation is `init_spread`, also for K = 1: for
+            training from scratch. Random signs are never shifted.
         init_std: initial scale of each factor's posterior (0.0316 in the paper; more is better calibrated after short
             training).
         sign_probability: probability of +1 under random signs (0.5 CIFAR, 0.75 ImageNet in the paper).
@@ -228,7 +231,7 @@ class Rank1(Method):
 
     name: ClassVar[str] = "rank1"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
-    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "noise": "row"})
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "noise": "row", "centre": True})
     space: ClassVar[Space] = MappingProxyType({"prior_std": (0.02, 0.5), "init_std": (0.02, 0.5)})
 
     components: int = 4
@@ -245,6 +248,7 @@ class Rank1(Method):
     perturbation: Perturbation = "multiplicative"
     embeddings: bool = False
     noise: NoiseOf = "row"
+    centre: bool = True
 
     def __post_init__(self) -> None:
         check_components(self.components)
@@ -328,7 +332,8 @@ class Rank1(Method):
         if self.init == "random_sign":
             centres = random_signs(self.sign_probability, shape, device=like.device, dtype=dtype)
         else:
-            centres = spread_around(centre, self.init_spread, shape, device=like.device, dtype=dtype)
+            spread = self.init_spread
+            centres = spread_around(centre, spread, shape, device=like.device, dtype=dtype, centre=self.centre)
         if self._positive():
             require_positive(centres)
         return Factor(self.posterior, centres, torch.full_like(centres, self.init_std))
@@ -347,6 +352,8 @@ class BatchEnsemble(Method):
         init_spread: standard deviation of the factors around one before centring, which multiplies it by sqrt(1 - 1/K).
         sign_probability: probability of +1 under random signs.
         component_bias: give every member its own bias, if the layer has one.
+        centre: shift the factors to an average of one over the members. Without it the standard deviation is
+            `init_spread`: for training from scratch.
 
     Example:
         >>> bnn = lb.convert(net, lb.BatchEnsemble(components=4))
@@ -356,6 +363,7 @@ class BatchEnsemble(Method):
     name: ClassVar[str] = "batch_ensemble"
     posterior_rate: ClassVar[float] = 0.5
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"centre": True})
     space: ClassVar[Space] = MappingProxyType({"init_spread": (0.1, 1.0)})
 
     components: int = 4
@@ -363,6 +371,7 @@ class BatchEnsemble(Method):
     init_spread: float = 0.4
     sign_probability: float = 0.5
     component_bias: bool = True
+    centre: bool = True
 
     def __post_init__(self) -> None:
         self.config()

@@ -55,6 +55,7 @@ def spec(run: Run, name: str, data: str, net: str) -> TrainingSpec:
     if components:
         prior_std, spread = tuned["prior_std"], tuned["init_spread"]
         method = lb.ImplicitNodes(components=components, prior_std=prior_std, init_spread=spread, init_std=INIT_STD)
+        method = replace(method, centre=run.budget != "full")
         samples = run.pick(quick=1, short=1, full=2)
         rate = tuned["posterior_lr"]
         recipe = replace(recipe, posterior_lr=rate, posterior_schedule="constant", samples=samples)
