@@ -128,7 +128,7 @@ def test_full_implicit_has_the_papers_hyper_parameters(study, net, values, tmp_p
     assert (spec.net, found) == (net, values)
     assert (recipe.epochs, recipe.batch_size, recipe.samples, recipe.anneal_epochs) == (300, 128, 2, 200)
     assert (recipe.schedule, recipe.posterior_schedule, recipe.convert_at_epoch) == ("linear", "constant", 0)
-    assert method.centre is False
+    assert (method.centre, recipe.deal) == (False, "draws")
     assert (method.components, method.init_std, spec.evaluation.samples) == (8, 0.05, 40)
 
 
