@@ -107,6 +107,7 @@ def test_full_k_sweep_keeps_the_rows_of_all_components_together(tmp_path):
         assert spec.evaluation.samples == spec.method.components
     assert figures["figure3"]["K = 4"] is figures["figure2"]["both"]
     assert [spec.method.factors for spec in figures["figure2"].values()] == ["input", "output", "both"]
+    assert [spec.method.other for spec in figures["figure2"].values()] == ["point", "point", "none"]
     assert [spec.recipe.aggregate for spec in figures["figure4"].values()] == ["average", "mixture"]
     watched = {spec.name for study in suite.studies for spec in study.specs if spec.watch is not None}
     assert watched == {"rank1-both", "rank1-mixture", "batch_ensemble"}

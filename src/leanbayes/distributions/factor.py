@@ -145,7 +145,9 @@ def spread_around(
     `centre=False` nothing is shifted: the standard deviation is `spread`, also for K = 1.
     """
     centres = torch.randn(shape, device=device, dtype=dtype) * spread
-    return (centres - centres.mean(0, keepdim=True) if centre else centres) + around
+    if not centre:
+        return centres + around
+    return centres - centres.mean(0, keepdim=True) + around
 
 
 def random_signs(probability: float, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype) -> Tensor:
