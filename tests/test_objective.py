@@ -13,6 +13,7 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.core.objective import linear_beta
+from leanbayes.runtime.passes import assign_rows
 
 from .networks import small_net, Tokens
 
@@ -59,6 +60,61 @@ def test_samples_of_a_row_share_its_component(ensemble):
     noisy = lb.convert(small_net(), lb.ImplicitNodes(components=3)).eval()
     outputs = lb.elbo(noisy, X, Y, num_data=6, samples=4).outputs.view(4, 6, 4)
     assert not torch.allclose(outputs[0], outputs[1])
+
+
+@pytest.mark.parametrize("rows", [6, 5])
+@pytest.mark.parametrize("samples", [2, 5])
+def test_draws_of_a_row_are_dealt_to_consecutive_components(ensemble, rows, samples):
+    x, y = X[:rows], Y[:rows]
+    torch.manual_seed(1)
+    terms = lb.elbo(ensemble, x, y, num_data=6, samples=samples, deal="draws")
+    torch.manual_seed(1)
+    first = assign_rows(rows, 3, x.device).rows()
+    expected = [members(ensemble, x)[(first + turn) % 3, torch.arange(rows)] for turn in range(samples)]
+    torch.testing.assert_close(terms.outputs.view(samples, rows, 4), torch.stack(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(terms.nll, F.cross_entropy(terms.outputs, y.repeat(samples)))
+
+
+def test_draws_that_serve_a_component_are_dealt_pass_by_pass():
+    bnn = lb.convert(small_net(), lb.Rank1(components=3, noise="component"))
+    seen = []
+    bnn[0].register_forward_hook(lambda layer, args, result: seen.append(layer.state.component.rows()))
+    lb.elbo(bnn, X, Y, num_data=6, samples=4, deal="draws")
+    assert len(seen) == 4
+    assert all(torch.equal(later, (seen[0] + turn) % 3) for turn, later in enumerate(seen))
+
+
+def test_tiled_rows_have_every_component_however_draws_are_dealt(ensemble):
+    expected = members(ensemble, X).repeat(2, 1, 1)
+    for deal in ("rows", "draws"):
+        terms = lb.elbo(ensemble, X, Y, num_data=6, samples=2, tile=True, deal=deal)
+        torch.testing.assert_close(terms.outputs.view(6, 6, 4), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_dealt_draws_of_a_row_have_noise_of_their_own():
+    bnn, rows = lb.convert(nn.Linear(1, 1), lb.ImplicitNodes(components=2, init_spread=0.0)), 4000
+    x = torch.ones(rows, 1)
+    first, second = lb.elbo(bnn, x, x, lb.Gaussian(), num_data=rows, samples=2, deal="draws").outputs.view(2, rows)
+    assert abs(torch.corrcoef(torch.stack([first, second]))[0, 1]) < 4 / math.sqrt(rows)
+
+
+@pytest.mark.parametrize("samples", [2, 4])
+@pytest.mark.parametrize("deal", ["rows", "draws"])
+def test_the_bound_is_unbiased_however_draws_are_dealt(deal, samples):
+    # A linear map of Gaussian nodes is Gaussian: E (y - f)^2 = (y - mean)^2 + variance, averaged over the components.
+    torch.manual_seed(0)
+    bnn = lb.convert(nn.Linear(3, 1), lb.ImplicitNodes(components=3, init_spread=0.7, init_std=0.4)).double()
+    x, y = torch.randn(5, 3).double(), torch.randn(5, 1).double()
+    weight, bias = bnn.base.weight.detach(), bnn.base.bias.detach()
+    law = bnn.posterior.distribution()
+    mean = torch.einsum("kn,bn->kb", law.mean.double() * weight, x) + bias
+    variance = torch.einsum("kn,bn->kb", (law.stddev.double() * weight).square(), x.square())
+    std = 0.5
+    exact = math.log(std * math.sqrt(2 * math.pi)) + ((y[:, 0] - mean).square() + variance).mean() / (2 * std**2)
+    with torch.no_grad():
+        terms = [lb.elbo(bnn, x, y, lb.Gaussian(std=std), num_data=5, samples=samples, deal=deal) for _ in range(1500)]
+    found = torch.stack([term.nll for term in terms])
+    assert abs(found.mean() - exact) < 4 * found.std() / math.sqrt(len(found))
 
 
 def test_mixture_is_the_log_of_the_mean_likelihood_and_tighter(ensemble):
@@ -137,6 +193,7 @@ def test_inputs_without_the_batch_on_their_first_axis_are_not_tiled():
         ({"samples": 0}, "expected samples to be a whole number of at least 1, got 0"),
         ({"samples": 1.5}, "expected samples to be a whole number of at least 1, got 1.5"),
         ({"aggregate": "sum"}, "expected aggregate to be one of average, mixture, got 'sum'"),
+        ({"deal": "both"}, "expected deal to be one of rows, draws, got 'both'"),
         ({"beta": float("nan")}, "expected beta to be a finite number of at least 0, got nan"),
         ({"beta": float("inf")}, "expected beta to be a finite number of at least 0, got inf"),
         ({"beta": -1}, "expected beta to be a finite number of at least 0, got -1"),

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leanbayes.distributions.assignment import blocks, cuts, pick, pick_between
+from leanbayes.distributions.assignment import Assignment, blocks, cuts, pick, pick_between
 
 many = settings(deadline=None, derandomize=True, max_examples=150)
 rows_ = st.integers(1, 60)
@@ -47,6 +47,15 @@ def test_a_batch_that_divides_is_dealt_in_equal_blocks_and_gathered_by_expansion
     assert torch.equal(dealt.take(values), values[dealt.rows()])
     assert torch.equal(dealt.repeat(2).rows(), dealt.rows().repeat(2))
     assert torch.equal(dealt.modulo(2).rows(), dealt.rows() % 2)
+
+
+@pytest.mark.parametrize(("component", "each"), [([2, 0, 1], 2), ([2, 2, 0, 1, 1], 1)])
+def test_repeats_of_a_batch_go_to_consecutive_components_on_request(component, each):
+    dealt = Assignment(torch.tensor(component), each)
+    first = dealt.rows()
+    found = dealt.repeat(4, components=3).rows().view(4, -1)
+    assert torch.equal(found, torch.stack([first, (first + 1) % 3, (first + 2) % 3, first]))
+    assert [part.rows().tolist() for part in dealt.repeat(4, components=3).split(4)] == found.tolist()
 
 
 @pytest.mark.parametrize(("rows", "components"), [(1, 4), (3, 5), (5, 4), (7, 3)])

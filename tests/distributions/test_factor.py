@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.factor import Factor, joint_distribution, random_signs, spread_around
@@ -131,6 +132,21 @@ def test_spread_centres_average_to_the_middle_in_float32(components, count, arou
 def test_one_component_starts_exactly_in_the_middle():
     torch.manual_seed(0)
     assert torch.equal(spread_around(1.0, 0.5, (1, 20), device=CPU, dtype=torch.float32), torch.ones(1, 20))
+
+
+@pytest.mark.parametrize("components", [1, 2, 16])
+def test_centres_that_are_not_centred_have_the_whole_spread(components):
+    torch.manual_seed(0)
+    count, spread = 20_000, 0.5
+    shape = (components, count)
+    centres = spread_around(1.0, spread, shape, device=CPU, dtype=torch.float64, centre=False)
+    assert centres.shape == shape
+    assert stats.kstest(((centres - 1) / spread).flatten().numpy(), "norm").pvalue > 1e-3
+    average = (centres.mean(0) - 1) / (spread / math.sqrt(components))  # of K independent ones
+    assert stats.kstest(average.numpy(), "norm").pvalue > 1e-3
+    torch.manual_seed(0)
+    centred = spread_around(1.0, spread, shape, device=CPU, dtype=torch.float64)
+    torch.testing.assert_close(centres - centres.mean(0) + 1, centred)  # the same draw, moved
 
 
 @pytest.mark.parametrize("components", [2, 4])

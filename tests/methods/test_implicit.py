@@ -146,6 +146,22 @@ def test_nodes_start_as_the_paper_starts_them():
     torch.testing.assert_close(layer.posterior.loc.mean(0), torch.ones(count), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("components", [1, 2, 4])
+def test_means_that_are_not_centred_start_with_the_whole_spread(components):
+    # Trinh et al., section 5: mu ~ Normal(1, 0.75^2), for each component alone.
+    torch.manual_seed(0)
+    method = lb.ImplicitNodes(components=components, init_spread=0.75, centre=False)
+    layer = lb.convert(nn.Linear(4000, 2), method)
+    means = (layer.posterior.loc.detach() - 1) / 0.75
+    assert stats.kstest(means.flatten().numpy(), "norm").pvalue > 1e-3
+    assert abs(means.mean(0).std() - components**-0.5) < 4 * (2 * components * 4000) ** -0.5
+
+
+def test_centring_is_a_field_only_where_it_is_off():
+    assert "centre" not in lb.ImplicitNodes().fields()  # results of before keep their job ids
+    assert lb.ImplicitNodes(centre=False).fields()["centre"] is False
+
+
 # ------------------------------------------------------------------------------- the divergence
 
 

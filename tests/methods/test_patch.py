@@ -198,6 +198,25 @@ def net_weight(bnn):
     return dict(bnn.named_parameters())["1.weight"]
 
 
+@pytest.mark.parametrize("copies", [2, 5])
+def test_a_step_of_one_copy_moves_the_mean_as_a_plain_layer_and_the_others_with_it(copies):
+    # M_k = M + sum_j A_kj C_j with A A^T = 1 - 1/K: by a gradient g of copy k, copy l moves by (1 + [l = k] - 1/K) g.
+    torch.manual_seed(0)
+    layer = lb.convert(nn.Linear(3, 2), lb.ModelPatch(components=copies, patch=("*",))).double()
+    before, x = layer.every_copy().detach(), torch.randn(4, 3).double()
+    with lb.draws(layer, seed=0, index=1):
+        layer(x).sum().backward()
+    plain = lb.draw(layer, seed=0, index=1)
+    drawn = torch.cat([plain.weight.detach().flatten(), plain.bias.detach()])
+    slope = torch.cat([x.sum(0).repeat(2), torch.full((2,), 4.0).double()])
+    torch.optim.SGD(layer.parameters(), lr=0.1).step()
+    moved = (layer.every_copy().detach() - before) / (-0.1 * slope)
+    expected = torch.full((copies, len(slope)), 1 - 1 / copies).double()
+    expected[(before - drawn).abs().sum(1).argmin()] += 1
+    torch.testing.assert_close(moved, expected)
+    torch.testing.assert_close(moved.mean(0), torch.ones(len(slope)).double())  # of K free copies, 1/K
+
+
 @pytest.mark.parametrize("mixing", ["uniform", "learned"])
 @pytest.mark.parametrize("crossed", [False, True])
 def test_the_divergence_is_equation_6(crossed, mixing):

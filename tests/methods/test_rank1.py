@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from torch import distributions as td
 from torch import nn
 
@@ -70,7 +71,7 @@ def factor(layer, side: str, law: str, k: int, reading, row: int) -> torch.Tenso
         return None
     parameters = dict(layer.posterior.get_submodule(side).named_parameters())
     loc = parameters["loc"][k] if "loc" in parameters else 0.0
-    if law == "point":
+    if law == "point" or layer.config.factors not in ("both", side):
         return loc
     noise = reading.noise[sides.index(side)]
     noise = {"cauchy": cauchy, "half_cauchy": lambda u: cauchy(u).abs()}.get(law, lambda n: n)(noise)
@@ -143,6 +144,65 @@ def test_factors_follow_the_law_of_the_posterior(law, kind):
     model, x = make(kind, lb.Rank1(components=2, posterior=law, prior=PRIOR_OF[law]))
     y, reading = run(model, x)
     torch.testing.assert_close(y, expected_output(model[0], x, reading, law), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("noise", ["row", "component"])
+@pytest.mark.parametrize("law", ["normal", "cauchy", "log_normal", "half_cauchy"])
+@pytest.mark.parametrize("factors", ["input", "output"])
+def test_the_other_side_has_points_for_each_component(factors, law, noise):
+    fields = {"posterior": law, "prior": PRIOR_OF[law], "noise": noise}
+    model, x = make("grouped conv", lb.Rank1(components=2, factors=factors, other="point", **fields))
+    layer, other = model[0], "output" if factors == "input" else "input"
+    assert [name for name, _ in layer.posterior.get_submodule(other).named_parameters()] == ["loc"]
+    y, reading = run(model, x)
+    if noise == "row":
+        torch.testing.assert_close(y, expected_output(layer, x, reading, law), rtol=1e-9, atol=1e-9)
+    y.sum().backward()
+    assert layer.posterior.get_submodule(other).loc.grad.abs().min() > 0
+    torch.testing.assert_close(lb.draw(model, seed=1, index=1)(x), named(model, x, seed=1, index=1))
+
+
+def named(model, x, **which):
+    with lb.draws(model, **which):
+        return model(x)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"other": "normal"}, "expected other to be one of none, point, got 'normal'"),
+        ({"other": "point"}, "expected factors='input' or 'output', and .*, got 'both' and 'multiplicative'"),
+        ({"other": "point", "factors": "input", "perturbation": "additive"}, "got 'input' and 'additive'"),
+    ],
+)
+def test_points_are_for_one_side_of_multiplied_factors(fields, message):
+    with pytest.raises(ValueError, match=message):
+        lb.Rank1(**fields)
+
+
+def test_points_of_the_other_side_are_a_field_only_where_they_are():
+    assert "other" not in lb.Rank1(factors="input").fields()  # results of before keep their job ids
+    assert lb.Rank1(factors="input", other="point").fields()["other"] == "point"
+
+
+@pytest.mark.parametrize("kl_over", ["mean", "sum"])
+@pytest.mark.parametrize("factors", ["input", "output"])
+def test_points_of_the_other_side_have_no_prior(factors, kl_over):
+    method = lb.Rank1(components=2, factors=factors, other="point", kl_over=kl_over)
+    model, _ = make("linear", method)
+    posterior = model[0].posterior.get_submodule(factors).distribution()
+    each = td.kl_divergence(posterior, td.Normal(1.0, method.prior_std)).sum(1)
+    torch.testing.assert_close(lb.kl(model), each.sum() if kl_over == "sum" else each.mean())
+
+
+def test_layers_with_and_without_points_are_sampled_together():
+    net = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 5), nn.Linear(5, 3))
+    bnn = lb.convert(net, lb.Rank1(factors="output", other="point", embeddings=True))
+    assert [name for name, _ in bnn[0].posterior.named_children()] == ["output"]
+    words = torch.randint(7, (8, 6))
+    with lb.draws(bnn, seed=0, index=1):
+        y = bnn(words)
+    torch.testing.assert_close(y, lb.draw(bnn, seed=0, index=1)(words))
 
 
 @pytest.mark.parametrize("kind", ["linear", "grouped conv"])
@@ -405,6 +465,30 @@ def test_divergence_pulls_factors_to_the_prior():
 def test_half_cauchy_factors_under_a_narrow_cauchy_prior_have_a_finite_divergence():
     layer = lb.convert(nn.Linear(4, 3), lb.Rank1(posterior="half_cauchy", prior="cauchy", prior_std=0.01))
     assert math.isfinite(layer.kl().item())
+
+
+@pytest.mark.parametrize("perturbation", ["multiplicative", "additive"])
+@pytest.mark.parametrize("components", [1, 4])
+def test_centres_that_are_not_centred_have_the_whole_spread(components, perturbation):
+    torch.manual_seed(0)
+    method = lb.Rank1(components=components, init_spread=0.3, perturbation=perturbation, centre=False)
+    layer = lb.convert(nn.Linear(3000, 3000), method)
+    for side, middle in method.centres().items():
+        centres = (getattr(layer.posterior, side).loc.detach() - middle) / 0.3
+        assert stats.kstest(centres.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+def test_members_of_a_batch_ensemble_start_uncentred_on_request():
+    torch.manual_seed(0)
+    layer = lb.convert(nn.Linear(3000, 2), lb.BatchEnsemble(components=1, init_spread=0.4, centre=False))
+    centres = (layer.posterior.input.loc.detach() - 1) / 0.4
+    assert stats.kstest(centres.flatten().numpy(), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("method", [lb.Rank1, lb.BatchEnsemble])
+def test_centring_is_a_field_only_where_it_is_off(method):
+    assert "centre" not in method().fields()  # results of before keep their job ids
+    assert method(centre=False).fields()["centre"] is False
 
 
 # ------------------------------------------------------------------------------- BatchEnsemble

@@ -107,6 +107,7 @@ def test_full_k_sweep_keeps_the_rows_of_all_components_together(tmp_path):
         assert spec.evaluation.samples == spec.method.components
     assert figures["figure3"]["K = 4"] is figures["figure2"]["both"]
     assert [spec.method.factors for spec in figures["figure2"].values()] == ["input", "output", "both"]
+    assert [spec.method.other for spec in figures["figure2"].values()] == ["point", "point", "none"]
     assert [spec.recipe.aggregate for spec in figures["figure4"].values()] == ["average", "mixture"]
     watched = {spec.name for study in suite.studies for spec in study.specs if spec.watch is not None}
     assert watched == {"rank1-both", "rank1-mixture", "batch_ensemble"}
@@ -128,6 +129,7 @@ def test_full_implicit_has_the_papers_hyper_parameters(study, net, values, tmp_p
     assert (spec.net, found) == (net, values)
     assert (recipe.epochs, recipe.batch_size, recipe.samples, recipe.anneal_epochs) == (300, 128, 2, 200)
     assert (recipe.schedule, recipe.posterior_schedule, recipe.convert_at_epoch) == ("linear", "constant", 0)
+    assert (method.centre, recipe.deal) == (False, "draws")
     assert (method.components, method.init_std, spec.evaluation.samples) == (8, 0.05, 40)
 
 

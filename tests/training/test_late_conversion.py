@@ -61,6 +61,15 @@ def test_the_last_epochs_give_every_row_to_every_component():
     assert rows == [48, 48]
 
 
+def test_a_recipe_deals_the_draws_of_a_row_to_consecutive_components():
+    bnn, seen = rank1(), []
+    bnn[0].register_forward_hook(lambda layer, args, result: seen.append(layer.state.component.rows().view(2, -1)))
+    fit(bnn, images(32), short(epochs=1, samples=2, deal="draws"))
+    assert len(seen) == 2
+    for first, second in seen:
+        assert torch.equal(second, (first + 1) % bnn[0].components)
+
+
 def test_a_plain_network_ignores_the_conversion():
     nets = [network(), network()]
     fit(nets[0], images(), short())

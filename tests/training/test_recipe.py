@@ -26,6 +26,8 @@ from .problems import short
         ({"posterior_schedule": "x"}, "expected posterior_schedule to be one of same, constant, got 'x'"),
         ({"aggregate": "sum"}, "expected aggregate to be one of average, mixture, got 'sum'"),
         ({"aggregate": "mixture"}, "expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or"),
+        ({"deal": "all"}, "expected deal to be one of rows, draws, got 'all'"),
+        ({"deal": "draws"}, "expected deal='draws' to have several draws of a row to deal: set samples"),
         ({"augment": "mixup"}, "expected augment to be one of none, flip, crop, crop_flip, got 'mixup'"),
         ({"precision": "16"}, "expected precision to be one of 32-true, bf16-mixed, got '16'"),
         ({"lr": float("nan")}, "expected lr to be a positive number, got nan"),
@@ -126,6 +128,11 @@ def test_a_restart_is_after_a_conversion_and_before_further_epochs():
 def test_a_recipe_without_a_restart_has_the_fields_of_older_ones():
     assert "restart_at_conversion" not in Recipe(convert_at_epoch=3).fields()
     assert Recipe(restart_at_conversion=0.5).fields()["restart_at_conversion"] == 0.5
+
+
+def test_a_recipe_that_deals_rows_has_the_fields_of_older_ones():
+    assert "deal" not in Recipe(samples=2).fields()
+    assert Recipe(samples=2, deal="draws").fields()["deal"] == "draws"
 
 
 def test_annealing_counts_from_the_conversion():

@@ -24,6 +24,7 @@ from leanbayes.runtime.passes import assign_rows, assigned, components_of
 from leanbayes.runtime.probe import learn_rows_from
 
 Aggregate = Literal["average", "mixture"]
+Deal = Literal["rows", "draws"]
 Loss = Likelihood | Callable[[Tensor, Tensor], Tensor]
 
 
@@ -81,6 +82,7 @@ def elbo(
     samples: int = 1,
     tile: bool = False,
     aggregate: Aggregate = "average",
+    deal: Deal = "rows",
     output: Output | None = None,
 ) -> ElboTerms:
     """Run the model on a batch and return the terms of the evidence lower bound.
@@ -94,17 +96,20 @@ def elbo(
             one class or one vector of numbers each; rows times labels for `Bernoulli`, rows times pixels for a dense
             `Categorical` (`likelihood.targets_per_row(y)`).
         beta: weight of the KL; see `linear_beta` for annealing.
-        samples: draws per row, which share its component; as many passes if a draw serves a whole batch.
+        samples: draws per row; as many passes if a draw serves a whole batch.
         tile: give every row to every component (K times the work) instead of one component per row.
         aggregate: "average" the log-likelihoods of the draws of a row, or "mixture", the log of their mean: a tighter
             bound that trains worse (section 3.4 of the rank-1 paper).
+        deal: what components are dealt to. "rows": the draws of a row share its component (Algorithm 1 of the
+            implicit-nodes paper). "draws": they go to consecutive components, modulo K (code of its authors). Both
+            estimate the same average; noise is independent. Tiled rows have every component in any case.
         output: picks the tensor out of what the model returns; default itself, `.logits`, or item 0.
 
     Example:
         >>> terms = lb.elbo(bnn, x, y, lb.Categorical(), num_data=50_000)
         >>> terms.loss.backward()
     """
-    _check(num_data, beta, samples, aggregate)
+    _check(num_data, beta, samples, aggregate, deal)
     likelihood = likelihood or own_likelihood(model) or Categorical()
     _check_tensors(x, y, likelihood)
     check_mixture(likelihood, aggregate)
@@ -113,16 +118,19 @@ def elbo(
     components = components_of(model) if tile or samples > 1 else 1
     passes = samples if samples > 1 and _draws_by_batch(model) else 1
     inside = samples // passes * (components if tile else 1)  # repeats of a row in one pass
-    context: Any = nullcontext()
+    contexts: list[Any] = [nullcontext()] * passes
     if rows is not None and inside * passes > 1:
         if not divisible(unwrap(model), x):
             raise ValueError("expected rows on the first axis, to repeat them (samples, tile), got them elsewhere")
         every = Assignment(torch.arange(components, device=y.device), each=rows)
         dealt = every if tile else assign_rows(rows, components, y.device)
-        context = assigned(model, dealt.repeat(samples // passes))
+        repeated = dealt.repeat(samples, components=components if deal == "draws" and not tile else None)
+        contexts = [assigned(model, part) for part in repeated.split(passes)]
         y = repeat_rows(y, rows, inside * passes)
-    with context:
-        each = [call(model, some, output) for some in _inputs(x, rows, inside, passes)]
+    each = []
+    for context, some in zip(contexts, _inputs(x, rows, inside, passes), strict=True):
+        with context:
+            each.append(call(model, some, output))
     outputs = each[0] if passes == 1 else torch.cat(each)
     repeats = inside * passes
     nll = _nll(likelihood, outputs, y, repeats, aggregate)
@@ -182,7 +190,7 @@ def _nll(likelihood: Loss, outputs: Tensor, y: Tensor, repeats: int, aggregate: 
     return -likelihood.average(mixed, y[: len(mixed)])
 
 
-def _check(num_data: int, beta: float | Tensor, samples: int, aggregate: str) -> None:
+def _check(num_data: int, beta: float | Tensor, samples: int, aggregate: str, deal: str) -> None:
     if not num_data > 0:
         raise ValueError(f"expected num_data to be the size of the training set, got {num_data!r}")
     if not (isinstance(beta, Tensor) or 0 <= beta < math.inf):  # reading a tensor would wait for the GPU
@@ -191,6 +199,8 @@ def _check(num_data: int, beta: float | Tensor, samples: int, aggregate: str) ->
         raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
     if aggregate not in ("average", "mixture"):
         raise ValueError(f"expected aggregate to be one of average, mixture, got {aggregate!r}")
+    if deal not in ("rows", "draws"):
+        raise ValueError(f"expected deal to be one of rows, draws, got {deal!r}")
 
 
 def _check_tensors(x: object, y: object, likelihood: Loss) -> None:

@@ -33,9 +33,19 @@ class Assignment(NamedTuple):
         """Return the assignment for a layer with fewer components."""
         return Assignment(self.component % components, self.each)
 
-    def repeat(self, times: int) -> Assignment:
-        """Return the assignment for a batch that is repeated as a whole."""
-        return Assignment(self.component.repeat(times), self.each)
+    def repeat(self, times: int, *, components: int | None = None) -> Assignment:
+        """Return the assignment for a batch that is repeated as a whole.
+
+        A row keeps its component. Given the number of components, its repeats go to consecutive ones instead.
+        """
+        if components is None:
+            return Assignment(self.component.repeat(times), self.each)
+        turns = torch.arange(times, device=self.component.device)[:, None]
+        return Assignment(((self.component + turns) % components).flatten(), self.each)
+
+    def split(self, parts: int) -> list[Assignment]:
+        """Return the assignments of equal parts of the batch, one after the other."""
+        return [Assignment(part, self.each) for part in self.component.chunk(parts)]
 
     def by_block(self, values: Tensor) -> Tensor:
         """Gather values of components (K, n) for blocks of rows: (blocks, 1, n)."""

@@ -131,13 +131,22 @@ def require_positive(centres: Tensor) -> None:
 
 
 def spread_around(
-    around: float, spread: float, shape: tuple[int, int], *, device: torch.device, dtype: torch.dtype
+    around: float,
+    spread: float,
+    shape: tuple[int, int],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    centre: bool = True,
 ) -> Tensor:
     """Draw component centres Normal(around, spread), then shift them so that their average is exactly `around`.
 
-    The average network then equals the converted network. The standard deviation becomes sqrt(1 - 1/K) spread.
+    The average network then equals the converted network. The standard deviation becomes sqrt(1 - 1/K) spread. With
+    `centre=False` nothing is shifted: the standard deviation is `spread`, also for K = 1.
     """
     centres = torch.randn(shape, device=device, dtype=dtype) * spread
+    if not centre:
+        return centres + around
     return centres - centres.mean(0, keepdim=True) + around
 
 

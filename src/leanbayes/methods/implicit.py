@@ -49,7 +49,7 @@ class ImplicitLayer(StochasticLayer):
     sampled_together = True
 
     def __init__(self, base: Any, method: ImplicitNodes) -> None:
-        """Draw the component means around one; their average is one exactly."""
+        """Draw the component means around one; if they are centred, their average is one exactly."""
         super().__init__(base, method)
         self.components = method.components
         self.embeds = isinstance(base, EMBEDDINGS)  # its inputs are words: its features are the nodes
@@ -57,7 +57,8 @@ class ImplicitLayer(StochasticLayer):
         self.bias_node = method.bias_node and self.bias_now is not None
         self.nodes = self.inputs + self.bias_node
         shape = (method.components, self.nodes)
-        means = spread_around(1.0, method.init_spread, shape, device=base.weight.device, dtype=self.wide)
+        device, dtype = base.weight.device, self.wide
+        means = spread_around(1.0, method.init_spread, shape, device=device, dtype=dtype, centre=method.centre)
         stds = method.init_std * (1 + SPREAD_OF_STD * torch.randn_like(means)).abs()
         self.posterior = Factor("normal", means, stds.clamp(min=SMALLEST_STD))
 
@@ -130,6 +131,8 @@ class ImplicitNodes(Method):
         init_spread: standard deviation of the component means around one before centring, which multiplies it by
             sqrt(1 - 1/K): 0.87 for K = 4, 0 for K = 1. The paper has 0.5 (WRN) and 0.75 (VGG), not centred, from
             scratch; a trained network bears less.
+        centre: shift the means to an average of one, so that the average network is the converted one. Without it the
+            standard deviation is `init_spread`, also for K = 1: the paper's start, for training from scratch.
         init_std: initial standard deviation of each component (0.05 in the paper; the KL pulls it towards s sqrt(K)).
         bias_node: give the bias its own node, one scalar per component.
         embeddings: convert embeddings, too, with a node for each feature.
@@ -140,7 +143,7 @@ class ImplicitNodes(Method):
 
     name: ClassVar[str] = "implicit"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
-    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False})
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "centre": True})
     space: ClassVar[Space] = MappingProxyType({"prior_std": (0.02, 0.5), "init_std": (0.03, 0.5)})
 
     components: int = 4
@@ -149,6 +152,7 @@ class ImplicitNodes(Method):
     init_std: float = 0.15
     bias_node: bool = False
     embeddings: bool = False
+    centre: bool = True
 
     def __post_init__(self) -> None:
         check_components(self.components)

@@ -13,6 +13,7 @@ code. BatchEnsemble (Wen et al., 2020) has point masses and no KL.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
 
 Factors = Literal["both", "input", "output"]
+Other = Literal["none", "point"]
 Init = Literal["around_one", "random_sign"]
 KlOver = Literal["mean", "sum"]
 NoiseOf = Literal["row", "component"]
@@ -76,7 +78,7 @@ class Rank1Layer(StochasticLayer):
         weight = self.weight_now.detach()
         for side, centre in config.centres(base).items():
             count = self.family.inputs(base) if side == "input" else self.family.outputs(base)
-            self.posterior.add_module(side, config.factor(count, centre, weight))
+            self.posterior.add_module(side, config.factor(side, count, centre, weight))
             self.nodes += count
         if config.component_bias and self.bias_now is not None:
             # An offset from the shared bias: every member starts at the trained one, and a plain checkpoint fits.
@@ -99,7 +101,7 @@ class Rank1Layer(StochasticLayer):
         for side, centre in config.centres().items():
             sides: list[Any] = [layer.posterior._modules.get(side) for layer in layers]
             factors = [factor for factor in sides if factor is not None]
-            if factors:  # embeddings have none of their inputs
+            if factors and config.is_random(side):  # embeddings have none of their inputs
                 prior = prior_on(device, config.prior, centre, config.prior_std)
                 total = total + kl(joint_distribution(factors), prior).sum()
         return total if config.kl_over == "sum" else total / config.components
@@ -132,8 +134,13 @@ class Rank1Layer(StochasticLayer):
     ) -> list[Variables]:
         factors = [factor for layer in layers for factor in layer.posterior.children()]
         parts = [part for own in noise for part in own]
-        drawn = iter(joint_sample(factors, component, parts, layers[0].computed_in))
-        found = [{side: next(drawn) for side, _ in layer.posterior.named_children()} for layer in layers]
+        drawn: dict[int, Tensor] = {}
+        for kind in {factor.law: None for factor in factors}:  # the points of the other side are another one
+            same = [place for place, factor in enumerate(factors) if factor.law is kind]
+            chosen = [factors[place] for place in same], component, [parts[place] for place in same]
+            drawn.update(zip(same, joint_sample(*chosen, layers[0].computed_in), strict=True))
+        places = itertools.count()
+        found = [{side: drawn[next(places)] for side, _ in layer.posterior.named_children()} for layer in layers]
         own = [layer for layer in layers if "bias" in layer.posterior._parameters]
         if own:
             offsets = [layer.posterior.bias for layer in own]
@@ -207,11 +214,16 @@ class Rank1(Method):
         prior: its prior; pairs with an infinite divergence are refused. Under a "point" posterior the prior acts as a
             penalty (maximum a posteriori); prior "point" is no prior.
         prior_std: scale of the prior (of a half-Cauchy: its median).
-        factors: which factors are random; the others are one.
+        factors: which factors are random; the others are as `other` says.
+        other: the factors of the side that is not random: "none", they are one; or "point", each component has trained
+            ones without a prior, as in the paper's comparison of both sides. Multiplied factors only.
         init: component centres around one, or random signs. Random signs are the paper's choice for training
             from scratch; **they discard the function of a trained network**, and `convert` warns.
         init_spread: standard deviation of the component centres around one before centring, which multiplies it by
             sqrt(1 - 1/K): 0.87 for K = 4, 0 for K = 1.
+        centre: shift the component centres to an average of one (of zero on the additive side), so that the average
+            network is the converted one. Without it the standard deviation is `init_spread`, also for K = 1: for
+            training from scratch. Random signs are never shifted.
         init_std: initial scale of each factor's posterior (0.0316 in the paper; more is better calibrated after short
             training).
         sign_probability: probability of +1 under random signs (0.5 CIFAR, 0.75 ImageNet in the paper).
@@ -228,7 +240,9 @@ class Rank1(Method):
 
     name: ClassVar[str] = "rank1"
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
-    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "noise": "row"})
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"embeddings": False, "noise": "row", "centre": True, "other": "none"}
+    )
     space: ClassVar[Space] = MappingProxyType({"prior_std": (0.02, 0.5), "init_std": (0.02, 0.5)})
 
     components: int = 4
@@ -245,6 +259,8 @@ class Rank1(Method):
     perturbation: Perturbation = "multiplicative"
     embeddings: bool = False
     noise: NoiseOf = "row"
+    centre: bool = True
+    other: Other = "none"
 
     def __post_init__(self) -> None:
         check_components(self.components)
@@ -254,12 +270,18 @@ class Rank1(Method):
         check_at_least_zero(init_spread=self.init_spread)
         check_share(sign_probability=self.sign_probability)
         check_choice("factors", self.factors, get_args(Factors))
+        check_choice("other", self.other, get_args(Other))
         check_choice("init", self.init, get_args(Init))
         check_choice("kl_over", self.kl_over, get_args(KlOver))
         check_choice("perturbation", self.perturbation, get_args(Perturbation))
         check_choice("posterior", self.posterior, get_args(LawName))
         check_choice("prior", self.prior, get_args(LawName))
         self._check_pair()
+        if self.other == "point" and (self.factors == "both" or self.perturbation == "additive"):
+            raise ValueError(
+                "other='point' is for the side that is not random: expected factors='input' or 'output', and "
+                f"perturbation='multiplicative', got {self.factors!r} and {self.perturbation!r}"
+            )
         if self.embeddings:
             self._check_embeddings()
             object.__setattr__(self, "targets", (*LINEAR_MAPS, *EMBEDDINGS))
@@ -316,19 +338,27 @@ class Rank1(Method):
 
         Additive factors are centred at zero on one side, which leaves the function unchanged on average.
         """
-        sides = {"both": ("input", "output"), "input": ("input",), "output": ("output",)}[self.factors]
+        both = self.factors == "both" or self.other == "point"
+        sides = ("input", "output") if both else (self.factors,)
         sides = ("output",) if isinstance(layer, EMBEDDINGS) else sides  # words cannot be multiplied
         zero = sides[0] if self.perturbation == "additive" else None
         return {side: 0.0 if side == zero else 1.0 for side in sides}
 
-    def factor(self, count: int, centre: float, like: Tensor) -> Factor:
+    def is_random(self, side: str) -> bool:
+        """Return whether a side has the posterior and the prior; the other one has points, if any."""
+        return self.factors in ("both", side)
+
+    def factor(self, side: str, count: int, centre: float, like: Tensor) -> Factor:
         """Make the factors of one side of a layer whose weights are `like`."""
         shape = (self.components, count)
         dtype = torch.promote_types(like.dtype, torch.float32)
         if self.init == "random_sign":
             centres = random_signs(self.sign_probability, shape, device=like.device, dtype=dtype)
         else:
-            centres = spread_around(centre, self.init_spread, shape, device=like.device, dtype=dtype)
+            spread = self.init_spread
+            centres = spread_around(centre, spread, shape, device=like.device, dtype=dtype, centre=self.centre)
+        if not self.is_random(side):
+            return Factor("point", centres, torch.zeros_like(centres))
         if self._positive():
             require_positive(centres)
         return Factor(self.posterior, centres, torch.full_like(centres, self.init_std))
@@ -347,6 +377,8 @@ class BatchEnsemble(Method):
         init_spread: standard deviation of the factors around one before centring, which multiplies it by sqrt(1 - 1/K).
         sign_probability: probability of +1 under random signs.
         component_bias: give every member its own bias, if the layer has one.
+        centre: shift the factors to an average of one over the members. Without it the standard deviation is
+            `init_spread`: for training from scratch.
 
     Example:
         >>> bnn = lb.convert(net, lb.BatchEnsemble(components=4))
@@ -356,6 +388,7 @@ class BatchEnsemble(Method):
     name: ClassVar[str] = "batch_ensemble"
     posterior_rate: ClassVar[float] = 0.5
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"centre": True})
     space: ClassVar[Space] = MappingProxyType({"init_spread": (0.1, 1.0)})
 
     components: int = 4
@@ -363,6 +396,7 @@ class BatchEnsemble(Method):
     init_spread: float = 0.4
     sign_probability: float = 0.5
     component_bias: bool = True
+    centre: bool = True
 
     def __post_init__(self) -> None:
         self.config()

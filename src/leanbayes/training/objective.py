@@ -63,7 +63,8 @@ def loss_function(
         likelihood = lambda outputs, y: given(outputs.float(), y)  # noqa: E731
     if recipe.samples == 1 and not is_stochastic(module):
         return _plain_loss(module, likelihood, output)
-    options: dict[str, Any] = {"samples": recipe.samples, "tile": tile, "aggregate": recipe.aggregate, "output": output}
+    options: dict[str, Any] = {name: getattr(recipe, name) for name in ("samples", "aggregate", "deal")}
+    options |= {"tile": tile, "output": output}
 
     def loss(x: Inputs, y: Tensor, beta: Any) -> ElboTerms:
         num_data = rows * targets_per_row(likelihood, y)

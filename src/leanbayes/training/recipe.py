@@ -18,14 +18,15 @@ Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "step", "linear", "straight", "constant"]
 PosteriorSchedule = Literal["same", "constant"]
 Aggregate = Literal["average", "mixture"]
+Deal = Literal["rows", "draws"]
 Augment = Literal["none", "flip", "crop", "crop_flip"]
 Precision = Literal["32-true", "bf16-mixed"]
 
 HIGHEST_ADAM_RATE = 0.1
 """Adam moves every weight by about its rate at every step: higher rates only destroy."""
 
-OMITTED_AT_DEFAULT = {"accumulate": 1, "freeze": False, "patience": 0, "extra_epochs": 0, "extra_rate": 0.2}
-OMITTED_AT_DEFAULT |= {"restart_at_conversion": 0.0}
+OMITTED_AT_DEFAULT: dict[str, Any] = {"accumulate": 1, "freeze": False, "patience": 0, "extra_epochs": 0}
+OMITTED_AT_DEFAULT |= {"extra_rate": 0.2, "restart_at_conversion": 0.0, "deal": "rows"}
 """Fields that `Recipe.fields` leaves out at these defaults: stored results are older and keep their job ids."""
 
 LINEAR_START, LINEAR_END, LINEAR_FLOOR = 0.5, 0.9, 0.01
@@ -63,6 +64,8 @@ class Recipe:
         samples: draws for each row.
         aggregate: "average" the log-likelihoods of a row's draws and components, or take the log of their "mixture",
             which needs several of them: `tile` or `samples`.
+        deal: the draws of a row share its component ("rows"), or go to consecutive components ("draws"), as in the
+            code of the implicit-nodes paper.
         alternate_epochs: train the weights and the posterior in turn, for this number of epochs each. The other has
             rate zero; the mean of patched copies counts as weights. 0 trains both at once.
         convert_at_epoch: train the plain network of the shared weights until then.
@@ -107,6 +110,7 @@ class Recipe:
     tile_last_epochs: int = 0
     samples: int = 1
     aggregate: Aggregate = "average"
+    deal: Deal = "rows"
     alternate_epochs: int = 0
     convert_at_epoch: int = 0
     restart_at_conversion: float = 0.0
@@ -172,6 +176,9 @@ class Recipe:
                 check_choice(name, getattr(self, name), get_args(kind))
         if self.aggregate != "average" and not (self.tile or self.tile_last_epochs or self.samples > 1):
             raise ValueError("expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or samples")
+
+        if self.deal == "draws" and self.samples == 1:
+            raise ValueError("expected deal='draws' to have several draws of a row to deal: set samples")
 
     def _check_epochs(self) -> None:
         for name in ("convert_at_epoch", "warmup_epochs"):

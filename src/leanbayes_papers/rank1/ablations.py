@@ -48,7 +48,8 @@ def rank1_ablations(run: Run) -> Suite:
 def specs(run: Run) -> dict[str, TrainingSpec]:
     """Return all networks by label; the one of four components on both sides is in every comparison."""
     k = nets.COMPONENTS
-    methods = {f"rank1-{side}s": nets.rank1(run, components=k, factors=side) for side in ("input", "output")}
+    one = {"components": k, "other": run.pick(quick="none", short="none", full="point")}
+    methods = {f"rank1-{side}s": nets.rank1(run, factors=side, **one) for side in ("input", "output")}
     methods |= {"rank1-both": nets.rank1(run, components=k)}
     methods |= {f"rank1-k{size}": nets.rank1(run, components=size) for size in SIZES if size != k}
     made = {name: nets.factor_spec(run, name, method) for name, method in methods.items()}
