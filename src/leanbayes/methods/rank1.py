@@ -230,6 +230,7 @@ class Rank1(Method):
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
     later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "noise": "row"})
     space: ClassVar[Space] = MappingProxyType({"prior_std": (0.02, 0.5), "init_std": (0.02, 0.5)})
+    scaled: ClassVar[tuple[str, ...]] = ("init_std", "init_spread")
 
     components: int = 4
     posterior: LawName = "normal"
