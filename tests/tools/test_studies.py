@@ -61,14 +61,14 @@ def test_the_sentences_on_targets_with_little_noise_are_those_of_the_file():
     said = (
         f"the draws differ by {usual['spread']:.3f} (standard",
         f"an RMSE of {usual['rmse']:.3f}, the plain network {plain['rmse']:.3f}.",
-        f"scaled by {usual['noise_factor']:.3f}, it brings the NLL from {usual['nll_before']:.3f} to {usual['nll']:.3f} "
-        f"(plain: {plain['nll']:.3f})",
+        f"scaled by {usual['noise_factor']:.3f}, it brings the NLL from {usual['nll_before']:.3f} to "
+        f"{usual['nll']:.3f} (plain: {plain['nll']:.3f})",
         f"(`--recipe.beta 0`) the NLL is {trial(yacht, recipe={'beta': 0.0})['nll']:.3f}.",
         f"instead of 30 the NLL is {trial(yacht, recipe={'patience': 200})['nll']:.3f}.",
         f"the weights' gives {trial(yacht, recipe={'posterior_rate': 10})['nll']:.3f}.",
         f"`--rank1.init-std 0.01` the NLL is {trial(yacht, init_std=0.01)['nll']:.3f}:",
-        f"`rank1` has {trial(boston)['nll']:.3f} with the default and {trial(boston, init_std=0.01)['nll']:.3f} with 0.01 "
-        f"(plain: {found[boston]['plain']['nll']:.3f})",
+        f"`rank1` has {trial(boston)['nll']:.3f} with the default and {trial(boston, init_std=0.01)['nll']:.3f} "
+        f"with 0.01 (plain: {found[boston]['plain']['nll']:.3f})",
         f"({linear[0]:.3f} and {linear[1]:.3f} for `rank1`)",
         f"the default of `rank1` is, by {whole['squared 0.25'] - whole['default']:.3f}.",
         f"gives {small[0]:.3f} on yacht, {small[1]:.3f} on energy and {small[2]:.3f} on 3,000",
