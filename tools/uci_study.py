@@ -32,6 +32,7 @@ SPLITS = (0, 1, 2)
 METHODS = "plain,rank1,implicit,patch,laplace,mean,linear,boosting"
 FILE = Path(__file__).parent.parent / "docs" / "results" / "tables" / "uci.json"
 NOISE_FILE = FILE.with_name("noise.json")  # trials of the initial noise on held-out training rows
+NOISE_TEST_FILE = FILE.with_name("noise-test.json")  # test rows of split 0, before and after the rule
 RULES = ("default", "linear 0.25", "linear 0.5", "std only 0.25", "std only 0.5", "squared 0.25")
 ROWS = ("plain", "rank1", "implicit", "patch", "laplace", "mean", "linear", "boosting")
 NETWORKS = ("plain", "rank1", "implicit", "patch", "laplace")
@@ -50,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.command == "page":
         trials = noise_tables(json.loads(NOISE_FILE.read_text(encoding="utf-8")))
-        print("\n\n".join([*tables(json.loads(FILE.read_text(encoding="utf-8"))), *trials]))
+        scored = noise_test_table(json.loads(NOISE_TEST_FILE.read_text(encoding="utf-8")))
+        print("\n\n".join([*tables(json.loads(FILE.read_text(encoding="utf-8"))), *trials, scored]))
         return
     pairs = [(name, int(split)) for split in given.splits.split(",") for name in given.sets.split(",")]
     if given.command == "gather":
@@ -156,6 +158,16 @@ def noise_tables(found: list[dict[str, Any]]) -> list[str]:
         cells = [f"{nll - one['plain']['nll']:+.3f}" for one, nll in pairs]
         rules.append(f"| {rule} | {' | '.join(cells)} |")
     return ["\n".join(lines), "\n".join(rules)]
+
+
+def noise_test_table(found: list[dict[str, Any]]) -> str:
+    """Return the log predictive densities of the test rows before and after the rule."""
+    heads = ["plain", "rank1, before", "rank1, after", "implicit, before", "implicit, after", "patch"]
+    lines = [f"| set | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for one in found:
+        cells = [f"{one['rows'][head]['lpd']:.3f}" for head in heads]
+        lines.append(f"| {one['set']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def _trial(one: dict[str, Any], method: str, rule: str) -> Any:

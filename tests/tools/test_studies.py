@@ -33,7 +33,8 @@ def test_the_page_on_tables_equals_its_file():
 def test_the_trials_of_the_initial_noise_equal_their_file():
     found = json.loads(uci_study.NOISE_FILE.read_text(encoding="utf-8"))
     page = (PAGES / "tables.md").read_text(encoding="utf-8")
-    for table in uci_study.noise_tables(found):
+    scored = uci_study.noise_test_table(json.loads(uci_study.NOISE_TEST_FILE.read_text(encoding="utf-8")))
+    for table in (*uci_study.noise_tables(found), scored):
         assert table in page
     for one in found:  # the rule of the library gave the fields of these trials
         share = noise_scale(math.log(one["noise"]) + 0.5 * math.log(2 * math.pi * math.e))
