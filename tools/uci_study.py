@@ -31,6 +31,9 @@ SETS = ("boston", "concrete", "energy", "kin8nm", "naval", "power", "protein", "
 SPLITS = (0, 1, 2)
 METHODS = "plain,rank1,implicit,patch,laplace,mean,linear,boosting"
 FILE = Path(__file__).parent.parent / "docs" / "results" / "tables" / "uci.json"
+NOISE_FILE = FILE.with_name("noise.json")  # trials of the initial noise on held-out training rows
+NOISE_TEST_FILE = FILE.with_name("noise-test.json")  # test rows of split 0, before and after the rule
+RULES = ("default", "linear 0.25", "linear 0.5", "std only 0.25", "std only 0.5", "squared 0.25")
 ROWS = ("plain", "rank1", "implicit", "patch", "laplace", "mean", "linear", "boosting")
 NETWORKS = ("plain", "rank1", "implicit", "patch", "laplace")
 FIGURES = ("rmse", "lpd", "coverage")
@@ -47,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2)
     given = parser.parse_args(arguments)
     if given.command == "page":
-        print("\n\n".join(tables(json.loads(FILE.read_text(encoding="utf-8")))))
+        trials = noise_tables(json.loads(NOISE_FILE.read_text(encoding="utf-8")))
+        scored = noise_test_table(json.loads(NOISE_TEST_FILE.read_text(encoding="utf-8")))
+        print("\n\n".join([*tables(json.loads(FILE.read_text(encoding="utf-8"))), *trials, scored]))
         return
     pairs = [(name, int(split)) for split in given.splits.split(",") for name in given.sets.split(",")]
     if given.command == "gather":
@@ -132,6 +137,43 @@ def tables(found: list[dict[str, Any]]) -> list[str]:
         splits = ", ".join(str(one["split"]) for one in some)
         lines.append(f"| {name} | {splits} | {rows:,} | {best} | {ratio:.3f} | {100 * pooled_coverage(some):.1f} % |")
     return [*quality, "\n".join(lines)]
+
+
+def noise_tables(found: list[dict[str, Any]]) -> list[str]:
+    """Return the tables of the trials of the initial noise: all sets, and all rules where the targets have little."""
+    columns = [(method, rule) for method in ("rank1", "implicit") for rule in ("default", "squared 0.25")]
+    heads = ["plain", *(f"{method}, {rule}" for method, rule in columns), "patch"]
+    lines = [f"| set | rows | noise | {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) + 2)}"]
+    for one in found:
+        values = [one["plain"]["nll"], *(_trial(one, *column) for column in columns), _trial(one, "patch", "default")]
+        cells = " | ".join(f"{value:.3f}" for value in values)
+        lines.append(f"| {one['set']} | {one['rows']:,} | {one['noise']:.3f} | {cells} |")
+    little = [
+        one for one in found if all(_trial(one, "rank1", rule) is not None for rule in RULES) and one["noise"] < 0.1
+    ]
+    heads = [f"{method}, {one['set']}" for method in ("rank1", "implicit") for one in little]
+    rules = [f"| rule | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for rule in RULES:
+        pairs = [(one, _trial(one, method, rule)) for method in ("rank1", "implicit") for one in little]
+        cells = [f"{nll - one['plain']['nll']:+.3f}" for one, nll in pairs]
+        rules.append(f"| {rule} | {' | '.join(cells)} |")
+    return ["\n".join(lines), "\n".join(rules)]
+
+
+def noise_test_table(found: list[dict[str, Any]]) -> str:
+    """Return the log predictive densities of the test rows before and after the rule."""
+    heads = ["plain", "rank1, before", "rank1, after", "implicit, before", "implicit, after", "patch"]
+    lines = [f"| set | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    for one in found:
+        cells = [f"{one['rows'][head]['lpd']:.3f}" for head in heads]
+        lines.append(f"| {one['set']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _trial(one: dict[str, Any], method: str, rule: str) -> Any:
+    """Return the held-out NLL of a method under a rule, None without such a trial."""
+    fit = [trial["nll"] for trial in one["trials"] if trial["method"] == method and rule in trial.get("rules", ())]
+    return fit[0] if fit else None
 
 
 def _by_set(found: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:

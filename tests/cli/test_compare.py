@@ -23,7 +23,7 @@ from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.cli.main import main
 from leanbayes.compare import workers
 from leanbayes.compare.experiment import load
-from leanbayes.compare.job import DataSpec
+from leanbayes.compare.job import DataSpec, plain_of
 from leanbayes.training.state import Checkpoint
 from tests.distributed.together import one_worker, together
 from tests.fixtures.comparison import PAIR
@@ -103,6 +103,35 @@ def test_flags_reach_the_jobs():
     assert jobs[1].recipe.epochs == 10
     assert jobs[1].recipe.convert_at_epoch == 5
     assert jobs[0].net == "small"
+
+
+@pytest.mark.parametrize(
+    ("flags", "scaled"),
+    [
+        ([], {"rank1", "implicit"}),
+        (["--rank1.init-std", "0.1"], {"implicit"}),  # the default, but given
+        (["--rank1.init_spread=0.1", "--implicit.components", "2"], {"implicit"}),
+        (["--methods", "plain,rank1,implicit[init_std=0.15]"], {"rank1"}),
+        (["--recipe.schedule", "cosine"], set()),
+        (["--validation", "0"], set()),
+        (["--late", "0"], set()),
+    ],
+)
+def test_initial_noise_that_is_given_does_not_follow_the_plain_network(flags, scaled, tmp_path):
+    path = tmp_path / "houses.csv"
+    path.write_text("size,price\n" + "".join(f"{i % 37 + i / 1000},{i * i / 100}\n" for i in range(80)))
+    written = ["--data", str(path), "--methods", "plain,rank1,implicit,patch", *flags]
+    jobs = plan_of(parse(comparison_options(), written, "compare"), written).jobs
+    assert {job.name for job in jobs if job.scaled} == scaled
+    assert all(job.settings().get("scaled", False) == job.scaled for job in jobs)
+    assert not any(plain_of(job).scaled for job in jobs if job.scaled)
+
+
+def test_classes_keep_the_initial_noise(tmp_path):
+    path = tmp_path / "flowers.csv"
+    path.write_text("size,kind\n" + "".join(f"{i % 37 + i / 1000},{'ab'[i % 2]}\n" for i in range(80)))
+    written = ["--data", str(path), "--methods", "plain,rank1"]
+    assert not any(job.scaled for job in plan_of(parse(comparison_options(), written, "compare"), written).jobs)
 
 
 def test_compare_writes_results_table_and_report(comparison, capsys):

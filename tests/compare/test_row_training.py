@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -88,8 +89,6 @@ def test_the_outcome_does_not_depend_on_the_run_of_the_plain_network(tmp_path, m
     train_row(row_of(tmp_path / "plain"))
     alone = train_row(row_of(tmp_path / "a", lb.Rank1(components=2), plain=row_of(tmp_path / "a" / "plain"),
                              convert_at_epoch=28))  # fmt: skip
-    from dataclasses import replace
-
     known = replace(row_of(tmp_path / "b" / "plain"), known=tmp_path / "plain" / "validation.json")
     monkeypatch.setattr(row_training, "train_on_split", None)
     after = train_row(row_of(tmp_path / "b", lb.Rank1(components=2), plain=known, convert_at_epoch=28))
@@ -119,8 +118,6 @@ def test_an_ensemble_averages_the_best_epochs_of_its_members(tmp_path):
         torch.manual_seed(0)
         nets = [nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1)) for _ in range(2)]
         return lb.Ensemble(nets), lb.Gaussian(std=0.5, learn=True)
-
-    from dataclasses import replace
 
     trained = train_row(replace(row_of(tmp_path), make=make))
     assert len(trained.history) == 2 * trained.validation.epochs
@@ -166,3 +163,42 @@ def test_few_large_images_get_a_rate_that_a_network_without_norms_bears():
 
     assert recipe("quick", kind="image", rows=2000, side=28).lr == 0.01
     assert recipe("quick", kind="image", rows=1000, side=8).lr == 0.1
+
+
+def test_targets_with_little_noise_get_less_initial_noise():
+    entropy = 0.5 * math.log(2 * math.pi * math.e)  # of a standard Normal
+    assert row_training.noise_scale(math.log(0.05) + entropy) == pytest.approx(0.04)
+    assert row_training.noise_scale(2 * (math.log(0.05) + entropy), targets=2) == pytest.approx(0.04)
+    assert row_training.noise_scale(math.log(0.25) + entropy + 1e-9) == 1.0
+    assert row_training.noise_scale(None) == 1.0
+
+
+@pytest.mark.parametrize(("noise", "less"), [(0.0, True), (1.0, False)])
+def test_a_method_begins_with_the_noise_that_the_targets_bear(tmp_path, noise, less):
+    """Factors with a noise of 10 % describe no target that the plain network predicts to a few percent."""
+    x, y = table(60, noise)
+    data = (x, y / y.std())
+    asked = []
+
+    def scaled(share):
+        asked.append(share)
+        method = lb.Rank1(components=2, init_std=0.1 * share)
+        return row_of(tmp_path, method, data).make
+
+    plain = row_of(tmp_path / "plain", data=data)
+    late = {"convert_at_epoch": 28, "epochs": 40}
+    row = replace(row_of(tmp_path / "a", lb.Rank1(components=2), data, plain=plain, **late), scaled=scaled)
+    trained = train_row(row)
+    assert (trained.validation.scale < 0.5) == less
+    assert set(asked) == ({trained.validation.scale} if less else set())
+    stored = json.loads((tmp_path / "a" / "validation.json").read_text())
+    assert stored["scale"] == trained.validation.scale
+    fixed = train_row(row_of(tmp_path / "b", lb.Rank1(components=2), data, plain=plain, **late))
+    assert fixed.validation.scale is None
+    assert "scale" not in json.loads((tmp_path / "b" / "validation.json").read_text())
+    stds = [float(law.stddev.detach().mean()) for law in map(input_law, (trained.model, fixed.model))]
+    assert (stds[0] < 0.8 * stds[1]) if less else stds[0] == stds[1]
+
+
+def input_law(model):
+    return model[0].posterior.input.distribution()

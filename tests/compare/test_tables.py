@@ -19,6 +19,7 @@ from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.row_training import weighted
 from leanbayes.compare.run import row_of
+from leanbayes.core.conversion import stochastic_layers
 from leanbayes.data.holdout import held_out
 from leanbayes.data.table import TablePreparation
 from leanbayes.training import Recipe
@@ -312,3 +313,22 @@ def test_images_for_a_network_of_tables_are_one_sentence(table, pictures, tmp_pa
     run = table / "out" / "t" / "mlp" / "plain" / "seed0"
     assert main(["predict", str(run), "--data", str(pictures / "new"), "--out", str(tmp_path / "p")]) == 2
     assert "got image files, which are grey or have three colours" in capsys.readouterr().err
+
+
+def test_a_row_with_less_initial_noise_is_recorded_and_loaded(tmp_path, capsys):
+    x = np.random.default_rng(0).normal(size=60)
+    path = write(tmp_path / "line.csv", {"x": x, "y": 2 * x})
+    flags = ["--data", str(path), "--target", "y", "--methods", "plain,rank1", "--seeds", "0", "--device", "cpu"]
+    flags += ["--recipe.epochs", "60", "--recipe.patience", "10", "--recipe.lr", "0.01", "--samples", "2"]
+    assert main(["compare", *flags, "--out", str(tmp_path / "out")]) == 0
+    folder = tmp_path / "out" / "line" / "mlp" / "rank1" / "seed0"
+    result = json.loads((folder / "result.json").read_text())
+    scale = result["validation"]["scale"]
+    assert scale == json.loads((folder / "validation.json").read_text())["scale"]
+    assert 0 < scale < 0.5
+    run = load_run(folder)
+    (first, *_) = [layer for _, layer in stochastic_layers(run.model)]
+    assert first.method.init_std == pytest.approx(0.1 * scale)
+    assert first.method.init_spread == pytest.approx(0.1 * scale)
+    plain = json.loads((folder.parents[1] / "plain" / "seed0" / "result.json").read_text())
+    assert "scale" not in plain["validation"]

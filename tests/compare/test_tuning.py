@@ -144,6 +144,12 @@ def test_chosen_values_reach_recipe_and_method_and_the_posterior_keeps_its_ratio
     assert tuning.with_values(same, {"recipe.lr": same.recipe.lr}) == same
 
 
+def test_initial_noise_that_trials_choose_is_not_scaled():
+    one = replace(job(lb.Rank1()), scaled=True)
+    assert tuning.with_values(one, {"rank1.init_std": 0.1, "rank1.prior_std": 0.3}).scaled
+    assert not tuning.with_values(one, {"rank1.init_std": 0.2}).scaled
+
+
 def test_ids_and_settings_without_trials_are_those_from_before():
     assert "tune" not in job(tune=0).settings()
     assert job(tune=5).id != job(tune=0).id

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from leanbayes.compare.row_training import noise_scale
+from leanbayes.methods import all_methods
 from leanbayes.report.load import Run
 from tools import rule_study, temperature_study, uci_study
 
@@ -25,6 +28,55 @@ def test_the_page_on_tables_equals_its_file():
     page = (PAGES / "tables.md").read_text(encoding="utf-8")
     for table in uci_study.tables(found):
         assert table in page
+
+
+def test_the_trials_of_the_initial_noise_equal_their_file():
+    found = json.loads(uci_study.NOISE_FILE.read_text(encoding="utf-8"))
+    page = (PAGES / "tables.md").read_text(encoding="utf-8")
+    scored = uci_study.noise_test_table(json.loads(uci_study.NOISE_TEST_FILE.read_text(encoding="utf-8")))
+    for table in (*uci_study.noise_tables(found), scored):
+        assert table in page
+    for one in found:  # the rule of the library gave the fields of these trials
+        share = noise_scale(math.log(one["noise"]) + 0.5 * math.log(2 * math.pi * math.e))
+        for trial in one["trials"]:
+            if "squared 0.25" in trial.get("rules", ()) and "fields" in trial:
+                usual = all_methods()[trial["method"]]()
+                assert trial["fields"]["init_std"] == pytest.approx(share * usual.init_std, rel=0.01, abs=2e-5)
+
+
+def test_the_sentences_on_targets_with_little_noise_are_those_of_the_file():
+    found = {(o["set"], o["rows"]): o for o in json.loads(uci_study.NOISE_FILE.read_text(encoding="utf-8"))}
+
+    def trial(one, method="rank1", recipe=None, **fields):
+        fit = [t for t in found[one]["trials"] if t["method"] == method and t.get("fields", {}) == fields]
+        return next(t for t in fit if t.get("recipe", {}) == (recipe or {}))
+
+    yacht, energy, naval, boston = ("yacht", 277), ("energy", 691), ("naval", 3000), ("boston", 455)
+    kin8nm, usual, plain = ("kin8nm", 3000), trial(("yacht", 277)), found[("yacht", 277)]["plain"]
+    small = [trial(one, "patch", init_spread=0.01)["nll"] for one in (yacht, energy, naval)]
+    late = [trial(one, "patch", {"late": 0.7})["nll"] for one in (yacht, energy, naval, kin8nm)]
+    linear = [
+        next(t["nll"] for t in found[one]["trials"] if "linear 0.5" in t.get("rules", ())) for one in (boston, kin8nm)
+    ]
+    whole = {t["rules"][0]: t["nll"] for t in found["naval", 10741]["trials"] if t["method"] == "rank1"}
+    said = (
+        f"the draws differ by {usual['spread']:.3f} (standard",
+        f"an RMSE of {usual['rmse']:.3f}, the plain network {plain['rmse']:.3f}.",
+        f"scaled by {usual['noise_factor']:.3f}, it brings the NLL from {usual['nll_before']:.3f} to "
+        f"{usual['nll']:.3f} (plain: {plain['nll']:.3f})",
+        f"(`--recipe.beta 0`) the NLL is {trial(yacht, recipe={'beta': 0.0})['nll']:.3f}.",
+        f"instead of 30 the NLL is {trial(yacht, recipe={'patience': 200})['nll']:.3f}.",
+        f"the weights' gives {trial(yacht, recipe={'posterior_rate': 10})['nll']:.3f}.",
+        f"`--rank1.init-std 0.01` the NLL is {trial(yacht, init_std=0.01)['nll']:.3f}:",
+        f"`rank1` has {trial(boston)['nll']:.3f} with the default and {trial(boston, init_std=0.01)['nll']:.3f} "
+        f"with 0.01 (plain: {found[boston]['plain']['nll']:.3f})",
+        f"({linear[0]:.3f} and {linear[1]:.3f} for `rank1`)",
+        f"the default of `rank1` is, by {whole['squared 0.25'] - whole['default']:.3f}.",
+        f"gives {small[0]:.3f} on yacht, {small[1]:.3f} on energy and {small[2]:.3f} on 3,000",
+        f"({late[0]:.3f}, {late[1]:.3f}, {late[2]:.3f}) and harms kin8nm ({late[3]:.3f})",
+    )
+    page = " ".join((PAGES / "tables.md").read_text(encoding="utf-8").split())
+    assert [sentence for sentence in said if sentence not in page] == []
 
 
 def test_the_page_on_the_advice_equals_its_files():

@@ -208,8 +208,11 @@ class Plan(NamedTuple):
     sentence: str
 
 
-def plan_of(options: Any) -> Plan:
-    """Return the jobs of a comparison from its flags, plain network first, seed by seed; a wrong flag raises."""
+def plan_of(options: Any, arguments: Sequence[str] = ()) -> Plan:
+    """Return the jobs of a comparison from its flags, plain network first, seed by seed; a wrong flag raises.
+
+    `arguments` are the flags as they were written: a field that equals its default may have been given.
+    """
     source = _flags_of(DataSpec, options, name=options.data)
     loaded = load(source)
     recipe, late = _recipe(options, loaded)
@@ -232,7 +235,10 @@ def plan_of(options: Any) -> Plan:
             jobs.append(Job(**shared, method=None, recipe=own, members=tuple(seeds), tune=options.tune))
             continue
         if spec.name == jobs_of.STUDENT:
-            jobs += _students(spec, options, recipe, late, seeds, shared)
+            of = spec.fields["of"]
+            taught = _students(spec, options, recipe, late, seeds, shared)
+            scaled = loaded.task == "regression" and _follows_noise(taught[0], _given(of, arguments))
+            jobs += [replace(job, scaled=scaled) for job in taught]
             continue
         baseline = spec.name if spec.name in jobs_of.BASELINES else ""
         flags = {} if spec.name == jobs_of.PLAIN or baseline else getattr(options, spec.name).fields()
@@ -243,7 +249,8 @@ def plan_of(options: Any) -> Plan:
         for seed in seeds:
             own = replace(jobs_of.recipe_for(method, recipe, late), seed=seed)
             job = Job(**shared, method=method, recipe=own, label=spec.label, baseline=baseline)
-            jobs.append(replace(job, tune=options.tune if space_of(job) else 0))
+            scaled = loaded.task == "regression" and _follows_noise(job, {*spec.fields, *_given(spec.name, arguments)})
+            jobs.append(replace(job, tune=options.tune if space_of(job) else 0, scaled=scaled))
     # Rows that convert late begin from a state of the plain one; ensembles of seeds and students follow others.
     order = sorted(jobs, key=lambda job: (job.follows, job.seed, jobs_of.plain_of(job) is not None))
     return Plan(keeping(order), "\n  ".join((_describe(loaded, net, jobs), *left_out)))
@@ -257,6 +264,22 @@ def _students(
     own = jobs_of.recipe_for(method, recipe, late)
     how: dict[str, Any] = {**shared, "method": method, "label": spec.label, "student": True, "tune": options.tune}
     return [Job(**how, recipe=replace(own, seed=seed)) for seed in seeds]
+
+
+def _given(name: str, arguments: Sequence[str]) -> set[str]:
+    """Return the fields of a method that flags such as --rank1.init-std give."""
+    start = f"--{name}.".replace("_", "-")
+    words = (word.partition("=")[0].replace("_", "-") for word in arguments)
+    return {word.removeprefix(start).replace("-", "_") for word in words if word.startswith(start)}
+
+
+def _follows_noise(job: Job, given: set[str]) -> bool:
+    """Return whether the initial noise follows that of the plain network; a field that the user gives is kept."""
+    if job.method is None or not (job.recipe.patience and job.recipe.convert_at_epoch and job.source.validation):
+        return False
+    usual = type(job.method)()
+    changed = {name for name in job.method.scaled if getattr(job.method, name) != getattr(usual, name)}
+    return bool(job.method.scaled) and not changed and given.isdisjoint(job.method.scaled)
 
 
 def _words(text: str, known: Sequence[str], what: str) -> tuple[str, ...]:
@@ -287,7 +310,7 @@ def _run(arguments: list[str], stage: Stage) -> int:
     """Run the jobs of the flags; then print the table and write the report, unless they only trained."""
     options = parse(comparison_options(), arguments, stage)
     check_log(options.log)
-    plan, out = plan_of(options), out_of(options)
+    plan, out = plan_of(options, arguments), out_of(options)
     check_tune(options.tune, options.validation, max(job.processes for job in plan.jobs))
     check_alike(plan.jobs, out)
     if options.fresh and stage != "evaluate":

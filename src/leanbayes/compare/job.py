@@ -131,6 +131,7 @@ class Job:
         keeps: epochs after which a plain training keeps its state, for rows that convert there (`plain_state`).
         tune: number of trials that choose values of the row (`compare.tuning`); 0 for none.
         student: whether the row is a student (`lb.distill`) of the row with this method, recipe and seed.
+        scaled: whether the initial noise of the method follows that of the plain network (`row_training.noise_scale`).
     """
 
     source: DataSpec
@@ -146,6 +147,7 @@ class Job:
     keeps: tuple[int, ...] = field(default=(), compare=False)
     tune: int = 0
     student: bool = False
+    scaled: bool = False
 
     @property
     def name(self) -> str:
@@ -203,6 +205,8 @@ class Job:
             settings["processes"] = self.processes  # only if it differs: older ids stay valid
         if self.tune:
             settings["tune"] = self.tune
+        if self.scaled:
+            settings["scaled"] = True
         return settings
 
     def _fields(self) -> dict[str, Any]:
@@ -220,7 +224,9 @@ def plain_of(job: Job) -> Job | None:
     """Return the plain job of the same seed, as which a job that converts late or at the end begins, else None."""
     if job.method is None or not (job.recipe.convert_at_epoch or job.method.post_hoc):
         return None
-    return replace(job, method=None, recipe=recipe_for(None, job.recipe), label="", where=(), keeps=(), student=False)
+    return replace(
+        job, method=None, recipe=recipe_for(None, job.recipe), label="", where=(), keeps=(), student=False, scaled=False
+    )
 
 
 def located(name: str) -> str:

@@ -7,9 +7,11 @@
 | constant rate with patience, many rows  | a share of the rows    | also when to stop, and when to convert         |
 | constant rate with patience, few rows   | five folds, in turn    | the same; the final network trains on all rows |
 
-A method that converts late is converted where the plain network of the same seed was best. The result depends on the
-settings alone, whatever rows of the comparison ran before: `validation.json` keeps it in the folder of the run. Such a
-row begins from a state of the plain training, if one was kept (`plain_state`).
+A method that converts late is converted where the plain network of the same seed was best. If that network predicts
+real targets to a few percent, the method begins with less noise (`noise_scale`): noise on factors is a share of the
+outputs, and the epochs until the training stops do not lower it. The result depends on the settings alone, whatever
+rows of the comparison ran before: `validation.json` keeps it in the folder of the run. Such a row begins from a state
+of the plain training, if one was kept (`plain_state`).
 """
 
 from __future__ import annotations
@@ -51,6 +53,9 @@ FEW = 2000
 TEMPERATURE_PRIOR = 0.5
 """Standard deviation of log T: few held-out rows, almost all correct, do not decide a temperature (docs/compare.md)."""
 
+ENOUGH_NOISE = 0.25
+"""Standardised targets with at least this noise bear the initial noise of a method (docs/results/tables.md)."""
+
 FILE = "validation.json"
 Tensors = tuple[Tensor, ...]
 """Inputs, targets and, for some tables, weights of rows."""
@@ -85,6 +90,7 @@ class Row:
         callbacks: of the final training.
         watch: called with the name and the epochs of each training; returns further callbacks of it.
         loggers: of the final training.
+        scaled: returns `make` with a share of the method's initial noise; None keeps that noise.
     """
 
     make: Callable[[], Made]
@@ -101,6 +107,7 @@ class Row:
     callbacks: tuple[Callable[[Any], object], ...] = ()
     watch: Watch = lambda name, epochs: ()
     loggers: tuple[Logger, ...] = ()
+    scaled: Callable[[float], Callable[[], Made]] | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,7 @@ class Validation:
         seconds: of the trainings on folds.
         interval: factor of the 95 % intervals of real targets, with which they hold 95 % of the held-out targets; None
             for classes, and in files of earlier versions.
+        scale: share of the method's initial noise that the training began with; None if it is fixed.
     """
 
     how: str
@@ -129,9 +137,14 @@ class Validation:
     nll: float | None
     seconds: float = 0.0
     interval: float | None = None
+    scale: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON values, without `scale` if there is none: older files lack it."""
+        return {name: value for name, value in asdict(self).items() if (name, value) != ("scale", None)}
 
 
-LATER = ("interval",)
+LATER = ("interval", "scale")
 """Fields that files of earlier versions lack."""
 NAMES = tuple(field.name for field in fields(Validation) if field.name not in LATER)
 
@@ -175,9 +188,11 @@ def validation_nll(row: Row, report: Callable[[int, float], object]) -> float:
     NLL = -mean_i log mean_s p(y_i | draw s); the noise of real targets is scaled as in `train_row`. `report` is called
     with a step and the NLL there: after each fold, or after each epoch of the converted network. It may raise to stop.
     """
-    assert row.held is not None
-    recipe = _converted_where_plain_is_best(row, folds=uses_folds(row.recipe, len(row.data[1])))
-    parts = held_out_parts(row.data[1], row.held, recipe)
+    held = row.held
+    assert held is not None
+    row, _ = _at_conversion(row, folds=uses_folds(row.recipe, len(row.data[1])))
+    recipe = row.recipe
+    parts = held_out_parts(row.data[1], held, recipe)
     follow = _follower(recipe, report)
     if len(parts) == 1:
         row = replace(row, callbacks=(*row.callbacks, lambda state: follow(state.history)))
@@ -224,7 +239,8 @@ def train_on_split(row: Row) -> Trained:
     """Train a row with one split, for any number of rows."""
     held = row.held
     assert held is not None
-    recipe = _converted_where_plain_is_best(row, folds=False)
+    row, scale = _at_conversion(row, folds=False)
+    recipe = row.recipe
     out = held_out(row.data[1], held.share, recipe.seed, groups=held.groups, time=held.time)
     train, valid = _rows(row.data, ~out), _rows(row.data, out)
     model, likelihood, history = _fitted(row, recipe, train, valid)
@@ -233,14 +249,16 @@ def train_on_split(row: Row) -> Trained:
         best = _best_epochs(history, recipe)
         own = _calibrated(_predicted(row, model, likelihood, valid[0]), valid[1])
         epochs, nll = round(statistics.fmean(best)), _mean_nll(history, best)
-        return asdict(Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, nll=nll, **own))
+        more: dict[str, Any] = {"nll": nll, "scale": scale}
+        return Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, **more, **own).to_json()
 
     validation = _kept(row, compute)
     return Trained(model, with_noise(likelihood, validation.noise), history, validation)
 
 
 def _train_after_folds(row: Row, held: Held) -> Trained:
-    validation = _kept(row, lambda: asdict(_by_folds(row, held)))
+    validation = _kept(row, lambda: _by_folds(row, held).to_json())
+    row = _scaled(row, validation.scale)
     recipe = replace(row.recipe, patience=0, epochs=validation.epochs, convert_at_epoch=validation.convert_at_epoch)
     if row.states is not None and row.states.epochs:  # other rows convert after the last epoch of this training
         row = replace(row, states=replace(row.states, epochs=(recipe.epochs,)))
@@ -250,7 +268,8 @@ def _train_after_folds(row: Row, held: Held) -> Trained:
 
 def _by_folds(row: Row, held: Held) -> Validation:
     """Train on four of five folds in turn: the mean of their best epochs, and a prediction for every row."""
-    recipe = _converted_where_plain_is_best(row, folds=True)
+    row, scale = _at_conversion(row, folds=True)
+    recipe = row.recipe
     predictions, targets, best, nlls, seconds = [], [], [], [], 0.0
     for number, out in enumerate(held_out_parts(row.data[1], held, recipe)):
         train, valid = _rows(row.data, ~out), _rows(row.data, out)
@@ -266,16 +285,36 @@ def _by_folds(row: Row, held: Held) -> Validation:
     if row.states is not None and row.states.epochs:
         for number in range(FOLDS):
             row.states.prune(number, epochs)
-    return Validation("folds", len(row.data[1]), epochs, recipe.convert_at_epoch, nll=nll, seconds=seconds, **own)
+    more: dict[str, Any] = {"nll": nll, "seconds": seconds, "scale": scale}
+    return Validation("folds", len(row.data[1]), epochs, recipe.convert_at_epoch, **more, **own)
 
 
-def _converted_where_plain_is_best(row: Row, *, folds: bool) -> Recipe:
-    """Return the recipe, with patience converted after the best epoch of the plain network."""
+def _at_conversion(row: Row, *, folds: bool) -> tuple[Row, float | None]:
+    """Return the row, with patience converted after the best epoch of the plain network; and its share of the noise."""
     recipe = row.recipe
     if row.plain is None or not (recipe.patience and recipe.convert_at_epoch):
-        return recipe
-    epochs = _plain_validation(row.plain, folds=folds).epochs
-    return replace(recipe, convert_at_epoch=epochs, epochs=epochs + recipe.epochs)
+        return row, None
+    found = _plain_validation(row.plain, folds=folds)
+    recipe = replace(recipe, convert_at_epoch=found.epochs, epochs=found.epochs + recipe.epochs)
+    scale = None if row.scaled is None else noise_scale(found.nll, row.data[1][0].numel())
+    return _scaled(replace(row, recipe=recipe), scale), scale
+
+
+def _scaled(row: Row, scale: float | None) -> Row:
+    """Return the row with a share of its method's initial noise."""
+    return row if row.scaled is None or scale in (None, 1.0) else replace(row, make=row.scaled(scale))
+
+
+def noise_scale(nll: float | None, targets: int = 1) -> float:
+    """Return the share of a method's initial noise that real targets bear: min(1, (sigma / ENOUGH_NOISE)^2).
+
+    sigma is the noise of the standardised targets: the standard deviation of the Normal whose entropy is the held-out
+    NLL of the plain network, for each of the targets of a row.
+    """
+    if nll is None:
+        return 1.0
+    sigma = math.exp(nll / targets - 0.5 * math.log(2 * math.pi * math.e))
+    return min(1.0, (sigma / ENOUGH_NOISE) ** 2)
 
 
 def _plain_validation(plain: Row, *, folds: bool) -> Validation:
@@ -285,7 +324,7 @@ def _plain_validation(plain: Row, *, folds: bool) -> Validation:
     if plain.known is not None and (found := _read(plain.known, plain.key)) is not None:
         return found
     if folds:
-        return _kept(plain, lambda: asdict(_by_folds(plain, held)))
+        return _kept(plain, lambda: _by_folds(plain, held).to_json())
     found = train_on_split(plain).validation
     assert found is not None
     return found

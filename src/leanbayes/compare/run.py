@@ -8,7 +8,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +22,7 @@ from leanbayes.compare.baselines import BASELINES, Fitted
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job, located, plain_of, student_recipe
 from leanbayes.compare.plain_state import FOLDER as SHARED
-from leanbayes.compare.plain_state import PlainStates
+from leanbayes.compare.plain_state import Made, PlainStates
 from leanbayes.compare.progress import RunProgress
 from leanbayes.compare.row_training import FILE as VALIDATION
 from leanbayes.compare.row_training import Held, Row, train_row, Trained
@@ -180,7 +180,7 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
         return header | _baseline(job, experiment, own_values(values, job.baseline)) | {"status": "done"}
     trained = _train(job, experiment, out, stage, hooks)
     if trained.validation is not None:
-        header["validation"] = asdict(trained.validation)
+        header["validation"] = trained.validation.to_json()
     if isinstance(trained.model, Student):
         header["agreement"] = trained.model.report
     if stage == "train":
@@ -300,6 +300,7 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
         callbacks=hooks.callbacks,
         watch=hooks.progress.training,
         loggers=hooks.loggers,
+        scaled=partial(_with_less_noise, job, experiment) if job.scaled else None,
     )
     plain_job = plain_of(job)
     if plain_job is None:
@@ -310,6 +311,13 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
     own["watch"] = hooks.progress.plain_training
     # A row whose callbacks see every epoch trains them all.
     return replace(row, states=None if hooks.callbacks else plain.states, plain=replace(plain, **own))
+
+
+def _with_less_noise(job: Job, experiment: Experiment, scale: float) -> Callable[[], Made]:
+    """Return what makes the model of a job with a share of its method's initial noise."""
+    assert job.method is not None
+    fields = {name: scale * getattr(job.method, name) for name in job.method.scaled}
+    return partial(_make, replace(job, method=replace(job.method, **fields)), experiment)
 
 
 def _make(job: Job, experiment: Experiment) -> tuple[nn.Module, Likelihood]:

@@ -120,9 +120,13 @@ def with_values(job: Job, values: Mapping[str, float]) -> Job:
     if (lr := values.get("recipe.lr", recipe.lr)) != recipe.lr:
         own = None if recipe.posterior_lr is None else lr * (recipe.posterior_lr / recipe.lr)
         recipe = replace(recipe, lr=lr, posterior_lr=own)
+    scaled = job.scaled
     if method is not None and (fields := own_values(values, method.name)):
+        scaled = scaled and all(
+            getattr(method, name) == fields.get(name, getattr(method, name)) for name in method.scaled
+        )
         method = replace(method, **fields)
-    return replace(job, recipe=recipe, method=method, tune=0)
+    return replace(job, recipe=recipe, method=method, tune=0, scaled=scaled)
 
 
 def own_values(values: Mapping[str, float], name: str) -> dict[str, Any]:

@@ -283,6 +283,7 @@ class Method(abc.ABC):
         space: fields of the noise level that `leanbayes compare --tune` chooses, with the ends of their ranges, which
             are on a log scale if both are positive; default none.
         post_hoc: whether the plain network is trained, and the posterior comes from `after_training`.
+        scaled: fields of the initial noise that `leanbayes compare` lowers for real targets with little noise.
     """
 
     name: ClassVar[str]
@@ -294,6 +295,7 @@ class Method(abc.ABC):
     posterior_rate: ClassVar[float] = 1.0
     space: ClassVar[Space] = MappingProxyType({})
     post_hoc: ClassVar[bool] = False
+    scaled: ClassVar[tuple[str, ...]] = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return the method itself, which cannot change: copies of models share it."""

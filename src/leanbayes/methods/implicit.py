@@ -145,6 +145,7 @@ class ImplicitNodes(Method):
     targets: ClassVar[tuple[type[nn.Module], ...]] = LINEAR_MAPS
     later: ClassVar[Mapping[str, Any]] = MappingProxyType({"embeddings": False, "centre": True})
     space: ClassVar[Space] = MappingProxyType({"prior_std": (0.02, 0.5), "init_std": (0.03, 0.5)})
+    scaled: ClassVar[tuple[str, ...]] = ("init_std", "init_spread")
 
     components: int = 4
     prior_std: float = 0.1

@@ -244,6 +244,7 @@ class Rank1(Method):
         {"embeddings": False, "noise": "row", "centre": True, "other": "none"}
     )
     space: ClassVar[Space] = MappingProxyType({"prior_std": (0.02, 0.5), "init_std": (0.02, 0.5)})
+    scaled: ClassVar[tuple[str, ...]] = ("init_std", "init_spread")
 
     components: int = 4
     posterior: LawName = "normal"
