@@ -157,9 +157,9 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
         name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH``, ``lenet-wWIDTH``, ``pyramidnet-DEPTH-ALPHA``,
             ``mlp-DEPTH-WIDTH``, ``vgg11-bn-wWIDTH``, ``vgg11-dense-wWIDTH``, ``mobilenetv2-wWIDTH`` and
             ``resnext-DEPTH-GROUPSxWIDTHd``, such as ``wrn-28-5``, ``lenet-w0.5`` or ``resnext-29-8x64d``. The suffix
-            ``+dropout`` or ``+dropoutRATE``, as in ``wrn-16-4+dropout0.01``, puts a dropout (of rate 0.005) before every
-            norm. ``vgg-like-dropout`` (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and ``lenet5-bn-dropout`` have
-            the published dropouts.
+            ``+dropout`` or ``+dropoutRATE``, as in ``wrn-16-4+dropout0.01``, puts a dropout (of rate 0.005) before
+            every norm. ``vgg-like-dropout`` (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and
+            ``lenet5-bn-dropout`` have the published dropouts.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
     """
