@@ -304,10 +304,7 @@ def vgg11_bn(
 
 
 def vgg11_dense(num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), *, width: float = 1) -> VGG:
-    """Make the VGG of 8 convolutions, a linear layer of 256 and a linear output, with norms, for nested dropout.
-
-    Cui et al. (2021) train it at width 1.5 and keep two thirds. The width is one of the convolutions alone.
-    """
+    """Make the VGG of 8 convolutions of this width, all with norms, a linear layer of 256 with one, and the output."""
     return vgg11_bn(num_outputs, input_shape, DENSE_HEAD, width=width)
 
 
