@@ -14,7 +14,7 @@ from leanbayes_papers.nested.annotators import nested_annotators
 from leanbayes_papers.nested.generation import nested_generation
 from leanbayes_papers.nested.student import nested_student
 from leanbayes_papers.nested.tables import nested_limited
-from leanbayes_papers.nested.widths import nested_widths
+from leanbayes_papers.nested.widths import nested_vgg11, nested_widths
 from leanbayes_papers.patch.overhead import patch_overhead
 from leanbayes_papers.patch.samples import patch_samples
 from leanbayes_papers.patch.uci import patch_uci
@@ -31,7 +31,7 @@ _SUITES: tuple[SuiteOf, ...] = (
     *(implicit_cifar, implicit_complexity, implicit_noise, implicit_pretrained),
     *(patch_uci, patch_overhead, patch_samples),
     *(variance_table1, variance_parameterizations, variance_criterion, variance_adversarial),
-    *(nested_widths, nested_limited, nested_student, nested_annotators, nested_generation),
+    *(nested_widths, nested_vgg11, nested_limited, nested_student, nested_annotators, nested_generation),
     text_reviews,
 )
 # Suites by name, such as "rank1-cifar": functions of a `Run`; their docstrings begin with what they repeat.

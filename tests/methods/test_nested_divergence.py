@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -11,7 +12,9 @@ from torch import nn, Tensor
 import leanbayes as lb
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.distributions.log_uniform import exact_log_uniform_kl, peaked_log_uniform_kl
+from leanbayes.layers.streams import Stream
 from leanbayes.methods.nested.layer import NestedLayer
+from leanbayes.methods.nested.units import OrderingUnit
 from tests.slim.networks import converted, residual, units_of, unsettle
 
 
@@ -183,3 +186,52 @@ def test_the_divergence_of_a_weight_follows_the_exact_one_up_to_a_constant():
     log_alpha = torch.linspace(-5, 0.5, 200, dtype=torch.float64)
     gap = peaked_log_uniform_kl(log_alpha) - exact_log_uniform_kl(log_alpha)
     assert (gap.max() - gap.min()) / 2 < 0.15
+
+
+# ------------------------------------------------------------------------------------ a prior with uniform tails
+
+
+def uniform_unit(groups: int, always_on: int = 1, **fields) -> OrderingUnit:
+    method = lb.NestedDropout(groups=groups, always_on=always_on, prior="uniform", **fields)
+    return OrderingUnit(Stream(2 * groups, 1), method)
+
+
+@pytest.mark.parametrize(("groups", "always_on"), [(1, 1), (2, 1), (5, 1), (32, 2), (128, 1)])
+def test_the_tails_of_the_uniform_prior_have_equal_probabilities(groups, always_on):
+    made, count = uniform_unit(groups, always_on), groups - always_on + 1
+    assert made.prior_log_tails.exp().tolist() == pytest.approx([1 / count] * count, rel=2e-5)
+    assert made.log_tails.exp().tolist() == pytest.approx([0.0] * (always_on - 1) + [1 / count] * count, rel=2e-5)
+    assert made.kl().item() == pytest.approx(0, abs=2e-5)
+    given = [(count - j) / (count - j + 1) for j in range(1, count)]  # all tails that are left but one are later ones
+    assert torch.sigmoid(made.keep_logits).tolist() == pytest.approx(given, rel=1e-5)
+
+
+@pytest.mark.parametrize("groups", [2, 3, 6])
+def test_the_divergence_from_the_uniform_prior_is_that_of_all_masks(groups):
+    """A sum over all binary masks of q log q / p, with the probabilities of both chains element by element."""
+    made = uniform_unit(groups)
+    with torch.no_grad():
+        made.keep_logits.copy_(torch.linspace(1.5, -0.7, groups - 1))
+    posterior = [1.0, *torch.sigmoid(made.keep_logits.double()).tolist()]
+    total = 0.0
+    for mask in itertools.product((0, 1), repeat=groups):
+        q = 1.0
+        for j, (before, now) in enumerate(zip((1, *mask), mask, strict=False)):
+            keep = posterior[j] if before else 0.0
+            q *= keep if now else 1 - keep
+        if q > 0:
+            total += q * math.log(q * groups)  # p is 1 / groups for each mask that is possible
+    assert made.kl().item() == pytest.approx(total, rel=1e-5)
+
+
+def test_the_uniform_prior_has_its_own_first_keep_probabilities_and_no_prior_keep():
+    assert torch.sigmoid(uniform_unit(4, init_keep=0.9).keep_logits).tolist() == pytest.approx([0.9] * 3)
+    with pytest.raises(ValueError, match=r"expected no prior_keep with prior='uniform', got 0\.9"):
+        lb.NestedDropout(prior="uniform", prior_keep=0.9)
+    with pytest.raises(ValueError, match="prior"):
+        lb.NestedDropout(prior="flat")
+
+
+def test_results_of_before_know_no_choice_of_the_prior():
+    assert "prior" not in lb.NestedDropout().fields()
+    assert lb.NestedDropout(prior="uniform").fields()["prior"] == "uniform"

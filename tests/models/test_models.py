@@ -13,7 +13,7 @@ from leanbayes.models.classic import CIFAR_HEAD, Head
 
 LIGHT = ["mlp", "regression", "small", "lenet", "lenet5", "vgg11", "resnet18", "wrn-16-2", "pyramidnet-14-20"]
 LIGHT += ["lenet5-bn", "vgg-like-w0.125", "vgg-like-w0.125-dropout"]
-LIGHT += ["vgg11-bn-w0.25", "mobilenetv2-w0.25", "resnext-11-2x4d"]
+LIGHT += ["vgg11-bn-w0.25", "vgg11-dense-w0.25", "mobilenetv2-w0.25", "resnext-11-2x4d"]
 NEED_32_PIXELS = {"lenet", "lenet5", "vgg11", "vgg16"}
 
 
@@ -21,7 +21,7 @@ def shape_of(name: str) -> tuple[int, ...]:
     """Return the shape of a row: steps and variables of a series, or a small image."""
     if name == "lstm-ehr":
         return (4, 3)
-    side = 32 if name in NEED_32_PIXELS or name.startswith(("vgg-like", "vgg11-bn", "lenet5-bn")) else 8
+    side = 32 if name in NEED_32_PIXELS or name.startswith(("vgg-like", "vgg11-bn", "vgg11-dense", "lenet5-bn")) else 8
     return (3, side, side)
 
 
@@ -78,6 +78,8 @@ def test_lenet_parameters(width, parameters):
         (models.vgg16, {"head": "cifar"}, 15_245_130),
         (models.vgg16, {"num_outputs": 1000, "head": "imagenet"}, 138_357_544),
         (models.vgg11, {"num_outputs": 1000, "head": "imagenet"}, 132_863_336),
+        (models.vgg11_dense, {}, 9_217_728 + 3 * 2752 + (512 * 256 + 3 * 256) + (256 * 10 + 10)),
+        (models.vgg11_dense, {"width": 1.5}, 9 * 2_304_288 + 3 * 4128 + (768 * 256 + 3 * 256) + (256 * 10 + 10)),
         (models.vgg16, {"head": "cifar", "batch_norm": True}, 15_245_130 + 2 * 4224),
         (models.resnet18, {"num_outputs": 1000, "stem": "imagenet"}, 11_689_512),
         (models.resnet50, {"num_outputs": 1000, "stem": "imagenet"}, 25_557_032),
@@ -320,7 +322,7 @@ def test_names_are_unique_and_complete():
     assert set(models.names()) == {
         *("mlp", "small", "lenet", "lenet5", "vgg11", "vgg16", "resnet18", "resnet50"),
         *("wrn-16-2", "wrn-16-4", "wrn-28-10", "pyramidnet-110-270", "mlp-100-100", "regression"),
-        *("lenet5-bn", "vgg-like", "vgg11-bn", "mobilenetv2", "resnext-29-2x64d", "lstm-ehr"),
+        *("lenet5-bn", "vgg-like", "vgg11-bn", "vgg11-dense", "mobilenetv2", "resnext-29-2x64d", "lstm-ehr"),
     }
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.fx import symbolic_trace
 
+import leanbayes as lb
 from leanbayes import models
 from leanbayes.models.resnet import GroupedBottleneck, InvertedResidual
 
@@ -347,3 +348,21 @@ def test_wrong_sizes(maker, options, message):
 def test_unet_refuses_images_of_a_wrong_size():
     with pytest.raises(ValueError, match=r"multiples of 4, got 18 x 24\. Pad or crop"):
         small_unet()(images(1, 3, 18, 24))
+
+
+# ------------------------------------------------------------------------------------ VGG11 with one dense layer
+
+
+def test_two_thirds_of_the_wide_vgg_are_the_papers_full_network():
+    """21 of 32 groups are 504 of 768 channels; the first convolution and both linear layers are not cut."""
+    net = lb.models.build("vgg11-dense-w1.5", num_outputs=10, input_shape=(3, 32, 32))
+    bnn = lb.convert(net, lb.NestedDropout(groups=32, always_on=2), where="features.*")
+    assert not any(path.startswith("head") for path, _ in lb.stochastic_layers(bnn))
+    for width, channels in ((2 / 3, [96, 126, 252, 252, 504, 504, 504, 504]), (1 / 16, [96, 12, 24, 24, *[48] * 4])):
+        small = lb.mean(lb.slim.narrow(bnn, width))
+        weights = [module.weight for module in small.modules() if isinstance(module, nn.Conv2d)]
+        assert [len(weight) for weight in weights] == channels
+        convolutions = sum(9 * a * b for a, b in pairwise([3, *channels])) + 3 * sum(channels)
+        head = channels[-1] * 256 + 3 * 256 + 256 * 10 + 10
+        assert sum(p.numel() for p in small.parameters()) == convolutions + head
+    assert convolutions + head == 109_982

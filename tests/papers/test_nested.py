@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,3 +149,38 @@ def test_widths_on_fashion_mnist_rise_with_width(tmp_path):
     (plain,) = (row["accuracy"] for row in rows if row.get("method") == "plain")
     assert all(wide >= narrow - BY_CHANCE for narrow, wide in pairwise(accuracies))
     assert accuracies[-1] >= plain - 1.0
+
+
+# ------------------------------------------------------------------------------------ the paper's VGG11
+
+
+def test_the_papers_vgg11_is_wide_has_plain_linear_layers_and_is_cut_to_two_thirds(tmp_path):
+    run = Run(budget="short", device="cpu", root=str(tmp_path))
+    (study,) = SUITES["nested-vgg11"](run).studies
+    fields, rows = study.measure.keywords, study.rows
+    assert fields["share"] == pytest.approx(2 / 3)
+    assert [width * fields["share"] * 32 for width in fields["widths"]][:: len(fields["widths"]) - 1] == [2, 32]
+    assert {spec.recipe.epochs for spec in rows.values()} == {250}
+    nested = {name: spec for name, spec in rows.items() if name.startswith("BN3")}
+    assert {spec.net for spec in nested.values()} == {"vgg11-dense-w1.5"}
+    laws = [(spec.method.tail, spec.method.prior) for spec in nested.values()]
+    assert laws == [("learned", "chain"), ("learned", "uniform"), ("categorical", "chain")]
+    assert all(spec.method.weight_noise for spec in nested.values())
+    assert rows["plain"].net == "vgg11-dense"
+    data = SimpleNamespace(num_outputs=10, input_shape=(3, 32, 32))
+    wide, half = (rows[name].make(data, 0) for name in ("BN3, uniform tails", "IBNN 0.5"))
+    for model, last in ((wide, 768), (half, 264)):  # 11 of 32 groups are the nearest to a third
+        assert {path.partition(".")[0] for path, _ in lb.stochastic_layers(model)} == {"features"}
+        assert [m.in_features for m in model.modules() if isinstance(m, nn.Linear)] == [last, 256]
+
+
+def test_a_tiny_run_of_chosen_rows_of_the_papers_vgg11(two_epochs, tmp_path):
+    run = Run(device="cpu", out=tmp_path, rows=("digits-bn3-uniform-prior", "digits-ibnn-0.5"))
+    outcome = run_suite("nested-vgg11", SUITES["nested-vgg11"](run), run)
+    assert outcome.complete
+    assert outcome.rows == ["BN3, uniform prior", "IBNN 0.5"]
+    methods = {row["method"] for row in outcome.records["vgg11-digits"]}
+    assert methods == {"BN3, uniform prior", "DT-BN3, uniform prior", "IBNN", "BN3, uniform prior-MC"}
+    widths_of = {row["width"] for row in outcome.records["vgg11-digits"]}
+    assert {"0.09375", "1", "1.5"} <= widths_of
+    assert (tmp_path / f"studies/vgg11-digits{run.part}.json").is_file()

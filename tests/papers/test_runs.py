@@ -22,7 +22,7 @@ from leanbayes.data import DataSet, Split
 from leanbayes.training import Recipe
 from leanbayes_papers import run_suite, SUITES
 from leanbayes_papers.harness import Printed, Run, Study, Suite, TrainingSpec
-from leanbayes_papers.harness.suite import present, run_named
+from leanbayes_papers.harness.suite import _labels, present, run_named
 from leanbayes_papers.implicit import complexity, noise
 from leanbayes_papers.rank1 import ablations
 
@@ -145,7 +145,9 @@ def tiny(run: Run) -> Suite:
 
 def flags(root, **changes) -> SimpleNamespace:
     given = {"name": "tiny", "budget": "quick", "seeds": "0,1", "device": "cpu", "precision": "32-true"}
-    return SimpleNamespace(**given | {"root": str(root), "data": "", "fresh": False} | changes)
+    return SimpleNamespace(
+        **given | {"root": str(root), "data": "", "fresh": False, "compile": False, "rows": ""} | changes
+    )
 
 
 @pytest.fixture(scope="module")
@@ -268,3 +270,55 @@ def test_chosen_data_sets_leave_out_tables(monkeypatch):
 def test_wrong_flags_say_what_was_expected(changes, sentence, tmp_path):
     with pytest.raises(ValueError, match=sentence):
         run_suite(flags(tmp_path, **changes), tmp_path)
+
+
+# ------------------------------------------------------------------------------------ single rows
+
+
+def test_chosen_rows_have_files_of_their_own_and_say_what_they_are(out, tmp_path):
+    copy = Path(shutil.copytree(out, tmp_path / "copy"))
+    full = {path: path.read_bytes() for path in (copy / "reproduce.json", *(copy / "studies").iterdir())}
+    assert run_named({"tiny": tiny}, flags(out, rows="iBNN"), copy) == 0
+    assert {path: path.read_bytes() for path in full} == full
+    record = json.loads((copy / "reproduce.rows-implicit-k3.json").read_text())
+    assert record["rows"] == ["iBNN", "implicit-k3"]
+    assert [row["name"] for row in record["studies"][0]["tables"][0]["rows"]] == ["iBNN"]
+    assert {row["method"] for row in records_of(copy, "growth.rows-implicit-k3")} == {"implicit-k3"}
+    assert json.loads((copy / "studies/growth.rows-implicit-k3.json").read_text())["rows"] == ["implicit-k3"]
+    page = (copy / "reproduce.rows-implicit-k3.md").read_text()
+    assert "A partial run, of these rows alone: iBNN; implicit-k3." in page
+    assert "studies/map.rows-implicit-k3.svg" in page
+    assert all((copy / study["file"]).is_file() for study in record["studies"])
+
+
+def test_all_rows_are_the_whole_run(out):
+    before = sorted(out.rglob("*"))
+    assert run_named({"tiny": tiny}, flags(out, rows="plain,iBNN"), out) == 0
+    assert sorted(out.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("suite", "rows", "said"),
+    [
+        ("rank1-cifar", "nothing", "expected rows of rank1-cifar among Deterministic; BatchEnsemble; .* got 'nothing'"),
+        ("patch-overhead", "EMP", "expected no --rows for patch-overhead, which has no rows to choose, got 'EMP'"),
+    ],
+)
+def test_an_unknown_row_is_refused_with_the_known_ones(suite, rows, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        run_named(SUITES, flags(tmp_path, name=suite, rows=rows), tmp_path)
+
+
+def test_names_of_rows_may_have_commas_and_rows_have_labels_too(tmp_path):
+    suite = SUITES["rank1-cifar"](Run(root=str(tmp_path)))
+    assert _labels("Rank-1 BNN, Gaussian,plain", suite, "rank1-cifar") == ("plain", "rank1-gaussian")
+    assert _labels("", suite, "rank1-cifar") == ()
+
+
+def test_compiled_steps_are_asked_for_by_a_flag(tmp_path):
+    for compiled in (False, True):
+        run = Run(root=str(tmp_path), device="cpu", compile=compiled)
+        specs = [spec for make in SUITES.values() for study in make(run).studies for spec in study.rows.values()]
+        assert len(specs) > 60
+        assert {spec.recipe.compile for spec in specs} == {compiled}
+        assert run.recipe(Recipe()).compile == compiled

@@ -81,6 +81,8 @@ class Reproduce:
         data: use only these of the suite's data sets, separated by commas; default all.
         out: folder of the results; default runs/NAME.
         fresh: start again instead of keeping finished runs and resuming others.
+        compile: compile the training steps; recommended on a GPU.
+        rows: train and show only these rows of the tables, separated by commas; they get files of their own.
     """
 
     name: str
@@ -92,6 +94,8 @@ class Reproduce:
     data: str = ""
     out: Path | None = None
     fresh: bool = False
+    compile: bool = False
+    rows: str = ""
 
 
 def reproduce(arguments: list[str]) -> int:

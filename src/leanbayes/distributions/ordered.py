@@ -86,6 +86,11 @@ def uniform_tails(count: int) -> Tensor:
     return torch.full((count,), 1 / count)
 
 
+def uniform_keep_logits(count: int) -> Tensor:
+    """Return the logits (count - 1,) of the chain whose tails are uniform: pi_{j+1} = (K - j) / (K - j + 1)."""
+    return torch.arange(count - 1, 0, -1, dtype=torch.get_default_dtype()).log()
+
+
 def at_or_beyond(shares: Tensor) -> Tensor:
     """Return sum_{j>=i} shares_j, scaled so that the first is exactly one."""
     beyond = shares.flip(-1).cumsum(-1).flip(-1)

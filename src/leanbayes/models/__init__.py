@@ -28,6 +28,7 @@ from leanbayes.models.classic import (
     VGG,
     vgg11,
     vgg11_bn,
+    vgg11_dense,
     vgg16,
     vgg_like,
     VGGLike,
@@ -62,6 +63,7 @@ __all__ = [
     "resnet50",
     "vgg11",
     "vgg11_bn",
+    "vgg11_dense",
     "vgg16",
     "vgg_like",
 ]
@@ -92,6 +94,7 @@ _MAKERS: tuple[tuple[str, _Maker], ...] = (
     ("mobilenetv2", MobileNetV2),
     ("vgg11", vgg11),
     ("vgg11-bn", vgg11_bn),
+    ("vgg11-dense", vgg11_dense),
     ("vgg16", vgg16),
     ("vgg-like", vgg_like),
     ("resnet18", resnet18),
@@ -117,6 +120,7 @@ _FORMS: tuple[tuple[str, str, Callable[..., _Maker]], ...] = (
     ),
     ("mlp-DEPTH-WIDTH", r"mlp-(\d+)-(\d+)", lambda depth, width: partial(deep_mlp, int(depth), int(width))),
     ("vgg11-bn-wWIDTH", rf"vgg11-bn-w{_NUMBER}", lambda width: partial(vgg11_bn, width=float(width))),
+    ("vgg11-dense-wWIDTH", rf"vgg11-dense-w{_NUMBER}", lambda width: partial(vgg11_dense, width=float(width))),
     (
         "vgg-like-wWIDTH",
         rf"vgg-like(?:-w{_NUMBER})?(-dropout)?",
@@ -151,10 +155,11 @@ def build(name: str, *, num_outputs: int, input_shape: tuple[int, ...]) -> nn.Mo
 
     Args:
         name: One of ``names()``; or of any width, ``wrn-DEPTH-WIDTH``, ``lenet-wWIDTH``, ``pyramidnet-DEPTH-ALPHA``,
-            ``mlp-DEPTH-WIDTH``, ``vgg11-bn-wWIDTH``, ``mobilenetv2-wWIDTH`` and ``resnext-DEPTH-GROUPSxWIDTHd``, such
-            as ``wrn-28-5``, ``lenet-w0.5`` or ``resnext-29-8x64d``. The suffix ``+dropout`` or ``+dropoutRATE``, as in
-            ``wrn-16-4+dropout0.01``, puts a dropout (of rate 0.005) before every norm. ``vgg-like-dropout``
-            (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and ``lenet5-bn-dropout`` have the published dropouts.
+            ``mlp-DEPTH-WIDTH``, ``vgg11-bn-wWIDTH``, ``vgg11-dense-wWIDTH``, ``mobilenetv2-wWIDTH`` and
+            ``resnext-DEPTH-GROUPSxWIDTHd``, such as ``wrn-28-5``, ``lenet-w0.5`` or ``resnext-29-8x64d``. The suffix
+            ``+dropout`` or ``+dropoutRATE``, as in ``wrn-16-4+dropout0.01``, puts a dropout (of rate 0.005) before
+            every norm. ``vgg-like-dropout`` (``vgg-like-wWIDTH``, ``vgg-like-wWIDTH-dropout``) and
+            ``lenet5-bn-dropout`` have the published dropouts.
         num_outputs: Number of classes or regression outputs.
         input_shape: Shape of one example, without the batch axis.
     """

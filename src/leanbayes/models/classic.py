@@ -207,24 +207,31 @@ class RegressionNet(Chain):
 
 @dataclass(frozen=True, kw_only=True)
 class Head:
-    """The classifier on top of a VGG: pool, two hidden linear layers, one linear output.
+    """The classifier on top of a VGG: pool, hidden linear layers, one linear output.
 
     Attributes:
         pooled: Side length, in pixels, that the features are averaged to.
-        hidden: Width of the two hidden layers.
+        hidden: Width of the hidden layers.
         dropout: Probability of dropping a hidden unit in training; 0 leaves dropout out.
+        layers: Number of hidden layers.
+        norm: Whether a batch norm follows each of them.
+        widened: Whether the width factor of the network is one of the hidden layers, too.
     """
 
     pooled: int = 1
     hidden: int = 512
     dropout: float = 0.0
+    layers: int = 2
+    norm: bool = False
+    widened: bool = True
 
     def build(self, channels: int, num_outputs: int) -> nn.Sequential:
         """Return the layers for features of `channels` channels."""
         head = nn.Sequential(nn.AdaptiveAvgPool2d(self.pooled), nn.Flatten(-3))
         inputs = channels * self.pooled**2
-        for width in (inputs, self.hidden):
-            head.extend([nn.Linear(width, self.hidden), nn.ReLU()])
+        for width in (inputs, *[self.hidden] * (self.layers - 1)):
+            norm = [nn.BatchNorm1d(self.hidden)] if self.norm else []
+            head.extend([nn.Linear(width, self.hidden), *norm, nn.ReLU()])
             if self.dropout > 0:
                 head.append(nn.Dropout(self.dropout))
         return head.append(nn.Linear(self.hidden, num_outputs))
@@ -232,6 +239,7 @@ class Head:
 
 CIFAR_HEAD = Head(pooled=1, hidden=512)
 IMAGENET_HEAD = Head(pooled=7, hidden=4096, dropout=0.5)
+DENSE_HEAD = Head(hidden=256, layers=1, norm=True, widened=False)
 
 
 class VGG(Chain):
@@ -243,7 +251,7 @@ class VGG(Chain):
         head: ``"cifar"`` (512 wide), ``"imagenet"`` (4096 wide on 7x7 features, dropout 0.5) or
             a ``Head``; ``None`` takes the first for images of at most 64 pixels, else the second.
         batch_norm: Whether a batch norm follows each convolution.
-        width: Factor on every hidden width, the head's too; the products are rounded.
+        width: Factor on every hidden width, the head's too unless it is not ``widened``; the products are rounded.
     """
 
     def __init__(
@@ -269,7 +277,8 @@ class VGG(Chain):
                 self.features.extend([nn.Conv2d(channels, outputs, 3, padding=1), *norm, nn.ReLU()])
                 channels = outputs
             self.features.append(nn.MaxPool2d(2))
-        self.head = replace(head, hidden=scaled(head.hidden, width)).build(channels, num_outputs)
+        hidden = scaled(head.hidden, width) if head.widened else head.hidden
+        self.head = replace(head, hidden=hidden).build(channels, num_outputs)
         init_convolutions(self)
 
 
@@ -292,6 +301,11 @@ def vgg11_bn(
 ) -> VGG:
     """Make the VGG of 8 convolutions, each with a batch norm, and 3 linear layers; see ``VGG`` for the arguments."""
     return VGG(_VGG11, num_outputs=num_outputs, input_shape=input_shape, head=head, batch_norm=True, width=width)
+
+
+def vgg11_dense(num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), *, width: float = 1) -> VGG:
+    """Make the VGG of 8 convolutions of this width, all with norms, a linear layer of 256 with one, and the output."""
+    return vgg11_bn(num_outputs, input_shape, DENSE_HEAD, width=width)
 
 
 def vgg16(

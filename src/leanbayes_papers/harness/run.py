@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -27,6 +28,7 @@ from leanbayes_papers.harness.results import Column, Record, Table
 from leanbayes_papers.harness.spec import Trained, TrainingSpec
 
 FOLDER = "studies"
+LONGEST = 100  # letters of the rows in a name of a file
 Choice = TypeVar("Choice")
 Json = dict[str, Any]
 
@@ -43,6 +45,8 @@ class Run:
     data: tuple[str, ...] = ()
     out: Path = Path("runs")
     fresh: bool = False
+    compile: bool = False
+    rows: tuple[str, ...] = ()  # labels of the networks of a partial run; none for all
     trained: set[Path] = field(default_factory=set, repr=False, compare=False)  # folders of trainings of this run
 
     def pick(self, *, quick: Choice, short: Choice, full: Choice) -> Choice:
@@ -56,7 +60,8 @@ class Run:
     def recipe(self, recipe: lb.Recipe) -> lb.Recipe:
         """Set the device and the precision of the flags; half precision on a GPU has channels last."""
         channels_last = self.precision != "32-true" and self.torch_device.type == "cuda"
-        return replace(recipe, accelerator=self.device, precision=self.precision, channels_last=channels_last)
+        recipe = replace(recipe, accelerator=self.device, precision=self.precision, channels_last=channels_last)
+        return replace(recipe, compile=recipe.compile or self.compile)
 
     def recipe_of(self, paper: str, name: str, **changes: Any) -> lb.Recipe:
         """Return a recipe of the paper's numbers.toml: common fields, those of the budget, and `changes`."""
@@ -75,6 +80,13 @@ class Run:
         """Return the evaluation of a compared network; the quick budget has `quick_images` test images."""
         images = self.pick(quick=quick_images, short=0, full=0)
         return EvaluationSpec(samples=samples, test_images=images, **{"shift": False} | fields)
+
+    @property
+    def part(self) -> str:
+        """End of the names of a partial run's files; empty if the run has all rows."""
+        words = re.sub(r"[^a-z0-9.]+", "-", "-".join(self.rows).lower())
+        long = hashlib.sha256(words.encode()).hexdigest()[:16]
+        return f".rows-{words if len(words) <= LONGEST else long}" if words else ""
 
     @property
     def svhn(self) -> tuple[str, ...]:
@@ -185,20 +197,39 @@ class Study:
         """Names of all data sets that it needs."""
         return frozenset((*self.data, *(spec.source.name for spec in self.specs)))
 
+    @property
+    def rows(self) -> dict[str, TrainingSpec]:
+        """Networks that can be chosen, by the name of their row: the `specs` of `measure`."""
+        known = getattr(self.measure, "keywords", {}).get("specs", self.specs)
+        return dict(known) if isinstance(known, Mapping) else {spec.name: spec for spec in known}
+
+    def only(self, labels: tuple[str, ...]) -> Study | None:
+        """Return the study of the networks of these labels; None if it has none of them, or needs others, too."""
+        kept = {name: spec for name, spec in self.rows.items() if spec.name in labels}
+        if len(kept) == len(self.rows):
+            return self if kept else None
+        keywords = getattr(self.measure, "keywords", {})
+        if not kept or "specs" not in keywords:
+            return None
+        specs = kept if isinstance(keywords["specs"], Mapping) else tuple(kept.values())
+        compared = tuple(spec for spec in self.specs if spec.name in labels)
+        return replace(self, measure=partial(self.measure, specs=specs), specs=compared)
+
     def jobs(self, seeds: tuple[int, ...]) -> list[Job]:
         """Return the jobs of its compared networks, every network with every seed."""
         return [spec.job(seed) for spec in self.specs for seed in seeds]
 
     def records(self, run: Run) -> list[Record]:
         """Return the records: those on disk if they are of the same runs, else measured; plot them if need be."""
-        path = run.out / FOLDER / f"{self.name}.json"
-        words = [run.budget, *map(str, run.seeds), *(job.id for job in self.jobs(run.seeds))]
+        path = run.out / FOLDER / f"{self.name}{run.part}.json"
+        words = [run.budget, *map(str, run.seeds), *(job.id for job in self.jobs(run.seeds)), *run.rows]
+        part = {"rows": list(self.rows)} if run.rows else {}
         of = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
-        figure = path.with_suffix(".svg")
+        figure = path.with_name(f"{self.name}{run.part}.svg")
 
         def compute() -> Json:
             figure.unlink(missing_ok=True)
-            return {"title": self.title, "claim": self.claim, "of": of, "records": self.measure(run)}
+            return {"title": self.title, "claim": self.claim, "of": of, **part, "records": self.measure(run)}
 
         found = run.cached(path, compute, valid=lambda known: known.get("of") == of and "records" in known)
         records: list[Record] = found["records"]

@@ -33,9 +33,10 @@ def load_data(source: DataSpec) -> Any:
 
 
 def build_network(spec: TrainingSpec, data: DataSet) -> nn.Module:
-    """Return the named network, converted by the method if there is one."""
+    """Return the named network, converted by the method if there is one, in the layers of the option `where`."""
     net = lb.models.build(spec.net, num_outputs=data.num_outputs, input_shape=data.input_shape)
-    return net if spec.method is None else lb.convert(net, spec.method, likelihood=lb.Categorical())
+    where = spec.options.get("where")
+    return net if spec.method is None else lb.convert(net, spec.method, where=where, likelihood=lb.Categorical())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,15 +35,17 @@ def run_named(suites: Mapping[str, SuiteOf], options: Any, out: Path) -> int:
     """Run the suite that the flags of `leanbayes reproduce` name; return 0, or 1 if a run or a study failed."""
     if options.name not in suites:
         raise ValueError(f"expected a suite among {', '.join(suites)}, got {options.name!r}")
-    same = {name: getattr(options, name) for name in ("budget", "device", "precision", "root", "fresh")}
+    same = {name: getattr(options, name) for name in ("budget", "device", "precision", "root", "fresh", "compile")}
     data = tuple(name for name in options.data.split(",") if name)
     run = Run(**same, seeds=_seeds(options.seeds), data=data, out=out)
-    outcome = run_suite(options.name, suites[options.name](run), run)
+    suite = suites[options.name](run)
+    run = replace(run, rows=_labels(options.rows, suite, options.name))
+    outcome = run_suite(options.name, suite, run)
     if rank_and_world()[0] != 0:
         return 0
     outcome.write()
     outcome.show()
-    sys.stdout.write(f"tables: {out / 'reproduce.md'}\n")
+    sys.stdout.write(f"tables: {out / outcome.file}.md\n")
     if any(study.specs for study in outcome.suite.studies):
         from leanbayes.report import build
 
@@ -68,14 +70,25 @@ class Outcome:
         return self.suite.legend or f"{LEGEND} {BUDGETS[self.run.budget]}"
 
     @property
+    def file(self) -> str:
+        """Name of both files, without its end."""
+        return f"reproduce{self.run.part}"
+
+    @property
+    def rows(self) -> list[str]:
+        """Names of the rows of a partial run; none for a run of all."""
+        return list(dict.fromkeys(row for study in self.suite.studies for row in study.rows)) if self.run.rows else []
+
+    @property
     def together(self) -> list[Record]:
         """The records of all studies."""
         return [record for found in self.records.values() for record in found]
 
     def write(self) -> None:
-        """Write reproduce.json and reproduce.md."""
-        write_text(json.dumps(self.record(), indent=1, allow_nan=False) + "\n", self.run.out / "reproduce.json")
-        write_text(self.page(), self.run.out / "reproduce.md")
+        """Write reproduce.json and reproduce.md; files of a partial run have its rows in their names."""
+        text = json.dumps(self.record(), indent=1, allow_nan=False) + "\n"
+        write_text(text, self.run.out / f"{self.file}.json")
+        write_text(self.page(), self.run.out / f"{self.file}.md")
 
     def record(self) -> dict[str, Any]:
         """Return everything as JSON holds it."""
@@ -83,7 +96,7 @@ class Outcome:
             {
                 "title": study.title,
                 "claim": study.claim,
-                "file": f"{FOLDER}/{study.name}.json",
+                "file": f"{FOLDER}/{study.name}{self.run.part}.json",
                 "tables": [table.record(self.records[study.name]) for table in study.tables],
             }
             for study in self.suite.studies
@@ -95,6 +108,7 @@ class Outcome:
             "paper": self.suite.paper,
             "budget": self.run.budget,
             "seeds": list(self.run.seeds),
+            **({"rows": self.rows} if self.rows else {}),
             "command": results.command(),
             "created": results.now(),
             "commit": results.commit(),
@@ -108,11 +122,14 @@ class Outcome:
         """Return the page in Markdown: tables, figures, remarks."""
         seeds = ", ".join(map(str, self.run.seeds))
         parts = [f"# {self.name}\n\n{self.suite.paper}. Budget {self.run.budget}, seeds {seeds}. {self.legend}\n"]
+        parts += [f"A partial run, of these rows alone: {'; '.join(self.rows)}.\n"] if self.rows else []
         parts += [table.markdown(self.together) for table in self.suite.tables]
         for study in self.suite.studies:
             if (records := self.records.get(study.name)) is not None:
                 parts.append(f"## {study.title}\n")
-                parts += [f"![{study.title}]({FOLDER}/{study.name}.svg)\n"] if study.plot is not None else []
+                parts += (
+                    [f"![{study.title}]({FOLDER}/{study.name}{self.run.part}.svg)\n"] if study.plot is not None else []
+                )
                 parts += [table.markdown(records) for table in study.tables]
                 parts.append(f"The paper: {study.claim}\n")
         if self.remarks:
@@ -166,9 +183,39 @@ def present(suite: Suite, run: Run) -> tuple[Suite, list[str]]:
     missing = [name for name in wanted if not run.has(name)]
     studies = tuple(study for study in suite.studies if study.needs <= set(wanted) - set(missing))
     remarks = [f"{name} is not here, so what needs it is left out; {_remedy(name)}." for name in missing]
+    if run.rows:
+        chosen = {study.title: study.only(run.rows) for study in studies}
+        remarks += [
+            f"{title} is left out: it has none of the chosen rows, or needs others, too."
+            for title, study in chosen.items()
+            if study is None
+        ]
+        studies = tuple(study for study in chosen.values() if study is not None)
     if not studies:
         raise ValueError(f"nothing to run: {' '.join(remarks)}")
     return replace(suite, studies=studies), remarks
+
+
+def _labels(text: str, suite: Suite, name: str) -> tuple[str, ...]:
+    """Return the labels of the rows in a text; rows have names, in which there may be commas, and labels."""
+    rows = [row for study in suite.studies for row in study.rows.items()]
+    labels: dict[str, list[str]] = {}
+    for row, spec in rows:
+        for known in {row.lower(), spec.name.lower()}:
+            labels.setdefault(known, []).append(spec.name)
+    words, found = [word for word in text.split(",") if word.strip()], dict.fromkeys("")
+    if words and not rows:
+        raise ValueError(f"expected no --rows for {name}, which has no rows to choose, got {text!r}")
+    while words:
+        parts = {end: labels.get(",".join(words[:end]).strip().lower()) for end in range(len(words), 0, -1)}
+        end, some = next(((end, some) for end, some in parts.items() if some), (0, None))
+        if some is None:
+            known = "; ".join(dict.fromkeys(row for row, _ in rows))
+            raise ValueError(f"expected rows of {name} among {known}, got {words[0].strip()!r}")
+        found |= dict.fromkeys(some)
+        words = words[end:]
+    every = tuple(dict.fromkeys(spec.name for _, spec in rows))
+    return () if set(found) == set(every) else tuple(label for label in every if label in found)
 
 
 def _ordered(jobs: Sequence[Job]) -> list[Job]:

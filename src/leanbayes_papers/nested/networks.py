@@ -1,7 +1,8 @@
 """The nested networks by budget, and the evaluation that all suites of them share.
 
 The paper trains VGG11, one and a half times as wide, for 600 epochs by a natural-gradient method and keeps two thirds
-of it. Here it is SGD with the same schedule (*full*), or a cosine over fewer epochs (*short*), in the usual width.
+of it. Here it is SGD with the same schedule (*full*), or a cosine over fewer epochs (*short*), in the usual width; the
+networks that are `wide` have the paper's width and head.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from leanbayes_papers.harness.spec import build_network
 DATA = {"quick": ("digits",), "short": ("cifar10", "fashion-mnist"), "full": ("cifar10",)}
 OOD = {"digits": "noise", "fashion-mnist": "notmnist", "cifar10": "svhn"}
 NETS = {"digits": "small", "fashion-mnist": "lenet5-bn", "cifar10": "vgg11-bn"}
+WIDE = NETS | {"cifar10": "vgg11-dense-w1.5"}  # the paper's, whose linear layers stay plain
+CONVOLUTIONS = "features.*"
 GROUPS = {"digits": 8, "fashion-mnist": 16, "cifar10": 32}
 SAMPLES = 6
 NORM_ROWS = 1024  # training rows over which the statistics of norms are collected at every width (C.2)
@@ -40,20 +43,23 @@ def fn3(data: str) -> lb.NestedDropout:
     return bn3(data, tail="categorical", weight_noise=False)
 
 
-def spec(run: Run, data: str, name: str, method: Method | None) -> TrainingSpec:
-    """Return a network of the suites."""
-    recipe = run.recipe_of("nested", run.pick(quick=data, short=data, full="full"))
+def spec(run: Run, data: str, name: str, method: Method | None, *, wide: bool = False) -> TrainingSpec:
+    """Return a network of the suites; of a `wide` one, the convolutions alone are converted."""
+    short = "wide" if wide and data == "cifar10" else data
+    recipe = run.recipe_of("nested", run.pick(quick=data, short=short, full="full"))
     posterior_lr = (0.05 if run.budget != "full" else recipe.lr) * POSTERIOR_RATE
     recipe = replace(recipe, posterior_lr=posterior_lr, anneal_epochs=round(ANNEALED * recipe.epochs))
     recipe = replace(recipe, compile=run.torch_device.type == "cuda")  # many small operations, else
-    return run.spec(f"{data}-{name}", data, NETS[data], recipe, quick_rows=1000, method=method)
+    options, nets = ({"where": CONVOLUTIONS}, WIDE) if wide else ({}, NETS)
+    return run.spec(f"{data}-{name}", data, nets[data], recipe, quick_rows=1000, method=method, options=options)
 
 
-def individual(run: Run, data: str, width: float) -> TrainingSpec:
-    """Return a Bayesian network of a fixed width (IBNN), trained on its own."""
-    made = spec(run, data, f"ibnn-{width:g}", bn3(data, rescale=False))
-    options = {"width": width}
-    return replace(made, options=options, build=lambda spec, data: lb.slim.narrow(build_network(spec, data), width))
+def individual(run: Run, data: str, width: float, *, share: float = 1.0) -> TrainingSpec:
+    """Return a Bayesian network of a fixed width (IBNN), trained on its own; a `share` below one makes it wide."""
+    made = spec(run, data, f"ibnn-{width:g}", bn3(data, rescale=False), wide=share < 1)
+    options = {**made.options, "width": width}
+    cut = share * width
+    return replace(made, options=options, build=lambda spec, data: lb.slim.narrow(build_network(spec, data), cut))
 
 
 class Evaluation:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 import leanbayes as lb
-from leanbayes_papers.harness import plot_curves, Record, Run, Study, Suite, Table
+from leanbayes_papers.harness import plot_curves, Record, Run, Study, Suite, Table, TrainingSpec
 from leanbayes_papers.nested import networks as nets
 from leanbayes_papers.nested import PAPER
 from leanbayes_papers.nested.tables import times
 
 WIDTHS = (0.125, 0.25, 0.5, 0.75, 1.0)
+FULL = 2 / 3  # of the paper's VGG11: it is trained one and a half times as wide
+PARTS = (0.09375, *WIDTHS, 1.5)  # of the full network: 2 groups of 32 are the least, 1.5 is all that is trained
 TABLE = Table.of("nested", "widths")
 
 
@@ -20,42 +25,75 @@ def nested_widths(run: Run) -> Suite:
     """Accuracy, calibration, out-of-distribution inputs by width: BN3, FN3, with temperatures, IBNN (Figure 10)."""
     studies: list[Study] = []
     for data in nets.DATA[run.budget]:
-        words = {"data": data, "ood": nets.OOD[data]}
-        studies.append(Study.of("nested", "widths", words, measure=measure, tables=(TABLE,), plot=plot))
+        specs = {
+            name: nets.spec(run, data, name.lower(), method)
+            for name, method in {"BN3": nets.bn3(data), "FN3": nets.fn3(data), "plain": None}.items()
+        }
+        specs |= {f"IBNN {width:g}": nets.individual(run, data, width) for width in WIDTHS}
+        words, measured = {"data": data, "ood": nets.OOD[data]}, partial(measure, specs=specs, widths=WIDTHS)
+        studies.append(Study.of("nested", "widths", words, measure=measured, tables=(TABLE,), plot=plot))
         studies.append(times(data))
     return Suite(paper=PAPER, studies=tuple(studies))
 
 
-def measure(run: Run, *, data: str) -> list[Record]:
-    """Train BN3, FN3, a plain network and one for each width; evaluate each at every width that it has."""
-    methods = {"bn3": nets.bn3(data), "fn3": nets.fn3(data), "plain": None}
+def nested_vgg11(run: Run) -> Suite:
+    """The paper's VGG11, 1.5 times as wide, cut to two thirds, with three distributions of the width (Figure 10a)."""
+    data = run.pick(quick="digits", short="cifar10", full="cifar10")
+    methods = {
+        "BN3": nets.bn3(data),
+        "BN3, uniform prior": nets.bn3(data, prior="uniform"),
+        "BN3, uniform tails": nets.bn3(data, tail="categorical"),
+        "FN3": nets.fn3(data),
+    }
+    specs = {
+        name: nets.spec(run, data, name.lower().replace(", ", "-").replace(" ", "-"), method, wide=True)
+        for name, method in methods.items()
+    }
+    plain = nets.spec(run, data, "plain", None, wide=True)
+    specs["plain"] = replace(plain, net=plain.net.removesuffix("-w1.5"))
+    specs |= {f"IBNN {width:g}": nets.individual(run, data, width, share=FULL) for width in WIDTHS}
+    words, measured = {"data": data, "ood": nets.OOD[data]}, partial(measure, specs=specs, widths=PARTS, share=FULL)
+    study = Study.of("nested", "vgg11", words, measure=measured, tables=(TABLE,), plot=plot)
+    return Suite(paper=PAPER, studies=(study,))
+
+
+def measure(
+    run: Run, *, data: str, specs: Mapping[str, TrainingSpec], widths: Sequence[float], share: float = 1.0
+) -> list[Record]:
+    """Train every network; evaluate nested ones at every width, in units of the `share` that is called full."""
     records: list[Record] = []
     for seed in run.seeds:
-        trained = {name: run.train(nets.spec(run, data, name, method), seed) for name, method in methods.items()}
-        evaluate = nets.Evaluation(trained["bn3"], data, run)
-        found = {("plain", "1"): evaluate(trained["plain"].model)}
-        for width in WIDTHS:
-            found |= at_width(trained["bn3"].model, trained["fn3"].model, width, evaluate)
-        for width in WIDTHS:
-            found["IBNN", f"{width:g}"] = evaluate(run.train(nets.individual(run, data, width), seed).model)
-        found["BN3-MC", "any"] = evaluate(trained["bn3"].model)
+        alone = [name for name in specs if name.startswith("IBNN")]
+        trained = {name: run.train(spec, seed) for name, spec in specs.items() if name not in alone}
+        first = next(iter(trained.values())) if trained else run.train(specs[alone[0]], seed)
+        evaluate = nets.Evaluation(first, data, run)
+        nested = [name for name in specs if name.startswith(("BN3", "FN3"))]
+        found = {("plain", "1"): evaluate(trained["plain"].model)} if "plain" in trained else {}
+        for width in widths:
+            for name in nested:
+                small = partial(evaluate.narrowed, trained[name].model, width * share)
+                found |= at_width(name, f"{width:g}", small, evaluate)
+        for name in alone:
+            found["IBNN", name.removeprefix("IBNN ")] = evaluate(run.train(specs[name], seed).model)
+        found |= {(f"{n}-MC", "any"): evaluate(trained[n].model) for n in nested if n.startswith("BN3")}
         records += [{"method": name, "width": width, "seed": seed} | row for (name, width), row in found.items()]
-    tails = [layer for _, layer in lb.stochastic_layers(trained["bn3"].model) if getattr(layer, "leads", False)]
+    layers = lb.stochastic_layers(trained["BN3"].model) if "BN3" in trained else []
     return records + [
         {"layer": layer.path, "importance": layer.posterior.order.log_tails.detach().exp().cpu().tolist()}
-        for layer in tails
+        for _, layer in layers
+        if getattr(layer, "leads", False)
     ]
 
 
-def at_width(bn3: nn.Module, fn3: nn.Module, width: float, evaluate: nets.Evaluation) -> dict[tuple[str, str], Record]:
-    """Evaluate both nested networks at a width: draws, means, and with a temperature."""
-    key = f"{width:g}"
-    found = {("BN3", key): evaluate(evaluate.narrowed(bn3, width))}
-    found["DT-BN3", key] = evaluate(evaluate.narrowed(bn3, width, means=True))
-    small = evaluate.narrowed(fn3, width)
-    found["FN3", key] = evaluate(small)
-    found["FN3-TS", key] = found["FN3", key] | evaluate.tempered(small)
-    return found
+def at_width(
+    name: str, key: str, narrowed: Callable[..., nn.Module], evaluate: nets.Evaluation
+) -> dict[tuple[str, str], Record]:
+    """Evaluate a nested network at a width: draws and means, or draws without and with a temperature."""
+    small = narrowed()
+    found = {(name, key): evaluate(small)}
+    if name.startswith("BN3"):
+        return found | {(f"DT-{name}", key): evaluate(narrowed(means=True))}
+    return found | {(f"{name}-TS", key): found[name, key] | evaluate.tempered(small)}
 
 
 def plot(records: list[Record], path: Path) -> None:

@@ -38,7 +38,7 @@ from leanbayes.methods.nested.eligibility import (
     unordered,
 )
 from leanbayes.methods.nested.layer import channels_of, NestedLayer, NestedNorm, plain_layer
-from leanbayes.methods.nested.units import OrderingUnit, Tail
+from leanbayes.methods.nested.units import OrderingUnit, Prior, Tail
 
 FIRST_LOG_ALPHA = -8.0  # initial log alpha of the first layer: more noise would hide the input
 
@@ -61,6 +61,8 @@ class NestedDropout(Method):
         coupled: a pass is narrow or wide in all layers, like a cut network; False: each separately, as in the paper.
         prior_keep: the prior's probability to keep the next group; None: half of the passes keep all groups (with 32
             groups, the paper's 0.95 gives a fifth).
+        prior: of learned tails: a "chain" that keeps each next group with `prior_keep`, or "uniform", the chain whose
+            tails all have the same probability.
         init_keep: initial keep probabilities; None: those of the prior.
         temperature: of the relaxed masks; larger is smoother.
         hard: masks of zeros and ones, with the (biased) gradient of soft ones.
@@ -88,6 +90,7 @@ class NestedDropout(Method):
     targets: ClassVar[tuple[type[nn.Module], ...]] = (*LINEAR_MAPS, *CHANNEL_NORMS)
     things: ClassVar[str] = "linear maps and norms"
     late: ClassVar[float] = 0.0
+    later: ClassVar[Mapping[str, Any]] = MappingProxyType({"prior": "chain"})
     space: ClassVar[Space] = MappingProxyType({"init_log_alpha": (-9.0, -1.0)})
 
     groups: int = 32
@@ -95,6 +98,7 @@ class NestedDropout(Method):
     tail: Tail = "learned"
     coupled: bool = True
     prior_keep: float | None = None
+    prior: Prior = "chain"
     init_keep: float | None = None
     temperature: float = 2.0
     hard: bool = True
@@ -112,6 +116,11 @@ class NestedDropout(Method):
 
     def __post_init__(self) -> None:
         check_choice("tail", self.tail, ("learned", "geometric", "categorical"))
+        check_choice("prior", self.prior, ("chain", "uniform"))
+        if self.prior == "uniform" and self.prior_keep is not None:
+            raise ValueError(
+                f"expected no prior_keep with prior='uniform', got {self.prior_keep}; leave one of them out"
+            )
         check_choice("streams", self.streams, ("all", "inner"))
         check_choice("kl_over", self.kl_over, ("mean", "sum"))
         check_positive(temperature=self.temperature)

@@ -28,6 +28,7 @@ from leanbayes.distributions.ordered import (
     keep_of,
     log_tails_of,
     tail_kl,
+    uniform_keep_logits,
     uniform_tails,
 )
 from leanbayes.layers.streams import positions, Stream
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from leanbayes.methods.nested.config import NestedDropout
 
 Tail = Literal["learned", "geometric", "categorical"]
+Prior = Literal["chain", "uniform"]
 
 HALF = 0.5  # share of the passes that keep all channels under the default prior, so that the full width is trained, too
 LIMIT = 5.0  # logits of keep probabilities are clamped to minus and plus this, as in the paper
@@ -81,11 +83,11 @@ class OrderingUnit(nn.Module):
         self.register_buffer("temperature", torch.tensor(float(order.temperature)))
         free = self.groups - self.always_on
         keep = HALF ** (1 / max(1, free)) if order.prior_keep is None else order.prior_keep
-        self.register_buffer("prior_log_tails", log_tails_of(torch.full((free,), keep).logit()), persistent=False)
+        prior = uniform_keep_logits(free + 1) if order.prior == "uniform" else torch.full((free,), keep).logit()
+        self.register_buffer("prior_log_tails", log_tails_of(prior), persistent=False)
         if order.tail == "learned":
-            start = keep if order.init_keep is None else order.init_keep
-            logits = torch.full((free,), start).logit().clamp(-LIMIT, LIMIT)  # beyond, nothing would be learned
-            self.keep_logits = nn.Parameter(logits)
+            start = prior if order.init_keep is None else torch.full((free,), order.init_keep).logit()
+            self.keep_logits = nn.Parameter(start.clamp(-LIMIT, LIMIT))  # beyond, nothing would be learned
         else:
             fixed = geometric_tails(free + 1, 1 - keep) if order.tail == "geometric" else uniform_tails(free + 1)
             self.register_buffer("fixed_log_tails", fixed.log(), persistent=False)
