@@ -13,7 +13,6 @@ code. BatchEnsemble (Wen et al., 2020) has point masses and no KL.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,15 +131,18 @@ class Rank1Layer(StochasticLayer):
     def sample_of(
         cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
     ) -> list[Variables]:
-        factors = [factor for layer in layers for factor in layer.posterior.children()]
+        config = layers[0].config
+        sides: list[str] = [side for layer in layers for side, _ in layer.posterior.named_children()]
+        factors: list[Any] = [factor for layer in layers for factor in layer.posterior.children()]
         parts = [part for own in noise for part in own]
         drawn: dict[int, Tensor] = {}
-        for kind in {factor.law: None for factor in factors}:  # the points of the other side are another one
-            same = [place for place, factor in enumerate(factors) if factor.law is kind]
-            chosen = [factors[place] for place in same], component, [parts[place] for place in same]
-            drawn.update(zip(same, joint_sample(*chosen, layers[0].computed_in), strict=True))
-        places = itertools.count()
-        found = [{side: drawn[next(places)] for side, _ in layer.posterior.named_children()} for layer in layers]
+        # The points of the other side have another law.
+        for random in (True, False) if config.other == "point" else (True,):
+            places = [place for place, side in enumerate(sides) if config.is_random(side) == random]
+            given = [factors[place] for place in places], component, [parts[place] for place in places]
+            drawn.update(zip(places, joint_sample(*given, layers[0].computed_in), strict=True))
+        following = iter([drawn[place] for place in range(len(sides))])
+        found = [{side: next(following) for side, _ in layer.posterior.named_children()} for layer in layers]
         own = [layer for layer in layers if "bias" in layer.posterior._parameters]
         if own:
             offsets = [layer.posterior.bias for layer in own]
