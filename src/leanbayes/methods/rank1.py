@@ -136,7 +136,7 @@ class Rank1Layer(StochasticLayer):
         factors: list[Any] = [factor for layer in layers for factor in layer.posterior.children()]
         parts = [part for own in noise for part in own]
         drawn: dict[int, Tensor] = {}
-        # The points of the other side have another law.
+        # The points of the other side have another distribution.
         for random in (True, False) if config.other == "point" else (True,):
             places = [place for place, side in enumerate(sides) if config.is_random(side) == random]
             given = [factors[place] for place in places], component, [parts[place] for place in places]
