@@ -14,7 +14,8 @@ from leanbayes_papers.nested.annotators import nested_annotators
 from leanbayes_papers.nested.generation import nested_generation
 from leanbayes_papers.nested.student import nested_student
 from leanbayes_papers.nested.tables import nested_limited
-from leanbayes_papers.nested.widths import nested_vgg11, nested_widths
+from leanbayes_papers.nested.vgg11 import nested_vgg11
+from leanbayes_papers.nested.widths import nested_widths
 from leanbayes_papers.patch.overhead import patch_overhead
 from leanbayes_papers.patch.samples import patch_samples
 from leanbayes_papers.patch.uci import patch_uci
