@@ -217,8 +217,9 @@ class Work:
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} {item[0]}, seed {item[1]}: {said} ({seconds:.0f} s)\n")
         sys.stderr.flush()
         torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
+        if torch.cuda.is_available():  # on a CPU the memory is free by itself
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def row(self, name: str, seed: int) -> Row:
         """Return a variant as a row that begins from the plain state of its seed."""

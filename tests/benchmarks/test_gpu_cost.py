@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+
+import pytest
 
 from benchmarks import cost, gpu
 from benchmarks.problems import PROBLEMS, VARIANTS
@@ -31,9 +34,18 @@ def test_a_spent_budget_begins_no_pair(tmp_path, capsys):
 
 
 def test_a_pair_that_fails_is_counted(tmp_path, monkeypatch, capsys):
+    """Its process ends with an error; here it runs in this process."""
+
+    def run(command, **options):
+        with pytest.raises(KeyError) as error:
+            gpu.main(command[3:])
+        return subprocess.CompletedProcess(command, 1, "", str(error.value))
+
     monkeypatch.setattr(gpu, "pairs", lambda: [gpu.Pair("wrn-16-4", "no_such_method", "eager")])
+    monkeypatch.setattr(subprocess, "run", run)
     assert cost.main(["--rehearse", "--out", str(tmp_path)]) == 1
     assert "no_such_method" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_every_pair_has_a_network_and_a_method():
