@@ -311,28 +311,35 @@ import sys, torch, leanbayes as lb
 torch.set_num_threads(1)
 from torch import nn
 from leanbayes.core import batched
-batched.SMALL["cpu"] = int(sys.argv[1])
 net = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(512, 512), nn.ReLU())), nn.Linear(512, 10))
-bnn = lb.convert(net, getattr(lb, sys.argv[2])())
-x = torch.randn(int(sys.argv[3]), 512)
 def kilobytes(name):
     return int(open("/proc/self/status").read().split(name + ":")[1].split()[0])
-for samples in (16, 32):
+def most(bnn, x, samples):
     predictor = lb.Predictor(bnn, samples=samples, keep_samples=False, memory=0)
     predictor(x)
     open("/proc/self/clear_refs", "w").write("5")
     predictor(x)
-    print(kilobytes("VmHWM"))
-    del predictor
+    return kilobytes("VmHWM")
+for case in sys.argv[1:]:
+    method, small, rows = case.split(",")
+    batched.SMALL["cpu"] = int(small)
+    bnn, x = lb.convert(net, getattr(lb, method)()), torch.randn(int(rows), 512)
+    print(case, most(bnn, x, 16), most(bnn, x, 32))
 """
+CASES = ("Rank1,0,512", f"Rank1,{2**21},16", "MeanField,0,64")
+
+
+@pytest.fixture(scope="module")
+def memory_used():
+    """Return the kilobytes at 16 and 32 draws of each case; memory is given back at once, so the most is the need."""
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", MEASURE, *CASES]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return {case: (int(few), int(many)) for case, few, many in map(str.split, run.stdout.splitlines())}
 
 
 @pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="Linux says how much memory was used")
-@pytest.mark.parametrize(("method", "small", "rows"), [("Rank1", 0, 512), ("Rank1", 2**21, 16), ("MeanField", 0, 64)])
-def test_memory_does_not_grow_with_the_draws(method, small, rows):
-    """Memory is given back at once, so that the highest use is the need."""
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", MEASURE, str(small), method, str(rows)]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    few, many = map(int, run.stdout.split())
+@pytest.mark.parametrize("case", CASES)
+def test_memory_does_not_grow_with_the_draws(memory_used, case):
+    few, many = memory_used[case]
     assert many <= 1.05 * few
