@@ -34,7 +34,8 @@ from scipy.stats import t as student
 
 from leanbayes.report.advice import choose, LEVEL
 from leanbayes.report.load import Group, grouped, Run
-from leanbayes.report.verdict import candidates, losses_of, ood_losses, verdict
+from leanbayes.report.losses import losses_of, ood_losses
+from leanbayes.report.verdict import candidates, verdict
 from leanbayes.runtime._files import write_text
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "rule"
