@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leanbayes.report.advice import about_as_good, cheapest, choose, gains_of
+from leanbayes.report.advice import about_as_good, cheapest, choose, gains_of, with_mean_reference
 
 
 def by_seed(*losses):
@@ -223,3 +223,21 @@ def test_more_seeds_are_proposed_for_a_row_that_has_several():
     choice = choose(losses | {"ensemble": {0: 0.3}}, "plain", smallest=0.005)
     assert (choice.best, choice.promising) == ("ensemble", "a")
     assert choice.seeds_needed is not None
+
+
+def test_the_gain_over_the_mean_of_all_plain_networks_of_a_seed():
+    """The plain network is lucky in one seed and unlucky in another; the ensemble moves with all three networks."""
+    networks = {0: (0.50, 0.54, 0.52), 1: (0.60, 0.44, 0.46), 2: (0.40, 0.50, 0.48)}
+    losses = {
+        "plain": {seed: each[0] for seed, each in networks.items()},
+        "ensemble": {seed: sum(each) / 3 - 0.03 for seed, each in networks.items()},
+        "late": {seed: each[0] - 0.001 * seed for seed, each in networks.items()},
+    }
+    paired = with_mean_reference(losses, "plain", networks, {"ensemble"})
+    gains = gains_of(paired, "plain", smallest=0.005)
+    assert gains["ensemble"].mean == pytest.approx(0.03)
+    assert gains["late"].mean == pytest.approx(0.001)
+    assert choose(losses, "plain", 0.005).recommended is None
+    assert choose(paired, "plain", 0.005).recommended == "ensemble"
+    assert paired["plain"] == losses["plain"]
+    assert paired["late"] == losses["late"]

@@ -48,11 +48,11 @@ RULE = (
     "ensemble count as plain networks. A difference is clear if it is larger than its standard error times the "
     "quantile of Student's distribution at 5 % divided by the number of rows, and at least 1 % of the NLL or the width "
     "(0.01 nats of the LPD, 0.005 of the AUROC). The variance over seeds is the median of all rows, or the row's own "
-    "if that is larger. If some row is clearly better, the row with the largest gain of at least two standard errors is "
-    "named. A row is about as good as the best if it is worse by at most one standard error or that smallest "
+    "if that is larger. If some row is clearly better, the row with the largest gain of at least two standard errors "
+    "is named. A row is about as good as the best if it is worse by at most one standard error or that smallest "
     "difference. Widths count if the intervals hold at most two standard errors less than 95 % of the test targets. "
-    "The row named by NLL or LPD among those within the limits is recommended. With one seed the standard error is that of "
-    "the test rows, and nothing is recommended."
+    "The row named by NLL or LPD among those within the limits is recommended. With one seed the standard error is "
+    "that of the test rows, and nothing is recommended."
 )
 
 
