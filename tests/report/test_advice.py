@@ -241,3 +241,32 @@ def test_the_gain_over_the_mean_of_all_plain_networks_of_a_seed():
     assert choose(paired, "plain", 0.005).recommended == "ensemble"
     assert paired["plain"] == losses["plain"]
     assert paired["late"] == losses["late"]
+
+
+@pytest.mark.parametrize(("late", "own", "most"), [(0, 8, 0.05), (4, 4, None)])
+def test_the_mean_of_all_plain_networks_finds_an_ensemble_and_raises_no_false_alarms(late, own, most):
+    """Some rows continue the plain training, correlation 0.95, others do not; an ensemble gains 1.5 sigma.
+
+    Rows of both kinds have different noise. That raises false alarms with one reference, too, so both are compared.
+    """
+    draw, count = np.random.default_rng(0).normal, 300
+    chance, found = dict.fromkeys(("plain row", "all networks"), 0), dict.fromkeys(("plain row", "all networks"), 0)
+    for _ in range(count):
+        plain = draw(5.0, 0.1, (4, 3))
+        continued = 5.0 + 0.95 * (plain[0] - 5.0) + math.sqrt(1 - 0.95**2) * draw(0.0, 0.1, (late, 3))
+        rows = {f"late{row}": by_seed(*losses) for row, losses in enumerate(continued)}
+        rows |= {f"own{row}": by_seed(*losses) for row, losses in enumerate(draw(5.0, 0.1, (own, 3)))}
+        rows |= {"plain": by_seed(*plain[0])}
+        alone, networks = {f"own{row}" for row in range(own)}, dict(enumerate(plain.T.tolist()))
+        ensemble = {"ensemble": by_seed(*(plain.mean(0) + draw(-0.15, 0.02, 3)))}
+        for name, pair in (
+            ("plain row", lambda losses: losses),
+            ("all networks", lambda losses: with_mean_reference(losses, "plain", networks, alone | {"ensemble"})),  # noqa: B023
+        ):
+            chance[name] += choose(pair(rows), "plain", 0.0).recommended is not None
+            found[name] += choose(pair(rows | ensemble), "plain", 0.0).recommended == "ensemble"
+    before, after = (chance[name] / count for name in ("plain row", "all networks"))
+    level = before if most is None else most
+    assert after <= level + 3 * math.sqrt(level * (1 - level) / count)
+    power_before, power_after = (found[name] / count for name in ("plain row", "all networks"))
+    assert power_after - power_before > 3 * math.sqrt(0.5 / count)
