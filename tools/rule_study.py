@@ -2,7 +2,8 @@
 
     python -m tools.rule_study gather RUNS NAME     write docs/results/rule/NAME.json.gz and NAME.npz from a comparison;
                                                     rows that are there and were not run again stay
-    python -m tools.rule_study test                 write docs/results/rule/outcome.json
+    python -m tools.rule_study test                 write docs/results/rule/outcome.json, and outcome_plain_row.json,
+                                                    where the plain row of a seed is the reference of every row
     python -m tools.rule_study simulate             write docs/results/rule/simulation.json and references.json
     python -m tools.rule_study page                 print the tables of docs/results/rule.md
 
@@ -67,8 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.command == "gather":
         gather(Path(given.given[0]), given.given[1])
     elif given.command == "test":
-        found = {path.name.split(".")[0]: outcome(read(path)) for path in sorted(FOLDER.glob("*.json.gz"))}
-        write_text(json.dumps(found, indent=1) + "\n", FOLDER / "outcome.json")
+        for name, some in (("outcome", read), ("outcome_plain_row", lambda path: without_members(read(path)))):
+            found = {path.name.split(".")[0]: outcome(some(path)) for path in sorted(FOLDER.glob("*.json.gz"))}
+            write_text(json.dumps(found, indent=1) + "\n", FOLDER / f"{name}.json")
     elif given.command == "simulate":
         write_text(json.dumps(simulate(), indent=1) + "\n", FOLDER / "simulation.json")
         write_text(json.dumps(simulate_references(), indent=1) + "\n", FOLDER / "references.json")
@@ -78,12 +80,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def tables() -> list[str]:
     """Return the tables of the page."""
-    outcomes, simulations, references = (
+    outcomes, before, simulations, references = (
         json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("outcome", "simulation", "references")
+        for name in ("outcome", "outcome_plain_row", "simulation", "references")
     )
     spreads = {path.name.split(".")[0]: spread(read(path)) for path in sorted(FOLDER.glob("*.json.gz"))}
-    return [table(outcomes), simulation_table(simulations), reference_table(references), spread_table(spreads)]
+    both = reference_table(references)
+    return [table(outcomes), before_table(before, outcomes), spread_table(spreads), both, simulation_table(simulations)]
 
 
 def gather(runs: Path, name: str) -> None:
@@ -117,6 +120,15 @@ def read(path: Path) -> list[Run]:
     """Return the runs of one comparison."""
     records = json.loads(gzip.decompress(path.read_bytes()))
     return [Run(f"{one['method']['label']}/seed{one['seed']}", _origin(one) | one) for one in records]
+
+
+def without_members(runs: list[Run]) -> list[Run]:
+    """Return runs without the figures of members: the plain row is then the reference of every row."""
+    return [Run(one.path, one.record | {"metrics": _rest(one.record["metrics"])}) for one in runs]
+
+
+def _rest(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metrics.items() if name != "members"}
 
 
 def _origin(record: Mapping[str, Any]) -> dict[str, bool]:
@@ -260,6 +272,23 @@ def _members(run: Run, seed: int) -> Run:
     """Return the members of an ensemble as a run of seed `seed` without figures of its own."""
     moved = [dict(one) | {"seed": one["seed"] - int(run.seed) + seed} for one in run.rows("metrics", "members")]
     return Run(f"members/seed{seed}", {**run.record, "seed": seed, "metrics": {"members": moved}})
+
+
+def before_table(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the outcomes with the plain row as the reference of every row, next to those of the rule, as a table."""
+    lines = [
+        "| data | need | (a) plain row | (a) the rule | (b) plain row | (b) the rule | near the best, plain row | "
+        "near the best, the rule |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, data in now.items():
+        for need, one in data["needs"].items():
+            pairs = [(before[name]["needs"][need][key], one[key]) for key in ("right", "worse", "near_given")]
+            cells = ["-" if share is None else f"{100 * share:.1f} %" for pair in pairs for share in pair]
+            lines.append(f"| {name} | {need} | {' | '.join(cells)} |")
+        null = f"{100 * before[name]['null']:.1f} % | {100 * data['null']:.1f} %"
+        lines.append(f"| {name} | (c) plain networks alone: recommended | {null} |  |  |  |  |")
+    return "\n".join(lines)
 
 
 def spread(runs: list[Run]) -> dict[str, dict[str, list[float]]]:
