@@ -136,7 +136,7 @@ def gains_of_row(runs, row):
 
 
 def test_the_first_member_is_the_plain_row_of_its_seed_up_to_rounding():
-    """The ensembles were trained on another processor than the plain rows; digits take more and larger steps."""
+    """The ensembles were trained on another machine than the plain rows; digits take more and larger steps."""
     for name, most in (("fashion-mnist", 0.005), ("notmnist", 0.005), ("digits", 0.02)):
         runs = rule_study.read(rule_study.FOLDER / f"{name}.json.gz")
         plain = {run.seed: run.number("metrics", "tempered", "test", "nll") for run in runs if run.name == "plain"}
