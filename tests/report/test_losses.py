@@ -92,3 +92,12 @@ def test_one_seed_has_the_plain_row_as_its_reference():
 def test_the_posterior_fields_of_a_recipe_do_not_change_a_plain_network():
     recipe = make.record("plain", 0, "digits", "lenet", "classification")["recipe"]
     assert found(comparison(recipe=recipe | {"posterior_lr": 3.0, "seed": 9, "beta": 0.5})).mean is not None
+
+
+@pytest.mark.parametrize("members", ["no list", [3], [{"test": {"nll": 0.1}}], [{"seed": "x", "test": {"nll": 0.1}}]])
+def test_damaged_members_do_not_count(members):
+    runs = comparison()
+    for one in runs:
+        if one.name == "deep_ensemble":
+            one.record["metrics"]["members"] = members
+    assert found(runs).mean is None

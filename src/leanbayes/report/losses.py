@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from leanbayes.evaluation.result import MACHINE
+from leanbayes.evaluation.statistics import number
 from leanbayes.report.advice import Losses, with_mean_reference
 from leanbayes.report.columns import Key
 from leanbayes.report.load import Contender, Group, Look, Run, TEMPERED
@@ -85,7 +86,8 @@ def _members(group: Group) -> Group:
         if there is None or not _trained_alike(run, there):
             continue
         for member in run.rows("metrics", "members"):
-            distance = int(member.get("seed") or 0) - seed_of(run)
+            seed = number(member.get("seed"))
+            distance = 0 if seed is None else int(seed) - seed_of(run)
             if distance:
                 method = {"name": TEMPERED, "label": f"member {distance}", "fields": {}}
                 record = {**run.record, "method": method, "metrics": member}
@@ -126,14 +128,14 @@ def shifted_losses(group: Group, figure: str, sign: int = 1) -> dict[str, dict[i
 
 
 def _means(
-    group: Group, section: str, number: Callable[[Run, str], float | None], sign: int
+    group: Group, section: str, figure: Callable[[Run, str], float | None], sign: int
 ) -> dict[str, dict[int, float]]:
-    """Return the mean of a number over the sets of a section of the metrics, by label and seed, times `sign`."""
+    """Return the mean of a figure over the sets of a section of the metrics, by label and seed, times `sign`."""
     found: dict[str, dict[int, float]] = {}
     for contender in group.contenders:
         for run in contender.runs:
             sets = run.part("metrics", section)
-            values = [number(run, name) for name in (sets if isinstance(sets, Mapping) else {})]
+            values = [figure(run, name) for name in (sets if isinstance(sets, Mapping) else {})]
             known = [value for value in values if value is not None]
             if known:
                 found.setdefault(contender.label, {})[seed_of(run)] = sign * statistics.fmean(known)
