@@ -1,8 +1,10 @@
 """Test the advice of the report on other trainings of the same rows.
 
-    python -m tools.rule_study gather RUNS NAME     write docs/results/rule/NAME.json.gz and NAME.npz from a comparison
-    python -m tools.rule_study test                 write docs/results/rule/outcome.json
-    python -m tools.rule_study simulate             write docs/results/rule/simulation.json
+    python -m tools.rule_study gather RUNS NAME     write docs/results/rule/NAME.json.gz and NAME.npz from a comparison;
+                                                    rows that are there and were not run again stay
+    python -m tools.rule_study test                 write docs/results/rule/outcome.json, and outcome_plain_row.json,
+                                                    where the plain row of a seed is the reference of every row
+    python -m tools.rule_study simulate             write docs/results/rule/simulation.json and references.json
     python -m tools.rule_study page                 print the tables of docs/results/rule.md
 
 A comparison has twelve seeds. In each of 200 repetitions, three of them are the comparison of a user, and the report
@@ -12,7 +14,8 @@ Where the report then proposes more seeds, these are added, up to six in all, an
 (a) The advised row is worse than the best eligible row by at most 2 % of plain's NLL (0.01 of the AUROC). "No clear
     difference" is right, too, if all twelve seeds say so.
 (b) It is worse than plain + temperature.
-(c) All "methods" are plain networks of other seeds, at their temperatures: one is recommended.
+(c) All "methods" are plain networks of other seeds, at their temperatures: one is recommended. Their reference is the
+    mean of all plain networks of a seed, where a deep ensemble was trained.
 """
 
 from __future__ import annotations
@@ -32,15 +35,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.stats import t as student
 
-from leanbayes.report.advice import choose, LEVEL
+from leanbayes.methods import all_methods
+from leanbayes.report.advice import choose, gains_of, LEVEL, with_mean_reference
 from leanbayes.report.load import Group, grouped, Run
-from leanbayes.report.verdict import candidates, losses_of, ood_losses, verdict
+from leanbayes.report.losses import Compared, compared, losses_of, ood_losses
+from leanbayes.report.verdict import candidates, verdict
 from leanbayes.runtime._files import write_text
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "rule"
 REPETITIONS, SEEDS, MORE, SIMULATED = 200, 3, 6, 2000
 NLL, AREA = 0.02, 0.01  # largest distance to the best row: a share of plain's NLL, and of the AUROC
 KEPT = ("schema", "status", "seed", "method", "network", "data", "recipe", "settings", "metrics", "cost", "commit")
+KEPT_IF_THERE = ("from_plain",)
 REFERENCE = "plain + temperature"
 NEEDS = {
     "Recommended": "nll",
@@ -62,43 +68,77 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.command == "gather":
         gather(Path(given.given[0]), given.given[1])
     elif given.command == "test":
-        found = {path.name.split(".")[0]: outcome(read(path)) for path in sorted(FOLDER.glob("*.json.gz"))}
-        write_text(json.dumps(found, indent=1) + "\n", FOLDER / "outcome.json")
+        for name, some in (("outcome", read), ("outcome_plain_row", lambda path: without_members(read(path)))):
+            found = {path.name.split(".")[0]: outcome(some(path)) for path in sorted(FOLDER.glob("*.json.gz"))}
+            write_text(json.dumps(found, indent=1) + "\n", FOLDER / f"{name}.json")
     elif given.command == "simulate":
         write_text(json.dumps(simulate(), indent=1) + "\n", FOLDER / "simulation.json")
+        write_text(json.dumps(simulate_references(), indent=1) + "\n", FOLDER / "references.json")
     else:
         print("\n\n".join(tables()))
 
 
 def tables() -> list[str]:
     """Return the tables of the page."""
-    outcomes, simulations = (
-        json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in ("outcome", "simulation")
+    outcomes, before, simulations, references = (
+        json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("outcome", "outcome_plain_row", "simulation", "references")
     )
-    return [table(outcomes), simulation_table(simulations)]
+    spreads = {path.name.split(".")[0]: spread(read(path)) for path in sorted(FOLDER.glob("*.json.gz"))}
+    both = reference_table(references)
+    return [table(outcomes), before_table(before, outcomes), spread_table(spreads), both, simulation_table(simulations)]
 
 
 def gather(runs: Path, name: str) -> None:
-    """Write the figures of all finished runs, and -log p of every test row as float16, by row and seed."""
-    records, losses = [], {}
+    """Write the figures of all finished runs, and -log p of every test row as float16, by row and seed.
+
+    Rows that are there and were not run again stay. Those that were run again keep their costs, which were measured in
+    one comparison with the plain network.
+    """
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    file, arrays = FOLDER / f"{name}.json.gz", FOLDER / f"{name}.npz"
+    known = json.loads(gzip.decompress(file.read_bytes())) if file.is_file() else []
+    records = {(one["method"]["label"], one["seed"]): one for one in known}
+    losses = dict(np.load(arrays)) if arrays.is_file() else {}
     for path in sorted(runs.rglob("result.json")):
         record = json.loads(path.read_text(encoding="utf-8"))
-        short = {key: record[key] for key in KEPT}
-        short["cost"] = {key: value for key, value in record["cost"].items() if key != "layers"}
-        records.append(short)
+        key = (record["method"]["label"], record["seed"])
+        short = {name: record[name] for name in KEPT} | {name: record[name] for name in KEPT_IF_THERE if name in record}
+        source = short["settings"]["data"]
+        source["name"] = Path(source["name"]).name  # without the folders of a machine
+        before = records.get(key, record)["cost"]
+        short["cost"] = {name: value for name, value in before.items() if name != "layers"}
+        records[key] = short
         for kind, text in record["figures"]["losses"].items():
-            label = record["method"]["label"] + ("" if kind == "test" else f" {kind}")
+            label = key[0] + ("" if kind == "test" else f" {kind}")
             losses[f"{label}/seed{record['seed']}"] = np.frombuffer(base64.b64decode(text), "<f2")
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    packed = gzip.compress(json.dumps(records).encode(), mtime=0)
-    (FOLDER / f"{name}.json.gz").write_bytes(packed)
-    np.savez_compressed(FOLDER / f"{name}.npz", **losses)
+    file.write_bytes(gzip.compress(json.dumps(list(records.values())).encode(), mtime=0))
+    np.savez_compressed(arrays, **losses)
 
 
 def read(path: Path) -> list[Run]:
     """Return the runs of one comparison."""
     records = json.loads(gzip.decompress(path.read_bytes()))
-    return [Run(f"{one['method']['label']}/seed{one['seed']}", one) for one in records]
+    return [Run(f"{one['method']['label']}/seed{one['seed']}", _origin(one) | one) for one in records]
+
+
+def without_members(runs: list[Run]) -> list[Run]:
+    """Return runs without the figures of members: the plain row is then the reference of every row."""
+    return [Run(one.path, one.record | {"metrics": _rest(one.record["metrics"])}) for one in runs]
+
+
+def _rest(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metrics.items() if name != "members"}
+
+
+def _origin(record: Mapping[str, Any]) -> dict[str, bool]:
+    """Return whether a row continues the training of the plain network, as `compare.job.from_plain`.
+
+    Results have this field since the second change of the rule; here it follows from the recorded method and recipe.
+    """
+    method = all_methods().get(record["method"]["name"])
+    late = bool(record["recipe"].get("convert_at_epoch"))
+    return {"from_plain": method is None or method.post_hoc or late}
 
 
 def outcome(runs: list[Run]) -> dict[str, Any]:
@@ -203,6 +243,7 @@ def _followed(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def null_test(runs: list[Run], seeds: Sequence[int]) -> float:
     """Return the share of the repetitions that recommend a plain network of other seeds, at its temperature."""
     plain = {int(run.seed): run for run in runs if run.name == "plain"}
+    ensembles = {int(run.seed): run for run in runs if run.rows("metrics", "members")}
     generator, recommended = random.Random(1), 0
     for _ in range(REPETITIONS):
         order = generator.sample(seeds, len(seeds))
@@ -212,17 +253,69 @@ def null_test(runs: list[Run], seeds: Sequence[int]) -> float:
             for number, part in enumerate(parts)
             for position, seed in enumerate(part)
         ]
+        first = enumerate(parts[0])
+        made += [_members(ensembles[seed], position) for position, seed in first if seed in ensembles]
         recommended += verdict(grouped(made)[0]).choice is not None
     return recommended / REPETITIONS
 
 
 def _renamed(run: Run, number: int, seed: int) -> Run:
     """Return a plain run as seed `seed` of method `number`; number 0 stays the plain network."""
-    record: dict[str, Any] = {**run.record, "seed": seed}
+    record: dict[str, Any] = {**run.record, "seed": seed, "from_plain": not number}
     if number:
         record["method"] = {"name": f"copy{number}", "label": f"copy{number}", "fields": {}}
         record["metrics"] = run.part("metrics", "tempered")
     return Run(f"copy{number}/seed{seed}", record)
+
+
+def _members(run: Run, seed: int) -> Run:
+    """Return the members of an ensemble as a run of seed `seed` without figures of its own."""
+    moved = [dict(one) | {"seed": one["seed"] - int(run.seed) + seed} for one in run.rows("metrics", "members")]
+    return Run(f"members/seed{seed}", {**run.record, "seed": seed, "metrics": {"members": moved}})
+
+
+def before_table(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the outcomes with the plain row as the reference of every row, next to those of the rule, as a table."""
+    lines = [
+        "| data | need | (a) plain row | (a) the rule | (b) plain row | (b) the rule | near the best, plain row | "
+        "near the best, the rule |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, data in now.items():
+        for need, one in data["needs"].items():
+            pairs = [(before[name]["needs"][need][key], one[key]) for key in ("right", "worse", "near_given")]
+            cells = ["-" if share is None else f"{100 * share:.1f} %" for pair in pairs for share in pair]
+            lines.append(f"| {name} | {need} | {' | '.join(cells)} |")
+        null = f"{100 * before[name]['null']:.1f} % | {100 * data['null']:.1f} %"
+        lines.append(f"| {name} | (c) plain networks alone: recommended | {null} |  |  |  |  |")
+    return "\n".join(lines)
+
+
+def spread(runs: list[Run]) -> dict[str, dict[str, list[float]]]:
+    """Return mean and standard deviation of the gain of the deep ensemble over both references, by figure."""
+    group, found = _group(runs, lambda seed: True), {}
+    reads = {"NLL": lambda g: losses_of(g, ("test", "nll")), "NLL, corrupted": lambda g: losses_of(g, ("shift", "nll"))}
+    for name, read_losses in {**reads, "AUROC": ood_losses}.items():
+        each: Compared = compared(group, read_losses, REFERENCE)
+        numbers = []
+        for losses in (each.losses, each.paired):
+            gains = [losses[REFERENCE][seed] - loss for seed, loss in losses["deep_ensemble"].items()]
+            numbers += [statistics.fmean(gains), statistics.stdev(gains)]
+        found[name] = numbers
+    return found
+
+
+def spread_table(found: Mapping[str, Mapping[str, Sequence[float]]]) -> str:
+    """Return the gains of the deep ensemble over both references as a table."""
+    lines = [
+        "| data | figure | gain over the plain row | standard deviation | gain over all plain networks | "
+        "standard deviation |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for data, by_figure in found.items():
+        for name, numbers in by_figure.items():
+            lines.append(f"| {data} | {name} | {' | '.join(f'{number:.4f}' for number in numbers)} |")
+    return "\n".join(lines)
 
 
 def simulate() -> list[dict[str, Any]]:
@@ -273,6 +366,52 @@ def _drawn(source: np.random.Generator, seeds: int, noise: Sequence[float], gain
 def _losses(found: Any) -> dict[str, dict[int, float]]:
     """Return losses by the number of the row and seed; row 0 is the reference."""
     return {str(row): dict(enumerate(map(float, losses))) for row, losses in enumerate(found)}
+
+
+def simulate_references() -> list[dict[str, Any]]:
+    """Return how often a row is clear by chance, and how often an ensemble is found, by the reference of rows.
+
+    A seed has K plain networks with the noise sigma. "continued" rows have a correlation of 0.95 with the first one,
+    "own" rows have none with any. The ensemble has the mean loss of the K networks, noise of 0.2 sigma, and gains
+    1.5 sigma. Continued rows keep the first network as their reference, others get the mean of K.
+    """
+    kinds = {"8 own": (0, 8), "4 continued, 4 own": (4, 4), "8 continued": (8, 0)}
+    found = []
+    for (name, (continued, own)), seeds, networks in itertools.product(kinds.items(), (3, 5), (4, 5)):
+        source = np.random.default_rng(0)
+        counts = {kind: dict.fromkeys(("plain", "mean"), 0) for kind in ("chance", "gain")}
+        for _, kind in itertools.product(range(SIMULATED), counts):
+            plain = source.normal(size=(networks, seeds))
+            late = 0.95 * plain[0] + (1 - 0.95**2) ** 0.5 * source.normal(size=(continued, seeds))
+            losses = _losses(np.concatenate([plain[:1], source.normal(size=(own, seeds)), late]))
+            alone = {str(row + 1) for row in range(own)}
+            if kind == "gain":
+                ensemble = plain.mean(0) + 0.2 * source.normal(size=seeds) - 1.5
+                losses["ensemble"] = dict(enumerate(map(float, ensemble)))
+                alone |= {"ensemble"}
+            by_seed = {seed: [float(one) for one in plain[:, seed]] for seed in range(seeds)}
+            paired = with_mean_reference(losses, "0", by_seed, alone)
+            for reference, some in (("plain", losses), ("mean", paired)):
+                clear = {label for label, gain in gains_of(some, "0", 0.0).items() if gain.clear}
+                counts[kind][reference] += "ensemble" in clear if kind == "gain" else bool(clear)
+        shares = {kind: {name: n / SIMULATED for name, n in by.items()} for kind, by in counts.items()}
+        found.append({"rows": name, "seeds": seeds, "networks": networks, **shares})
+    return found
+
+
+def reference_table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Return the simulations of both references as a table."""
+    lines = [
+        "| rows | seeds | plain networks of a seed | by chance, plain row | by chance, mean | found, plain row | "
+        "found, mean |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for one in found:
+        cells = [
+            f"{100 * one[kind][reference]:.1f} %" for kind in ("chance", "gain") for reference in ("plain", "mean")
+        ]
+        lines.append(f"| {one['rows']} | {one['seeds']} | {one['networks']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def simulation_table(found: Sequence[Mapping[str, Any]]) -> str:

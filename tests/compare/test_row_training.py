@@ -202,3 +202,22 @@ def test_a_method_begins_with_the_noise_that_the_targets_bear(tmp_path, noise, l
 
 def input_law(model):
     return model[0].posterior.input.distribution()
+
+
+def test_each_member_of_an_ensemble_has_its_own_noise(tmp_path):
+    """The first member is the plain network, so its noise is, too."""
+    alike = {"patience": 0, "schedule": "cosine", "epochs": 60, "lr": 0.02}
+    plain = train_row(row_of(tmp_path / "a", **alike))
+    ensemble = train_row(row_of(tmp_path / "b", lb.DeepEnsemble(components=2), **alike))
+    assert plain.validation.members is None
+    found = ensemble.validation
+    first = ensemble.likelihood.log_std.exp() / found.noise * found.members[0]
+    assert first.tolist() == pytest.approx(plain.likelihood.log_std.exp().tolist(), rel=1e-3)
+    again = train_row(row_of(tmp_path / "b", lb.DeepEnsemble(components=2), **alike))
+    assert tuple(again.validation.members) == tuple(found.members)
+
+
+def test_methods_with_members_that_are_not_plain_networks_have_none(tmp_path):
+    alike = {"patience": 0, "schedule": "cosine", "epochs": 3}
+    assert train_row(row_of(tmp_path / "a", lb.SWAG(components=2), **alike)).validation.members is None
+    assert train_row(row_of(tmp_path / "b", lb.Rank1(), **alike)).validation.members is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leanbayes.report.advice import about_as_good, cheapest, choose, gains_of
+from leanbayes.report.advice import about_as_good, cheapest, choose, gains_of, with_mean_reference
 
 
 def by_seed(*losses):
@@ -223,3 +223,50 @@ def test_more_seeds_are_proposed_for_a_row_that_has_several():
     choice = choose(losses | {"ensemble": {0: 0.3}}, "plain", smallest=0.005)
     assert (choice.best, choice.promising) == ("ensemble", "a")
     assert choice.seeds_needed is not None
+
+
+def test_the_gain_over_the_mean_of_all_plain_networks_of_a_seed():
+    """The plain network is lucky in one seed and unlucky in another; the ensemble moves with all three networks."""
+    networks = {0: (0.50, 0.54, 0.52), 1: (0.60, 0.44, 0.46), 2: (0.40, 0.50, 0.48)}
+    losses = {
+        "plain": {seed: each[0] for seed, each in networks.items()},
+        "ensemble": {seed: sum(each) / 3 - 0.03 for seed, each in networks.items()},
+        "late": {seed: each[0] - 0.001 * seed for seed, each in networks.items()},
+    }
+    paired = with_mean_reference(losses, "plain", networks, {"ensemble"})
+    gains = gains_of(paired, "plain", smallest=0.005)
+    assert gains["ensemble"].mean == pytest.approx(0.03)
+    assert gains["late"].mean == pytest.approx(0.001)
+    assert choose(losses, "plain", 0.005).recommended is None
+    assert choose(paired, "plain", 0.005).recommended == "ensemble"
+    assert paired["plain"] == losses["plain"]
+    assert paired["late"] == losses["late"]
+
+
+@pytest.mark.parametrize(("late", "own", "most"), [(0, 8, 0.05), (4, 4, None)])
+def test_the_mean_of_all_plain_networks_finds_an_ensemble_and_raises_no_false_alarms(late, own, most):
+    """Some rows continue the plain training, correlation 0.95, others do not; an ensemble gains 1.5 sigma.
+
+    Rows of both kinds have different noise. That raises false alarms with one reference, too, so both are compared.
+    """
+    draw, count = np.random.default_rng(0).normal, 300
+    chance, found = dict.fromkeys(("plain row", "all networks"), 0), dict.fromkeys(("plain row", "all networks"), 0)
+    for _ in range(count):
+        plain = draw(5.0, 0.1, (4, 3))
+        continued = 5.0 + 0.95 * (plain[0] - 5.0) + math.sqrt(1 - 0.95**2) * draw(0.0, 0.1, (late, 3))
+        rows = {f"late{row}": by_seed(*losses) for row, losses in enumerate(continued)}
+        rows |= {f"own{row}": by_seed(*losses) for row, losses in enumerate(draw(5.0, 0.1, (own, 3)))}
+        rows |= {"plain": by_seed(*plain[0])}
+        alone, networks = {f"own{row}" for row in range(own)}, dict(enumerate(plain.T.tolist()))
+        ensemble = {"ensemble": by_seed(*(plain.mean(0) + draw(-0.15, 0.02, 3)))}
+        for name, pair in (
+            ("plain row", lambda losses: losses),
+            ("all networks", lambda losses: with_mean_reference(losses, "plain", networks, alone | {"ensemble"})),  # noqa: B023
+        ):
+            chance[name] += choose(pair(rows), "plain", 0.0).recommended is not None
+            found[name] += choose(pair(rows | ensemble), "plain", 0.0).recommended == "ensemble"
+    before, after = (chance[name] / count for name in ("plain row", "all networks"))
+    level = before if most is None else most
+    assert after <= level + 3 * math.sqrt(level * (1 - level) / count)
+    power_before, power_after = (found[name] / count for name in ("plain row", "all networks"))
+    assert power_after - power_before > 3 * math.sqrt(0.5 / count)

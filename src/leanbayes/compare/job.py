@@ -229,6 +229,11 @@ def plain_of(job: Job) -> Job | None:
     )
 
 
+def from_plain(job: Job) -> bool:
+    """Return whether a row is the plain network of its seed, or continues its training."""
+    return not job.baseline and (job.method is None or plain_of(job) is not None)
+
+
 def located(name: str) -> str:
     """Return the absolute path of a user's file, or a known name unchanged."""
     path = Path(name).expanduser()

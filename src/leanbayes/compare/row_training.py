@@ -29,12 +29,14 @@ from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 from torch import nn, Tensor
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
-from leanbayes.compare.plain_state import Made, PlainStates
+from leanbayes.compare.plain_state import Made, method_after, PlainStates
+from leanbayes.core.conversion import is_stochastic
 from leanbayes.core.prediction import concatenate, Prediction
 from leanbayes.core.predictor import predict
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Gaussian, Likelihood
 from leanbayes.evaluation.figures import LEVEL
+from leanbayes.evaluation.members import alone
 from leanbayes.evaluation.result import read_json, write_json
 from leanbayes.methods.ensemble import members_of
 from leanbayes.metrics import interval_factor
@@ -126,6 +128,8 @@ class Validation:
         interval: factor of the 95 % intervals of real targets, with which they hold 95 % of the held-out targets; None
             for classes, and in files of earlier versions.
         scale: share of the method's initial noise that the training began with; None if it is fixed.
+        members: of an ensemble of plain networks after one split, the temperature of each member alone; for real
+            targets, the factor of its noise. None for other rows.
     """
 
     how: str
@@ -138,13 +142,17 @@ class Validation:
     seconds: float = 0.0
     interval: float | None = None
     scale: float | None = None
+    members: tuple[float, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values, without `scale` if there is none: older files lack it."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("scale", None)}
+        """Return the fields as JSON values, without `scale` and `members` if there are none: older files lack them."""
+        return {name: value for name, value in asdict(self).items() if not (name in RARE and value is None)}
 
 
-LATER = ("interval", "scale")
+RARE = ("scale", "members")
+"""Fields that most rows do not have."""
+
+LATER = ("interval", *RARE)
 """Fields that files of earlier versions lack."""
 NAMES = tuple(field.name for field in fields(Validation) if field.name not in LATER)
 
@@ -247,9 +255,11 @@ def train_on_split(row: Row) -> Trained:
 
     def compute() -> dict[str, Any]:
         best = _best_epochs(history, recipe)
-        own = _calibrated(_predicted(row, model, likelihood, valid[0]), valid[1])
+        prediction = _predicted(row, model, likelihood, valid[0])
+        own = _calibrated(prediction, valid[1])
         epochs, nll = round(statistics.fmean(best)), _mean_nll(history, best)
         more: dict[str, Any] = {"nll": nll, "scale": scale}
+        more["members"] = _of_members(model, prediction, valid[1])
         return Validation("split", len(valid[1]), epochs, recipe.convert_at_epoch, **more, **own).to_json()
 
     validation = _kept(row, compute)
@@ -423,6 +433,15 @@ def _calibrated(p: Prediction, y: Tensor) -> dict[str, Any]:
     assert p.variances is not None
     wider = replace(p, variances=p.variances * noise**2)
     return {"temperature": 1.0, "noise": noise, "interval": interval_factor(*wider.interval(LEVEL), y, LEVEL)}
+
+
+def _of_members(model: nn.Module, p: Prediction, y: Tensor) -> tuple[float, ...] | None:
+    """Return temperature, or factor of the noise, of each member that was trained as a plain network; None without."""
+    members = members_of(model)
+    if not members or p.samples is None or method_after(model) or any(is_stochastic(member) for member in members):
+        return None
+    found = [_calibrated(alone(p, draw), y) for draw in range(min(len(members), len(p.samples)))]
+    return tuple(float(one["temperature"] * one["noise"]) for one in found)
 
 
 def best_noise(p: Prediction, y: Tensor) -> float:

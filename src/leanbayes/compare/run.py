@@ -20,7 +20,7 @@ from torch import nn, Tensor
 from leanbayes import metrics as scores
 from leanbayes.compare.baselines import BASELINES, Fitted
 from leanbayes.compare.experiment import Experiment
-from leanbayes.compare.job import Job, located, plain_of, student_recipe
+from leanbayes.compare.job import from_plain, Job, located, plain_of, student_recipe
 from leanbayes.compare.plain_state import FOLDER as SHARED
 from leanbayes.compare.plain_state import Made, PlainStates
 from leanbayes.compare.progress import RunProgress
@@ -49,6 +49,7 @@ from leanbayes.slim import narrow
 from leanbayes.training import History
 from leanbayes.training.devices import pick_device
 from leanbayes.training.distillation import distill
+from leanbayes.training.fit import MEMBER_SEEDS
 from leanbayes.training.logs import Logger
 from leanbayes.training.objective import autocast
 
@@ -345,7 +346,10 @@ def _evaluate(job: Job, experiment: Experiment, trained: Trained, progress: RunP
             temperature=_temperature(experiment, trained),
             progress=progress.evaluation,
             shift_data=experiment.shift_data,
+            members=_temperatures_of_members(trained),
         )
+    for number, member in enumerate(result.metrics.get("members", ())):
+        member["seed"] = job.seed + MEMBER_SEEDS * number
     return _outcome(experiment, trained, result, count(model, samples))
 
 
@@ -360,6 +364,17 @@ def _temperature(experiment: Experiment, trained: Trained) -> Temperature | None
     if trained.validation is None or experiment.data.task != "classification":
         return None
     return Temperature.of(trained.validation.temperature, trained.likelihood)
+
+
+def _temperatures_of_members(trained: Trained) -> list[Temperature]:
+    """Return the temperature of each member of an ensemble of plain networks; none for other rows.
+
+    The noise of real targets already has the factor of the whole ensemble.
+    """
+    validation = trained.validation
+    if validation is None or validation.members is None:
+        return []
+    return [Temperature.of(own / validation.noise, trained.likelihood) for own in validation.members]
 
 
 def at_full_width(model: nn.Module, data: DataSet) -> nn.Module:
@@ -396,6 +411,7 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
         **({} if results.project_commit() is None else {"project_commit": results.project_commit()}),
         "seed": job.seed,
         "method": settings["method"] | {"label": job.title},
+        "from_plain": from_plain(job),
         "network": {"name": job.net, "parameters": sum(p.numel() for p in experiment.plain(job.seed).parameters())},
         "data": {
             "name": data.name,

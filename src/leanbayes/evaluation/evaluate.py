@@ -6,7 +6,7 @@ The names in `Result.metrics` and `Result.figures` are those of result.json (doc
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from leanbayes.core.predictor import distinct_draws, predict
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, match_shape
 from leanbayes.evaluation.cost import Cost, measure_cost
 from leanbayes.evaluation.figures import figures_of, per_row
+from leanbayes.evaluation.members import Member
 from leanbayes.evaluation.statistics import numbers
 from leanbayes.recalibrate import Temperature
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows, Output, slice_rows
@@ -32,6 +33,7 @@ Data = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 Units = tuple[Tensor, Tensor]
 Metric = Callable[[Prediction, Tensor], Any]
 Progress = Callable[[str, str], object]
+Change = Callable[[Prediction], Prediction]
 
 PREDICTED_ROWS, PREDICTED_ROWS_ON_CPU = 4096, 512
 """Fewest rows for timing a prediction; fewer rows would measure kernel launches."""
@@ -108,6 +110,7 @@ def evaluate(
     design: Design = "independent",
     progress: Progress | None = None,
     shift_data: Mapping[str, Data] | None = None,
+    members: Sequence[Temperature] = (),
 ) -> Result:
     """Evaluate a model: accuracy, likelihood, calibration, selective risk, out-of-distribution detection, cost.
 
@@ -136,6 +139,8 @@ def evaluate(
         design: of the draws, as in `predict`.
         progress: called before each step with its kind ("test", "corrupt", "shift" or "cost") and the name of its data.
         shift_data: rows of another origin with their targets, by name, such as those of another year.
+        members: of an ensemble of plain networks, a temperature for each member. The figures of each member alone, at
+            its temperature, are added as `metrics["members"]`.
 
     Example:
         >>> result = lb.evaluate(bnn, (x, y), ood={"letters": (letters, None)})
@@ -154,22 +159,23 @@ def evaluate(
         found, figures = _usual_metrics(prediction, targets, others)
     else:
         found, figures = {name: metric(prediction, targets) for name, metric in metrics.items()}, {}
-    corrupted = [] if shift is None else list(evaluator.corrupted(shift, temperature, tell))
+    singles = [Member(number, each) for number, each in enumerate(members[:samples])]
+    changes: list[Change] = [*([] if temperature is None else [temperature]), *singles]
+    corrupted = [] if shift is None else list(evaluator.corrupted(shift, changes, tell))
     all_figures = {
         "test": numbers(found),
         "ood": _all_detections(prediction, others),
-        "shift": [row for row, _ in corrupted],
+        "shift": [rows[0] for rows in corrupted],
         **_all_shifted(moved),
     }
+    changed = [_changed(change, prediction, targets, others, moved) for change in changes]
+    for number, figures_there in enumerate(changed, 1):
+        figures_there["shift"] = [rows[number] for rows in corrupted]
     if temperature is not None:
-        changed, known = temperature(prediction), {name: temperature(other) for name, other in others.items()}
-        all_figures["tempered"] = {
-            "temperature": temperature.temperature,
-            "test": numbers(_usual_metrics(changed, targets, known)[0]),
-            "ood": _all_detections(changed, known),
-            "shift": [row for _, row in corrupted],
-            **_all_shifted({name: (temperature(p), y) for name, (p, y) in moved.items()}),
-        }
+        all_figures["tempered"] = {"temperature": temperature.temperature, **changed[0]}
+    if singles:
+        own = zip(singles, changed[-len(singles) :], strict=True)
+        all_figures["members"] = [{"temperature": one.calibrator.temperature, **figures} for one, figures in own]
     if plain is not None:
         tell("cost", "cost")
     return Result(
@@ -229,18 +235,16 @@ class _Evaluator:
             found[name] = self.predict(data)
         return found
 
-    def corrupted(
-        self, shift: Shift, temperature: Temperature | None, tell: Progress
-    ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """Yield the figures of each corruption, as predicted and at a temperature."""
+    def corrupted(self, shift: Shift, changes: Sequence[Change], tell: Progress) -> Iterator[list[dict[str, Any]]]:
+        """Yield the figures of each corruption, as predicted and after each change."""
         tell("corrupt", "corrupted images")  # each step of the loop makes the next ones
+        single = any(isinstance(change, Member) for change in changes)
         for corruption, severity, x in shift:
             tell("shift", f"{corruption} {severity}" if severity else "clean images")
-            found, y = self.predict((x, shift.y), keep_samples=False)
-            changed = found if temperature is None else temperature(found)
+            found, y = self.predict((x, shift.y), keep_samples=single)
             named = {"corruption": corruption, "severity": severity}
-            first, second = ({**named, **numbers(_under_shift(p, y))} for p in (found, changed))
-            yield first, second
+            each = [found, *(change(found) for change in changes)]
+            yield [{**named, **numbers(_under_shift(p, y))} for p in each]
             tell("corrupt", "corrupted images")
 
     def cost(self, plain: nn.Module, test: Data, compiled: bool) -> Cost:
@@ -309,8 +313,25 @@ def _usual_metrics(
     prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     p, y = _over_classes(prediction), _class_numbers(prediction, targets)
-    found = _regression(p, y) if isinstance(prediction.likelihood, Gaussian) else _classification(p, y)
-    return found, figures_of(prediction, p, y, others)
+    return _test_figures(prediction, targets), figures_of(prediction, p, y, others)
+
+
+def _test_figures(prediction: Prediction, targets: Tensor) -> dict[str, Any]:
+    p, y = _over_classes(prediction), _class_numbers(prediction, targets)
+    return _regression(p, y) if isinstance(prediction.likelihood, Gaussian) else _classification(p, y)
+
+
+def _changed(
+    change: Change, prediction: Prediction, targets: Tensor, others: Mapping[str, Prediction], moved: Shifted
+) -> dict[str, Any]:
+    """Return the figures of changed predictions, for test, out-of-distribution and shifted rows."""
+    changed = change(prediction)
+    return {
+        "test": numbers(_test_figures(changed, targets)),
+        "ood": _all_detections(changed, {name: change(other) for name, other in others.items()}),
+        "shift": [],
+        **_all_shifted({name: (change(p), y) for name, (p, y) in moved.items()}),
+    }
 
 
 def _over_classes(p: Prediction) -> Prediction:

@@ -1,7 +1,14 @@
 """Which row of a comparison to take for a need: the statistical rule, on losses by seed alone.
 
-A loss is lower for a better row: NLL, or minus the AUROC. The gain of row m is g_ms = loss of the reference - loss of m
-for seed s; the reference is the plain network with a temperature. Over n seeds
+A loss is lower for a better row: NLL, or minus the AUROC. The reference is the plain network with a temperature. With
+the losses l_ms of row m and p_s of the reference for seed s, and P_s the mean loss of all plain networks of that seed
+(the reference, and the members of a deep ensemble, each with its own temperature), the gain is
+
+    g_ms = p_s - l_ms    for a row that continues the training of the plain network,
+    g_ms = P_s - l_ms    for any other row.
+
+Both have the same mean over seeds. The first row shares the luck of its plain network, which cancels. Any other row
+has luck of its own, and that of one plain network would only be added. Over n seeds
 
     mean gain g_m = mean_s g_ms,      error e_m = sqrt(V_m / n),      V_m = max(V, s_m^2),
 
@@ -18,7 +25,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from scipy.stats import chi2  # type: ignore[import-untyped]
@@ -133,6 +140,24 @@ def _seeds_needed(gain: Gain, rows: int, smallest: float) -> int | None:
         if gain.mean >= (quantile + spare) * deviation / math.sqrt(seeds):
             return seeds
     return None
+
+
+def with_mean_reference(
+    losses: Losses, reference: str, networks: Mapping[int, Sequence[float]], rows: Collection[str]
+) -> dict[str, dict[int, float]]:
+    """Return losses l_ms + p_s - P_s of the named rows: their gains p_s - (l_ms + p_s - P_s) are P_s - l_ms.
+
+    Args:
+        losses: loss by row and seed.
+        reference: the row with the losses p_s.
+        networks: losses of all plain networks by seed, whose mean is P_s; a seed without them keeps its loss.
+        rows: the rows whose reference is P_s. Others stay unchanged.
+    """
+    luck = {seed: losses[reference][seed] - statistics.fmean(each) for seed, each in networks.items()}
+    return {
+        label: {seed: loss + (luck.get(seed, 0.0) if label in rows else 0.0) for seed, loss in by_seed.items()}
+        for label, by_seed in losses.items()
+    }
 
 
 def best_of(losses: Losses) -> str | None:

@@ -16,10 +16,11 @@ from functools import partial
 import numpy as np
 
 from leanbayes.evaluation.statistics import Estimate
-from leanbayes.report.advice import about_as_good, cheapest, Choice, choose, Losses
+from leanbayes.report.advice import about_as_good, best_of, cheapest, Choice, choose
 from leanbayes.report.columns import Column, Key, test_columns
 from leanbayes.report.load import BASELINES, Contender, Group, Run, TEMPERED
-from leanbayes.report.table import decimals_of, estimates_of, facts, mean_rows, quartile_costs
+from leanbayes.report.losses import Compared, compared, losses_of, ood_losses, seed_of, shifted_losses
+from leanbayes.report.table import decimals_of, estimates_of, quartile_costs
 
 HEADLINE: dict[str, Key] = {"classification": ("test", "nll"), "regression": ("test", "lpd")}
 LIMITS = {  # the largest acceptable costs
@@ -36,22 +37,22 @@ SMALLEST_SHARE, SMALLEST_NATS, SMALLEST_AREA = 0.01, 0.01, 0.005  # smallest gai
 NARROW, COVERED = "Narrow intervals", ("test", "coverage_validated")
 LEVEL, COVERAGE_ERRORS = 0.95, 2.0  # of the intervals; standard errors by which their test coverage may be lower
 NOTHING = Estimate(0.0, None, 0)
-SCORE = {"classification": "entropy", "regression": "mutual_information"}  # finds out-of-distribution inputs
 RULE = (
     f"Rule: a row stays within the limits if its training costs at most {LIMITS['training_ratio']:g} trainings of the "
     f"plain network, one answer at most {LIMITS['answer_passes']:g} of its passes (draws or members times the cost of "
     f"a pass), and if it has at most {LIMITS['parameter_ratio']:g} times its parameters. A cost does not decide if the "
     "training takes less than a minute, an answer less than 1 ms a row, or the network has fewer than a million "
     "parameters. Each row is compared with the plain network at a temperature from held-out training rows (without "
-    "such rows, with the plain network), by differences paired by seed. A difference is clear if it is larger than its "
-    "standard error times the quantile of Student's distribution at 5 % divided by the number of rows, and at least "
-    "1 % of the NLL or the width (0.01 nats of the LPD, 0.005 of the AUROC). The variance over seeds is the median of "
-    "all rows, or the row's own if that is larger. If some row is clearly better, the row with the largest gain of at "
-    "least two standard errors is named. A row is about as good as the best if it is worse by at most one "
-    "standard error or that smallest difference. Widths count if "
-    "the intervals hold at most two standard errors less than 95 % of the test targets. The row named by NLL or LPD "
-    "among those within the limits is recommended. With one seed the standard error is that of the test "
-    "rows, and nothing is recommended."
+    "such rows, with the plain network), by differences paired by seed. A row that does not continue the training of "
+    "the plain network is compared with the mean of all plain networks of its seed, where the members of a deep "
+    "ensemble count as plain networks. A difference is clear if it is larger than its standard error times the "
+    "quantile of Student's distribution at 5 % divided by the number of rows, and at least 1 % of the NLL or the width "
+    "(0.01 nats of the LPD, 0.005 of the AUROC). The variance over seeds is the median of all rows, or the row's own "
+    "if that is larger. If some row is clearly better, the row with the largest gain of at least two standard errors "
+    "is named. A row is about as good as the best if it is worse by at most one standard error or that smallest "
+    "difference. Widths count if the intervals hold at most two standard errors less than 95 % of the test targets. "
+    "The row named by NLL or LPD among those within the limits is recommended. With one seed the standard error is "
+    "that of the test rows, and nothing is recommended."
 )
 
 
@@ -165,17 +166,17 @@ def verdict(group: Group) -> Verdict:
     if all(candidate.contender.is_plain for candidate in ranked):
         only = f"{where} only the plain network came to its end ({column.title} {reference.written})."
         return Verdict(f"{only} There is no method to compare it with.")
-    losses = losses_of(group, column.key, -column.sign)
+    losses = compared(group, partial(losses_of, key=column.key, sign=-column.sign), reference.label)
     choice_among = partial(
         choose,
-        losses,
+        losses.paired,
         reference.label,
         _smallest(group.task, reference),
         row_errors=_row_errors(group, reference.contender),
     )
     chosen = choice_among(eligible=[candidate.label for candidate in ranked if candidate.affordable])
     named = {candidate.label: candidate for candidate in ranked}
-    sentence = f"{where} {_advice(column, named, reference, chosen)}{_beyond(column, ranked, chosen)}"
+    sentence = f"{where} {_advice(column, named, reference, chosen, losses)}{_beyond(column, ranked, chosen)}"
     needs = _needs(group, column, reference, ranked, losses)
     sentence += could_change(ranked, lambda labels: choice_among(eligible=labels))
     return Verdict(sentence + _unmeasured(ranked), chosen.recommended, tuple(needs), chosen.seeds_needed)
@@ -238,20 +239,6 @@ def _mean_quartiles(runs: Sequence[Run], end: int) -> dict[str, float]:
     return {name: statistics.fmean(costs[name] for costs in found if name in costs) for name in names}
 
 
-def losses_of(group: Group, key: Key, sign: int = 1) -> dict[str, dict[int, float]]:
-    """Return a figure by label and seed, times `sign`; lower is better."""
-    plain = mean_rows(group.plain.runs) if group.plain else []
-    found: dict[str, dict[int, float]] = {}
-    for contender in group.contenders:
-        values = {_seed(run): facts(run, plain).get(key) for run in contender.runs}
-        found[contender.label] = {seed: sign * value for seed, value in values.items() if value is not None}
-    return {label: by_seed for label, by_seed in found.items() if by_seed}
-
-
-def _seed(run: Run) -> int:
-    return int(run.number("seed") or 0)
-
-
 def _reference(ranked: Sequence[Candidate]) -> Candidate | None:
     """Return the plain network at its temperature; without held-out rows, the plain network."""
     tempered = (candidate for candidate in ranked if candidate.contender.name == TEMPERED)
@@ -265,11 +252,11 @@ def _smallest(task: str, reference: Candidate) -> float:
 
 def _row_errors(group: Group, reference: Contender) -> dict[str, float]:
     """Return the standard errors over test rows of the differences to the reference, of the first seed of each row."""
-    there = {_seed(run): _losses_by_row(run) for run in reference.runs}
+    there = {seed_of(run): _losses_by_row(run) for run in reference.runs}
     errors: dict[str, float] = {}
     for contender in group.contenders:
         for run in contender.runs[:1]:
-            mine, other = _losses_by_row(run), there.get(_seed(run))
+            mine, other = _losses_by_row(run), there.get(seed_of(run))
             if mine is not None and other is not None and len(mine) == len(other) > 1:
                 errors[contender.label] = float(np.std(other - mine, ddof=1) / math.sqrt(len(mine)))
     return errors
@@ -283,13 +270,14 @@ def _losses_by_row(run: Run) -> np.ndarray[tuple[int], np.dtype[np.float64]] | N
         return None
 
 
-def _advice(column: Column, named: dict[str, Candidate], reference: Candidate, chosen: Choice) -> str:
+def _advice(column: Column, named: dict[str, Candidate], reference: Candidate, chosen: Choice, losses: Compared) -> str:
     """Return the advice: with one seed the best row of this training, else the recommended one."""
     title, rows = column.title, [c for c in named.values() if c.affordable]
     best = max(rows, key=lambda c: column.sign * c.quality.mean, default=reference)
     if chosen.recommended is not None:
         choice = named[chosen.recommended]
         first = f"take {choice.label}: {title} {choice.written} against {reference.written} of {reference.label}"
+        first += losses.note(choice.label, -column.sign)
         if choice.contender.name in BASELINES:
             return f"{first}.{_by_another(chosen)}{_best_network(column, named)}"
         return f"{first}, for {choice.price}.{_by_another(chosen)}"
@@ -343,36 +331,36 @@ def _unmeasured(ranked: list[Candidate]) -> str:
     return f" The cost of {_list(unknown)} was not measured." if unknown else ""
 
 
-def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Candidate], losses: Losses) -> list[Need]:
+def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Candidate], losses: Compared) -> list[Need]:
     """Return a line for each need that has data, and the flag that would add the data of another."""
     errors = _row_errors(group, reference.contender)
     smallest = _smallest(group.task, reference)
     lines = [_line("Best probabilities", f"{column.title}", losses, reference.label, smallest, errors, -column.sign)]
     lines += [_robust(group, column, reference.label)]
     lines += [_narrow(group, reference.label)] if group.task == "regression" else []
-    areas = ood_losses(group)
-    if areas:
+    areas = compared(group, ood_losses, reference.label)
+    if areas.losses:
         score = "total" if group.task == "classification" else "epistemic"
         title = f"AUROC by {score} uncertainty"
         lines.append(_line("Finds out-of-distribution inputs", title, areas, reference.label, SMALLEST_AREA, sign=-1))
     else:
         lines.append(Need("Finds out-of-distribution inputs", "Not measured: add --ood with the name of a data set."))
-    good = about_as_good(losses, ranked[0].label, smallest, errors)
+    best = ranked[0].label if losses.mean is None else best_of(losses.paired) or ranked[0].label
+    good = about_as_good(losses.paired, best, smallest, errors)
     for name, key, unit in (("Smallest file", "size", "parameters"), ("Cheapest answer", "answer_passes", "passes")):
-        lines.append(_cheapest_line(group, name, key, unit, good, ranked[0]))
+        lines.append(_cheapest_line(group, name, key, unit, good, best))
     return lines
 
 
 def _robust(group: Group, column: Column, reference: str) -> Need:
     """Return the line on shifted rows: the mean over the sets of --shift-data, else over the corruptions of images."""
-    moved = _means(group, "shift_data", lambda run, name: run.number("metrics", "shift_data", name, column.key[-1]))
-    if moved:
-        losses = {label: {seed: -column.sign * value for seed, value in by.items()} for label, by in moved.items()}
-        share = SMALLEST_NATS if group.task == "regression" else _share(losses, reference)
-        return _line("Robust to shift", f"mean {column.title}", losses, reference, share, sign=-column.sign)
-    corrupted = losses_of(group, ("shift", "nll"))
-    if corrupted:
-        share = _share(corrupted, reference)
+    moved = compared(group, partial(shifted_losses, figure=column.key[-1], sign=-column.sign), reference)
+    if moved.losses:
+        share = SMALLEST_NATS if group.task == "regression" else _share(moved.losses, reference)
+        return _line("Robust to shift", f"mean {column.title}", moved, reference, share, sign=-column.sign)
+    corrupted = compared(group, partial(losses_of, key=("shift", "nll")), reference)
+    if corrupted.losses:
+        share = _share(corrupted.losses, reference)
         return _line("Robust to corrupted images", "mean NLL", corrupted, reference, share)
     flag = "--shift-data with a file of rows and targets"
     return Need("Robust to shift", f"Not measured: add {flag}; images may have --shift instead.")
@@ -391,11 +379,11 @@ def _narrow(group: Group, reference: str) -> Need:
     missed = f" Not counted, for they hold too few test targets: {_list(short)}." if short else ""
     if not good:
         return Need(NARROW, f"No row.{missed}")
-    found = _line(NARROW, "width at 95 % validation coverage", good, reference, _share(good, reference))
+    found = _line(NARROW, "width at 95 % validation coverage", Compared(good, good), reference, _share(good, reference))
     return replace(found, sentence=found.sentence + missed)
 
 
-def _share(losses: Losses, reference: str) -> float:
+def _share(losses: Mapping[str, Mapping[int, float]], reference: str) -> float:
     """Return the smallest gain that counts: a share of the reference's mean; 0 without a reference."""
     base = losses.get(reference, {})
     return SMALLEST_SHARE * abs(statistics.fmean(base.values())) if base else 0.0
@@ -404,20 +392,21 @@ def _share(losses: Losses, reference: str) -> float:
 def _line(
     name: str,
     title: str,
-    losses: Losses,
+    losses: Compared,
     reference: str,
     smallest: float,
     errors: dict[str, float] | None = None,
     sign: int = 1,
 ) -> Need:
-    chosen = choose(losses, reference, smallest, row_errors=errors)
+    chosen = choose(losses.paired, reference, smallest, row_errors=errors)
     assert chosen.best is not None
 
     def written(label: str) -> str:
-        return f"{label} ({title} {sign * statistics.fmean(losses[label].values()):.4g})"
+        return f"{label} ({title} {sign * statistics.fmean(losses.losses[label].values()):.4g})"
 
     if chosen.recommended is not None:
-        against = f" against {written(reference)}" if reference in losses else ""
+        note = losses.note(chosen.recommended, sign)
+        against = f" against {written(reference)}{note}" if reference in losses.losses else ""
         return Need(name, f"{written(chosen.recommended)}{against}.{_by_another(chosen)}", chosen.recommended)
     if chosen.single:
         return Need(name, f"For this one training {written(chosen.best)}.")
@@ -428,27 +417,7 @@ def _line(
     return Need(name, f"No clear difference: {written(chosen.best)}, {written(reference)}.{more}", None, needed)
 
 
-def ood_losses(group: Group) -> dict[str, dict[int, float]]:
-    """Return minus the mean AUROC over the out-of-distribution sets, by label and seed, by one fixed score."""
-    score = SCORE.get(group.task, "entropy")
-    found = _means(group, "ood", lambda run, name: run.number("metrics", "ood", name, "scores", score, "auroc"))
-    return {label: {seed: -area for seed, area in by_seed.items()} for label, by_seed in found.items()}
-
-
-def _means(group: Group, section: str, number: Callable[[Run, str], float | None]) -> dict[str, dict[int, float]]:
-    """Return the mean of a number over the sets of a section of the metrics, by label and seed."""
-    found: dict[str, dict[int, float]] = {}
-    for contender in group.contenders:
-        for run in contender.runs:
-            sets = run.part("metrics", section)
-            values = [number(run, name) for name in (sets if isinstance(sets, dict) else {})]
-            known = [value for value in values if value is not None]
-            if known:
-                found.setdefault(contender.label, {})[_seed(run)] = statistics.fmean(known)
-    return found
-
-
-def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[str], best: Candidate) -> Need:
+def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[str], best: str) -> Need:
     prices: dict[str, float] = {}
     estimates = estimates_of(group)
     plain = next((found for who, found in zip(group.contenders, estimates, strict=True) if who.is_reference), {})
@@ -465,8 +434,8 @@ def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[
             prices[contender.label] = found[("cost", "answer_ms")].mean / one_pass
     label = cheapest(prices, good)
     if label is None:
-        return Need(name, f"No network is about as good as {best.label}." if prices else "Not measured.")
-    same = "the best row itself" if label == best.label else f"about as good as {best.label}"
+        return Need(name, f"No network is about as good as {best}." if prices else "Not measured.")
+    same = "the best row itself" if label == best else f"about as good as {best}"
     price = f"{prices[label]:,.0f}" if prices[label] >= 1000 else f"{prices[label]:.3g}"
     counted = f"{price} {unit.removesuffix('es') if price == '1' else unit}"
     return Need(name, f"{label} ({counted}), {same}.", label)

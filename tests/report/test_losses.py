@@ -1,0 +1,103 @@
+"""The reference of each row: the plain network of its seed, or the mean of all plain networks of that seed."""
+
+from __future__ import annotations
+
+import pytest
+
+from leanbayes.report.load import grouped, Run
+from leanbayes.report.losses import compared, losses_of
+from leanbayes.report.verdict import verdict
+from tests.report import make
+
+PLAIN = (0.50, 0.60, 0.40)
+FURTHER = ((0.54, 0.52), (0.44, 0.46), (0.50, 0.48))  # two more members of each seed
+MEANS = (0.52, 0.50, 0.46)
+REFERENCE = "plain + temperature"
+
+
+def run(name, seed, nll, **changes):
+    record = make.record(name, seed, "digits", "lenet", "classification")
+    record["metrics"] = {"test": {"nll": nll}}
+    record["cost"] = {"train_step_ratio": 1.1, "predict_ratio": 1.0, "passes": 1, "extra_percent": 0.5}
+    return Run(f"{name}/seed{seed}", record | changes)
+
+
+def comparison(ensemble=lambda seed: MEANS[seed] - 0.03, **changes):
+    """Return plain, a row that continues its training, and an ensemble of three that gains exactly 0.03."""
+    runs = []
+    for seed, nll in enumerate(PLAIN):
+        runs.append(run("plain", seed, nll, from_plain=True))
+        runs[-1].record["metrics"]["tempered"] = {"test": {"nll": nll}}
+        runs.append(run("rank1", seed, nll - 0.001 * seed, from_plain=True))
+        members = [{"seed": seed + 1000 * k, "test": {"nll": one}} for k, one in enumerate((nll, *FURTHER[seed]))]
+        runs.append(run("deep_ensemble", seed, ensemble(seed), **({"from_plain": False} | changes)))
+        runs[-1].record["metrics"]["members"] = members
+    return runs
+
+
+def found(runs):
+    (group,) = grouped(runs)
+    return compared(group, lambda each: losses_of(each, ("test", "nll")), REFERENCE)
+
+
+def test_the_reference_is_the_mean_of_all_plain_networks_each_counted_once():
+    each = found(comparison())
+    assert each.mean == pytest.approx(sum(MEANS) / 3)
+    assert each.networks == 9
+    gains = [each.paired[REFERENCE][seed] - each.paired["deep_ensemble"][seed] for seed in range(3)]
+    assert gains == pytest.approx([0.03, 0.03, 0.03])
+    assert each.paired["rank1"] == each.losses["rank1"]
+    assert each.note("deep_ensemble") == ", 0.4933 over 9 plain networks"
+    assert each.note("rank1") == ""
+
+
+def test_members_make_the_gain_of_an_ensemble_clear():
+    (group,) = grouped(comparison())
+    said = verdict(group)
+    assert said.choice == "deep_ensemble"
+    assert "against 0.500 ± 0.058 of plain + temperature, 0.4933 over 9 plain networks" in said.sentence
+    need = next(need for need in said.needs if need.name == "Best probabilities")
+    assert need.choice == "deep_ensemble"
+    assert need.sentence.startswith(
+        "deep_ensemble (NLL 0.4633) against plain + temperature (NLL 0.5), 0.4933 over 9 plain networks."
+    )
+    (without,) = grouped(one for one in comparison() if not one.record["metrics"].pop("members", None) or True)
+    assert next(need for need in verdict(without).needs if need.name == "Best probabilities").choice is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": {"epochs": 300, "lr": 0.1}},
+        {"settings": {"data": {"validation": 0.2}}},
+        {"from_plain": True},
+        {"from_plain": None},
+    ],
+)
+def test_without_networks_that_were_trained_alike_the_plain_row_is_the_reference(changes):
+    runs = comparison(**changes)
+    for one in runs:
+        if one.name == "plain":
+            one.record.update(settings={"data": {"validation": 0.1}})
+    each = found(runs)
+    assert each.paired == each.losses
+    assert each.mean is None
+
+
+def test_one_seed_has_the_plain_row_as_its_reference():
+    each = found([one for one in comparison() if one.seed == "0"])
+    assert each.paired == each.losses
+
+
+def test_the_posterior_fields_of_a_recipe_do_not_change_a_plain_network():
+    recipe = make.record("plain", 0, "digits", "lenet", "classification")["recipe"]
+    assert found(comparison(recipe=recipe | {"posterior_lr": 3.0, "seed": 9, "beta": 0.5})).mean is not None
+
+
+@pytest.mark.parametrize("members", ["no list", [3], [{"test": {"nll": 0.1}}], [{"seed": "x", "test": {"nll": 0.1}}]])
+def test_damaged_members_do_not_count(members):
+    runs = comparison()
+    for one in runs:
+        if one.name == "deep_ensemble":
+            one.record["metrics"]["members"] = members
+    assert found(runs).mean is None
