@@ -1,4 +1,4 @@
-"""A time limit stops a comparison after an epoch, before an evaluation or before the costs; it resumes to the same bits."""
+"""A time limit stops a comparison after an epoch or before an evaluation, and it ends at the same bits."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from torch import nn, Tensor
 from leanbayes import metrics as scores
 from leanbayes.compare.baselines import BASELINES, Fitted
 from leanbayes.compare.experiment import Experiment
-from leanbayes.compare.job import Job, located, plain_of, student_recipe
+from leanbayes.compare.job import Job, plain_of, relocated, student_recipe
 from leanbayes.compare.plain_state import FOLDER as SHARED
 from leanbayes.compare.plain_state import Made, PlainStates
 from leanbayes.compare.progress import RunProgress
@@ -133,7 +133,8 @@ def finished(job: Job, folder: Path) -> dict[str, Any] | None:
     found = results.read_result(folder)
     if found is None or found.get("status") != "done":
         return None
-    changed = results.difference(_relocated(found.get("settings"), job), _as_json(job.settings()))
+    here = _as_json(job.settings())
+    changed = results.difference(relocated(found.get("settings"), here), here)
     if found.get("id") != job.id and changed:
         raise ValueError(
             f"'{folder}' holds a finished run with other settings ({changed}); run leanbayes evaluate --fresh to "
@@ -153,7 +154,8 @@ def _check_settings_file(job: Job, folder: Path) -> None:
     if not isinstance(recorded, dict):
         raise ValueError(f"'{path}' is damaged (expected an object, got a {type(recorded).__name__}); remove it")
     there = {name: value for name, value in recorded.items() if name != "environment"}
-    if changed := results.difference(_relocated(there, job), _training_settings(job)):
+    here = _training_settings(job)
+    if changed := results.difference(relocated(there, here), here):
         raise ValueError(
             f"'{folder}' holds a run with other settings ({changed}); choose another --out, or --fresh to begin again"
         )
@@ -169,17 +171,6 @@ def _training_settings(job: Job) -> dict[str, Any]:
 
 def _launch(job: Job) -> dict[str, Any]:
     return {"processes": job.processes, "launcher": "local" if job.launch is None else job.launch.launcher}
-
-
-def _relocated(settings: Any, job: Job) -> dict[str, Any]:
-    """Rename the data file in recorded settings to the job's, if it is the same file or was moved."""
-    known: dict[str, Any] = settings if isinstance(settings, dict) else {}
-    data, here = known.get("data"), located(job.source.name)
-    if not (isinstance(data, dict) and isinstance(data.get("name"), str)):
-        return known
-    there = Path(located(data["name"]))
-    moved = not there.exists() and there.name == Path(here).name
-    return known | {"data": data | {"name": here}} if moved or str(there) == here else known
 
 
 def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hooks) -> dict[str, Any]:
