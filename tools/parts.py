@@ -2,7 +2,7 @@
 
 python -m tools.parts split runs/wide --out parts --size 15MiB      # a comparison, one run of it, or any folder
 python -m tools.parts take parts --from 1 --count 4 --out away      # the index and four parts, to fetch a few at a time
-python -m tools.parts join parts --out runs/wide                    # checks all sums; parts may lie in several folders
+python -m tools.parts join parts --out runs/wide                    # checks all sums; parts may be in several folders
 
 The files are written one after the other, in the order of their names, and the bytes are cut into parts. `index.json`
 has the names, sizes and SHA-256 sums of files and parts. With `--compress` the bytes are one zlib stream. A block of

@@ -45,7 +45,7 @@ class TimeLimit:
             raise TimeIsUp(f"{where}: the {self.minutes:g} minutes of --stop-after are over")
 
     def after_epoch(self, title: str, name: str, epochs: int) -> Callable[[Any], None]:
-        """Return a callback that stops a training of so many epochs, unless it has ended; `fit` stores the state."""
+        """Return a callback that stops a training of `epochs` epochs, unless it has ended; `fit` stores the state."""
 
         def look(state: Any) -> None:
             if state.epoch < epochs:
