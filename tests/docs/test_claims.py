@@ -225,7 +225,7 @@ def test_lines_of_the_advice_above_ninety_percent():
         for need in one["needs"].values()
     )
     said = [
-        f"{words[first]} of the other {words[len(lines)]} lines are above 90 % with three seeds, and {words[more]} with",
+        f"{words[first]} of the other {words[len(lines)]} lines are above 90 % with three seeds, and {words[more]}",
         f"worse than the reference in at most {100 * worse:.0f} % of the repetitions",
     ]
     assert unsaid("docs/results/rule.md", said) == []

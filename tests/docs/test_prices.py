@@ -204,10 +204,7 @@ def test_extra_parameters_of_the_readme_are_those_of_the_summary():
         assert re.search(row, text, re.MULTILINE), name
     assert f"| {extra('nested'):.2f} %; almost none without noise |" in text
     laplace = lb.summary(lb.convert(lb.models.WideResNet(28, 10), lb.LastLayerLaplace())).extra_percent
-    assert (
-        f"a Gaussian around the last layer; [how](docs/quickstart.md#i-have-a-trained-model) | {laplace:.2f} % |"
-        in text
-    )
+    assert re.search(rf"a Gaussian around the last layer;.* \| {laplace:.2f} % \|$", text, re.MULTILINE)
 
 
 def test_the_guide_of_the_readme_calls_cheapest_what_is_cheapest():
@@ -217,8 +214,8 @@ def test_the_guide_of_the_readme_calls_cheapest_what_is_cheapest():
     assert sorted(captured, key=captured.__getitem__)[:2] == ["patch", "implicit"]
     assert min(step, key=lambda name: step[name]["ratio"]) == "patch"
     said = [
-        "the cheapest compiled step on a WRN-28-10 but for `lb.ModelPatch()`, where `fit` captures it "
-        f"({captured['implicit']:.2f} and {captured['patch']:.2f}) | 0.21 % |",
+        f"the cheapest compiled step on a WRN-28-10; captured by `fit`, {captured['implicit']:.2f} against "
+        f"{captured['patch']:.2f} of `lb.ModelPatch()` | 0.21 % |",
         "trained on a CPU | the cheapest step there | `lb.ModelPatch()`",
     ]
     assert unsaid("README.md", said) == []
