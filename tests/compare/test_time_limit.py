@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -55,12 +56,27 @@ def after(looks: float) -> TimeLimit:
     return TimeLimit.of(looks)
 
 
-def test_stopped_at_every_look_in_turn_it_ends_at_the_same_bits(tmp_path, clock):
-    run_all(jobs(*METHODS), tmp_path / "whole", progress=False)
+def of_methods() -> list[Job]:
+    return jobs(*METHODS)
+
+
+def of_seeds() -> list[Job]:
+    (plain,) = jobs(None)
+    both = [replace(plain, recipe=replace(plain.recipe, seed=seed)) for seed in (0, 1)]
+    return [*both, replace(plain, members=(0, 1))]
+
+
+def of_trials() -> list[Job]:
+    return [replace(job, tune=2) for job in jobs(None, lb.Rank1(components=2))]
+
+
+@pytest.mark.parametrize("rows", [of_methods, of_seeds, of_trials])
+def test_stopped_at_every_look_in_turn_it_ends_at_the_same_bits(rows, tmp_path, clock):
+    run_all(rows(), tmp_path / "whole", progress=False)
     told, looks = [], 1
     while True:
         try:
-            run_all(jobs(*METHODS), tmp_path / "parts", progress=False, limit=after(looks))
+            run_all(rows(), tmp_path / "parts", progress=False, limit=after(looks))
             break
         except TimeIsUp as stop:
             told.append(str(stop).partition(":")[2].partition(":")[0].strip())
@@ -69,6 +85,7 @@ def test_stopped_at_every_look_in_turn_it_ends_at_the_same_bits(tmp_path, clock)
     assert kills.differences(tmp_path / "whole", tmp_path / "parts") == []
     assert {"not begun", "trained, not evaluated yet"} <= set(told)
     assert any(one.startswith("stopped in training after epoch") for one in told)
+    assert any(one.startswith("stopped in trial 2 of 2") for one in told) == (rows is of_trials)
 
 
 def test_it_stops_after_an_epoch_and_keeps_its_state(tmp_path, clock):
@@ -122,7 +139,8 @@ def test_the_limit_is_no_setting():
 
 def test_workers_stop_and_the_rows_that_follow_do_not_begin(tmp_path, monkeypatch, clock):
     monkeypatch.setattr(workers, "on_processes", here)
-    both = [*jobs(None), Job(**{**vars(jobs(None)[0]), "recipe": lb.Recipe(**{**RECIPE.fields(), "seed": 1})})]
+    (plain,) = jobs(None)
+    both = [plain, replace(plain, recipe=replace(plain.recipe, seed=1))]
     with pytest.raises(TimeIsUp, match="after epoch 1"):
         run_on_workers(both, tmp_path, workers=2, limit=after(2))
 
