@@ -73,12 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def scores(runs: Sequence[Saved]) -> dict[str, Any]:
-    """Return the curve of every plain network, and what every other method is worth against that of its network."""
+    """Return the curve of every plain network, and what every other method is worth against that of its network.
+
+    A plain network of one seed has no curve: `alone` has its figures.
+    """
     y = _targets(runs)
     groups: dict[Key, dict[int, Saved]] = {}
     for run in runs:
         groups.setdefault((run.about["net"], run.about["method"]["name"]), {})[run.about["seed"]] = run
-    plain = {net: members for (net, method), members in groups.items() if method == PLAIN and len(members) > 1}
+    every = {net: members for (net, method), members in groups.items() if method == PLAIN}
+    plain = {net: members for net, members in every.items() if len(members) > 1}
     rulers = {
         net: Ruler([members[seed].parts["both"] for seed in sorted(members)], y) for net, members in plain.items()
     }
@@ -97,6 +101,8 @@ def scores(runs: Sequence[Saved]) -> dict[str, Any]:
         for thin in rulers
         if thin != net
     ]
+    if alone := [net for net in every if net not in plain]:
+        found["alone"] = [{"net": net, "method": PLAIN, "by_seed": _by_seed(every[net])} for net in alone]
     return found
 
 

@@ -200,6 +200,18 @@ def test_the_tool_writes_curves_and_equivalents(files, tmp_path):
         assert part["networks"] >= 1
 
 
+def test_one_plain_network_has_no_curve_and_keeps_its_figures(files):
+    """It was left out in silence."""
+    runs = [read_predictions(files[key][0]) for key in (("plain", 0), ("rank1", 0))]
+    found = scores(runs)
+    assert found["curves"] == []
+    (alone,) = found["alone"]
+    assert (alone["net"], alone["method"]) == ("small", "plain")
+    assert alone["by_seed"]["0"] == score(runs[0].parts["both"], runs[0].y).figures
+    assert set(found["methods"][0]["parts"]["both"]["by_seed"]) == {"0"}
+    assert "alone" not in scores([read_predictions(path) for path, _, _ in files.values()])
+
+
 def test_other_files_and_other_rows_are_refused(files, tmp_path):
     (tmp_path / "bad.npz").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="expected predictions of a run"):

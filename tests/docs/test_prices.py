@@ -203,14 +203,19 @@ def test_extra_parameters_of_the_readme_are_those_of_the_summary():
         row = rf"^\|[^|]*\|[^|]*\|[^|]*`lb\.{type(METHODS[name]).__name__}\b[^|]*\| {extra(name):.2f} % \|$"
         assert re.search(row, text, re.MULTILINE), name
     assert f"| {extra('nested'):.2f} %; almost none without noise |" in text
+    laplace = lb.summary(lb.convert(lb.models.WideResNet(28, 10), lb.LastLayerLaplace())).extra_percent
+    assert re.search(rf"a Gaussian around the last layer;.* \| {laplace:.2f} % \|$", text, re.MULTILINE)
 
 
 def test_the_guide_of_the_readme_calls_cheapest_what_is_cheapest():
     wide, step = GPU["train_step"]["WRN-28-10, 256, compiled"]["ratio"], CPU["train_step"]
+    captured = GPU["captured_step"]["steps"]["WRN-28-10, 256"]["ratio"]
     assert min(wide, key=wide.__getitem__) == "implicit"
+    assert sorted(captured, key=captured.__getitem__)[:2] == ["patch", "implicit"]
     assert min(step, key=lambda name: step[name]["ratio"]) == "patch"
     said = [
-        "the cheapest compiled step on a WRN-28-10 | 0.21 % |",
+        f"the cheapest compiled step on a WRN-28-10; captured by `fit`, {captured['implicit']:.2f} against "
+        f"{captured['patch']:.2f} of `lb.ModelPatch()` | 0.21 % |",
         "trained on a CPU | the cheapest step there | `lb.ModelPatch()`",
     ]
     assert unsaid("README.md", said) == []

@@ -21,6 +21,7 @@ from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.plain_state import keeping
 from leanbayes.compare.run import Stage
 from leanbayes.compare.run_all import check_alike
+from leanbayes.compare.time_limit import STOPPED, TimeIsUp, TimeLimit
 from leanbayes.compare.tuning import check_tune, forget, space_of
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
 from leanbayes.data.loading import resolve
@@ -108,6 +109,8 @@ class Common:
             names a cluster, else local. Results are the same.
         log: also log every epoch: csv and tensorboard into the folder of the run, wandb and mlflow to their servers.
             history.jsonl in the folder of the run has the epochs in any case.
+        stop_after: minutes after which nothing new begins: a training stops after its epoch and keeps its state, no
+            evaluation begins. The exit code is 3, and the same command resumes. Default no limit.
         out: folder of the results; default runs/DATA.
         fresh: start again instead of keeping finished runs and resuming others.
     """
@@ -148,6 +151,7 @@ class Common:
     workers: int | None = None
     backend: Literal["auto", "local", "ray"] = "auto"
     log: Log | None = None
+    stop_after: float | None = None
     out: Path | None = None
     fresh: bool = False
 
@@ -309,6 +313,7 @@ def _flags_of(kind: type[Spec], options: Any, **own: Any) -> Spec:
 def _run(arguments: list[str], stage: Stage) -> int:
     """Run the jobs of the flags; then print the table and write the report, unless they only trained."""
     options = parse(comparison_options(), arguments, stage)
+    limit = None if options.stop_after is None else TimeLimit.of(options.stop_after)
     check_log(options.log)
     plan, out = plan_of(options, arguments), out_of(options)
     check_tune(options.tune, options.validation, max(job.processes for job in plan.jobs))
@@ -318,12 +323,28 @@ def _run(arguments: list[str], stage: Stage) -> int:
     if is_first():
         sys.stderr.write(f"{plan.sentence}\n")
     how: dict[str, Any] = {"stage": stage, "fresh": options.fresh, "log": options.log}
-    if on_ray(options.backend, options.workers):
-        found = run_on_ray(plan.jobs, out, workers=options.workers, **how)
-    else:
-        found = run_on_workers(plan.jobs, out, workers=options.workers or 1, **how)
+    try:
+        found = _performed(plan.jobs, out, options, limit, how)
+    except TimeIsUp as stop:
+        complain(f"{stop}. The same command{' without --fresh' if options.fresh else ''} resumes.")
+        return STOPPED
     code = 0 if all(result["status"] == "done" for result in found) else 1
     return max(code, _show(out)) if is_first() and stage != "train" else code
+
+
+def _performed(
+    jobs: list[Job], out: Path, options: Any, limit: TimeLimit | None, how: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Perform the jobs in this process, on several or on Ray; a time limit is for one machine alone."""
+    ray = on_ray(options.backend, options.workers)
+    if limit is not None and (ray or max(job.processes for job in jobs) > 1):
+        where = "Ray" if ray else "several processes a network"
+        raise ValueError(
+            f"--stop-after does not work on {where} yet; leave it out, or take --backend local and --devices 1"
+        )
+    if ray:
+        return run_on_ray(jobs, out, workers=options.workers, **how)
+    return run_on_workers(jobs, out, workers=options.workers or 1, limit=limit, **how)
 
 
 def _show(out: Path) -> int:

@@ -55,8 +55,8 @@ Begin with:
   leanbayes compare --data my.npz --net my_module:make_network --methods plain,rank1,implicit
 
 leanbayes COMMAND --help explains the flags; compare, train and evaluate have more of them: --help-all.
-Exit codes: 0 done, 1 a run failed, 2 wrong usage or input, 130 interrupted (finished work is kept, the
-same command resumes).
+Exit codes: 0 done, 1 a run failed, 2 wrong usage or input, 3 stopped by --stop-after, 130 interrupted (3
+and 130: finished work is kept, the same command resumes).
 """
 
 
@@ -193,6 +193,7 @@ machine and results
   --workers N           runs at a time, each a process with one thread; --backend local or ray
   --device DEVICE       auto, cpu, cuda or mps; --devices N processes; --precision bf16-mixed
   --log LOGGER          csv, tensorboard, wandb or mlflow; history.jsonl is written in any case
+  --stop-after MINUTES  then stop after the epoch, with exit code 3; the same command resumes
 
   leanbayes {command} --data houses.csv --target price
   leanbayes {command} --data my.npz --net my_module:make_network --methods plain,rank1,implicit

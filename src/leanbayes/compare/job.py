@@ -240,6 +240,24 @@ def located(name: str) -> str:
     return str(path.resolve()) if path.exists() and isinstance(resolve(name), Path) else name
 
 
+def relocated(settings: Any, job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return recorded settings with the places of the data that a job's settings have, if the data were moved.
+
+    They were moved if nothing is at the recorded place. A file must have the same name.
+    """
+    known: dict[str, Any] = settings if isinstance(settings, dict) else {}
+    data, here = known.get("data"), job.get("data")
+    if not (here and isinstance(data, dict) and isinstance(data.get("name"), str)):
+        return known
+    there, root = Path(located(data["name"])), data.get("root")
+    own: dict[str, Any] = {}
+    if str(there) == here["name"] or (not there.exists() and there.name == Path(here["name"]).name):
+        own["name"] = here["name"]
+    if isinstance(root, str) and not Path(root).expanduser().exists():
+        own["root"] = here["root"]
+    return known | {"data": data | own}
+
+
 def _check_counts(least: int, **numbers: int) -> None:
     for name, number in numbers.items():
         if number < least:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leanbayes.compare.job import Job, plain_of
+from leanbayes.compare.job import Job, plain_of, relocated
 from leanbayes.core.conversion import is_stochastic, stochastic_layers
 from leanbayes.core.plain import plain_view
 from leanbayes.distributions.likelihoods import Likelihood
@@ -169,7 +169,7 @@ class PlainStates:
 
     def _fits(self) -> bool:
         try:
-            return read_json(self.folder / KEY) == dict(self.key)
+            return relocated(read_json(self.folder / KEY), self.key) == dict(self.key)
         except (OSError, ValueError):
             return False
 

@@ -109,10 +109,6 @@ class RunProgress:
 
         return (epoch,)
 
-    def plain_training(self, name: str, epochs: int) -> tuple[Callable[[Any], object], ...]:
-        """Begin a training of the plain network that a method which converts late asks for."""
-        return self.training(f"plain {name}", epochs)
-
     def evaluation(self, kind: str, name: str) -> None:
         """Begin a step of the evaluation: the step before is done."""
         if (before := self.parts.get(self.current)) is not None and before.kind != "train":

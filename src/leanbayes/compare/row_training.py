@@ -29,6 +29,7 @@ from scipy.optimize import minimize_scalar  # type: ignore[import-untyped]
 from torch import nn, Tensor
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
+from leanbayes.compare.job import relocated
 from leanbayes.compare.plain_state import Made, method_after, PlainStates
 from leanbayes.core.conversion import is_stochastic
 from leanbayes.core.prediction import concatenate, Prediction
@@ -343,9 +344,9 @@ def _plain_validation(plain: Row, *, folds: bool) -> Validation:
 def _read(path: Path, key: Mapping[str, Any]) -> Validation | None:
     try:
         found = read_json(path)
+        if relocated(found.get("key"), key) != dict(key):
+            return None
     except (OSError, ValueError):
-        return None
-    if found.get("key") != dict(key):
         return None
     later = {name: found[name] for name in LATER if name in found}
     return Validation(**{name: found[name] for name in NAMES}, **later)

@@ -20,12 +20,13 @@ from torch import nn, Tensor
 from leanbayes import metrics as scores
 from leanbayes.compare.baselines import BASELINES, Fitted
 from leanbayes.compare.experiment import Experiment
-from leanbayes.compare.job import from_plain, Job, located, plain_of, student_recipe
+from leanbayes.compare.job import from_plain, Job, plain_of, relocated, student_recipe
 from leanbayes.compare.plain_state import FOLDER as SHARED
 from leanbayes.compare.plain_state import Made, PlainStates
 from leanbayes.compare.progress import RunProgress
 from leanbayes.compare.row_training import FILE as VALIDATION
 from leanbayes.compare.row_training import Held, Row, train_row, Trained
+from leanbayes.compare.time_limit import TimeLimit
 from leanbayes.compare.tuning import codes_of, folder_of, own_values, read_outcome, table_of, tune, with_values
 from leanbayes.core.checkpoint import save
 from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers
@@ -68,11 +69,26 @@ class Hooks:
         callbacks: called after every epoch of the final training.
         progress: of the run.
         loggers: of the epochs of the final training.
+        limit: when to stop; None does not.
     """
 
     callbacks: tuple[Callback, ...] = ()
     progress: RunProgress = field(default_factory=lambda: RunProgress("", ""))
     loggers: tuple[Logger, ...] = ()
+    limit: TimeLimit | None = None
+
+    def training(self, name: str, epochs: int) -> tuple[Callback, ...]:
+        """Begin a training and return its callbacks: the progress, then the time limit."""
+        shown = self.progress.training(name, epochs)
+        return shown if self.limit is None else (*shown, self.limit.after_epoch(self.progress.title, name, epochs))
+
+    def plain_training(self, name: str, epochs: int) -> tuple[Callback, ...]:
+        """Begin a training of the plain network that a method which converts late asks for."""
+        return self.training(f"plain {name}", epochs)
+
+    def quiet(self) -> Hooks:
+        """Return the hooks of another row that this one needs: the limit holds, its progress is not shown."""
+        return Hooks(progress=RunProgress(self.progress.title, self.progress.method), limit=self.limit)
 
 
 def perform(
@@ -118,7 +134,8 @@ def finished(job: Job, folder: Path) -> dict[str, Any] | None:
     found = results.read_result(folder)
     if found is None or found.get("status") != "done":
         return None
-    changed = results.difference(_relocated(found.get("settings"), job), _as_json(job.settings()))
+    here = _as_json(job.settings())
+    changed = results.difference(relocated(found.get("settings"), here), here)
     if found.get("id") != job.id and changed:
         raise ValueError(
             f"'{folder}' holds a finished run with other settings ({changed}); run leanbayes evaluate --fresh to "
@@ -138,7 +155,8 @@ def _check_settings_file(job: Job, folder: Path) -> None:
     if not isinstance(recorded, dict):
         raise ValueError(f"'{path}' is damaged (expected an object, got a {type(recorded).__name__}); remove it")
     there = {name: value for name, value in recorded.items() if name != "environment"}
-    if changed := results.difference(_relocated(there, job), _training_settings(job)):
+    here = _training_settings(job)
+    if changed := results.difference(relocated(there, here), here):
         raise ValueError(
             f"'{folder}' holds a run with other settings ({changed}); choose another --out, or --fresh to begin again"
         )
@@ -156,22 +174,11 @@ def _launch(job: Job) -> dict[str, Any]:
     return {"processes": job.processes, "launcher": "local" if job.launch is None else job.launch.launcher}
 
 
-def _relocated(settings: Any, job: Job) -> dict[str, Any]:
-    """Rename the data file in recorded settings to the job's, if it is the same file or was moved."""
-    known: dict[str, Any] = settings if isinstance(settings, dict) else {}
-    data, here = known.get("data"), located(job.source.name)
-    if not (isinstance(data, dict) and isinstance(data.get("name"), str)):
-        return known
-    there = Path(located(data["name"]))
-    moved = not there.exists() and there.name == Path(here).name
-    return known | {"data": data | {"name": here}} if moved or str(there) == here else known
-
-
 def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hooks) -> dict[str, Any]:
     header = _header(job, experiment)
     values: dict[str, float] = {}
     if job.tune:
-        tuning = tuned(job, experiment, out, hooks.progress, may_run=stage != "evaluate")
+        tuning = tuned(job, experiment, out, hooks, may_run=stage != "evaluate")
         values, title = tuning["chosen"], job.title
         job = with_values(job, values)  # from now on, a job with these values
         settings = job.settings()
@@ -186,6 +193,8 @@ def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: H
         header["agreement"] = trained.model.report
     if stage == "train":
         return header | {"status": "done", "history": list(trained.history)}
+    if hooks.limit is not None:
+        hooks.limit.check(f"{hooks.progress.title}: trained, not evaluated yet")
     return header | _evaluate(job, experiment, trained, hooks.progress) | {"status": "done"}
 
 
@@ -199,7 +208,7 @@ def _train(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hoo
     if job.student:
         trained = _student(job, experiment, out, hooks)
     elif job.members:
-        trained = _ensemble_of_seeds(job, experiment, out)
+        trained = _ensemble_of_seeds(job, experiment, out, hooks)
     else:
         trained = train_row(row_of(job, experiment, out, hooks))
     if is_first():
@@ -207,9 +216,7 @@ def _train(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hoo
     return trained
 
 
-def tuned(
-    job: Job, experiment: Experiment, out: Path, progress: RunProgress, *, may_run: bool = True
-) -> dict[str, Any]:
+def tuned(job: Job, experiment: Experiment, out: Path, hooks: Hooks, *, may_run: bool = True) -> dict[str, Any]:
     """Return the outcome of the trials of a job; run those that are left, if they may run.
 
     Raises:
@@ -220,22 +227,23 @@ def tuned(
         raise ValueError(
             f"no outcome of {job.tune} trials in '{folder_of(job, out)}'; run leanbayes train with the same flags first"
         )
-    return known or tune(job, experiment, out, lambda one: row_of(one, experiment, out), progress.training)
+    return known or tune(job, experiment, out, lambda one: row_of(one, experiment, out), hooks.training)
 
 
-def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path) -> Trained:
+def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
     """Return an ensemble of the plain networks of several seeds; those that are trained already cost nothing more."""
     jobs = [replace(job, members=(), recipe=replace(job.recipe, seed=seed)) for seed in job.members]
-    trained = [train_row(row_of(one, experiment, out)) for one in jobs]
+    trained = [train_row(row_of(one, experiment, out, hooks.quiet())) for one in jobs]
     history = History(row | {"member": k} for k, one in enumerate(trained) for row in one.history)
     return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
 
 
 def _student(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
     """Distill the trained row of the same method and seed; one that is trained already costs nothing more."""
-    teacher, data = train_row(row_of(job.teacher, experiment, out)), experiment.data
+    data = experiment.data
+    teacher = train_row(row_of(job.teacher, experiment, out, hooks.quiet()))
     recipe = student_recipe(job.recipe, len(data.train))
-    callbacks = (*hooks.progress.training("training", recipe.epochs), *hooks.callbacks)
+    callbacks = (*hooks.training("training", recipe.epochs), *hooks.callbacks)
     given: dict[str, Any] = {"likelihood": teacher.likelihood, "samples": job.evaluation.samples, "recipe": recipe}
     given |= {"folder": job.folder(out), "resume": True, "progress": False}
     student = distill(
@@ -299,7 +307,7 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
         key=_training_settings(job) | {"samples": job.evaluation.samples},
         evaluated=partial(at_full_width, data=data),
         callbacks=hooks.callbacks,
-        watch=hooks.progress.training,
+        watch=hooks.training,
         loggers=hooks.loggers,
         scaled=partial(_with_less_noise, job, experiment) if job.scaled else None,
     )
@@ -309,7 +317,7 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
         return replace(row, states=states if job.processes == 1 else None)
     plain = row_of(plain_job, experiment, out)
     own: dict[str, Any] = {"folder": row.folder / "plain", "known": plain.folder / VALIDATION, "states": None}
-    own["watch"] = hooks.progress.plain_training
+    own["watch"] = hooks.plain_training
     # A row whose callbacks see every epoch trains them all.
     return replace(row, states=None if hooks.callbacks else plain.states, plain=replace(plain, **own))
 

@@ -24,6 +24,7 @@ from leanbayes.compare.loggers import loggers_of
 from leanbayes.compare.plain_state import discard
 from leanbayes.compare.progress import Overview, Part, plan, ProgressFile, RunProgress, title_of
 from leanbayes.compare.run import as_evaluated, Callback, finished, fit_baseline, Hooks, MODEL, perform, Stage, tuned
+from leanbayes.compare.time_limit import TimeLimit
 from leanbayes.compare.tuning import own_values, read_outcome, untuned
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.data.table import one_hot_codes
@@ -39,7 +40,7 @@ from leanbayes.training.objective import autocast
 from leanbayes.training.progress import watched
 
 
-def run_all(
+def run_all(  # noqa: PLR0913
     jobs: Sequence[Job],
     out: Path,
     *,
@@ -48,17 +49,18 @@ def run_all(
     progress: bool | Literal["files"] = True,
     watch: Callable[[Job, Experiment], tuple[Callback, ...]] | None = None,
     log: str | None = None,
+    limit: TimeLimit | None = None,
 ) -> list[dict[str, Any]]:
     """Perform the jobs in order, measure their prices, and return their results.
 
     Finished runs are kept, unless `fresh`; prices that are missing are measured. `watch` returns further callbacks of a
-    job, called after each epoch. `log` is a logger of `loggers_of`.
+    job, called after each epoch. `log` is a logger of `loggers_of`. After the `limit`, `TimeIsUp` is raised.
     """
-    found = run_in_order(jobs, out, stage=stage, fresh=fresh, progress=progress, watch=watch, log=log)
-    return complete(jobs, out, found, stage=stage, shown=progress is True)
+    found = run_in_order(jobs, out, stage=stage, fresh=fresh, progress=progress, watch=watch, log=log, limit=limit)
+    return complete(jobs, out, found, stage=stage, shown=progress is True, limit=limit)
 
 
-def run_in_order(
+def run_in_order(  # noqa: PLR0913
     jobs: Sequence[Job],
     out: Path,
     *,
@@ -67,6 +69,7 @@ def run_in_order(
     progress: bool | Literal["files"] = True,
     watch: Callable[[Job, Experiment], tuple[Callback, ...]] | None = None,
     log: str | None = None,
+    limit: TimeLimit | None = None,
 ) -> list[dict[str, Any]]:
     """Perform the jobs in order and return their results, without prices.
 
@@ -84,12 +87,14 @@ def run_in_order(
             if progress == "files":
                 run.changed = ProgressFile(job.folder(out))
             if result is None or stage == "train":
+                if limit is not None:
+                    limit.check(f"{run.title}: not begun")
                 key = (job.source, job.net, job.evaluation)
                 if key not in experiments:
                     experiments = {key: Experiment(*key)}  # one at a time: data sets are large
                 run.start()
                 with loggers_of(log if is_first() else None, job, out) as loggers:
-                    hooks = Hooks(watch(job, experiments[key]) if watch else (), run, loggers)
+                    hooks = Hooks(watch(job, experiments[key]) if watch else (), run, loggers, limit)
                     result = perform(job, experiments[key], out, stage=stage, fresh=fresh, hooks=hooks)
             duration = "kept" if kept else f"{time.perf_counter() - clock:.0f} s"
             run.end(f"{run.title}: {_outcome(result)}, {duration}")
@@ -101,7 +106,13 @@ def run_in_order(
 
 
 def complete(
-    jobs: Sequence[Job], out: Path, found: Sequence[dict[str, Any]], *, stage: Stage, shown: bool = True
+    jobs: Sequence[Job],
+    out: Path,
+    found: Sequence[dict[str, Any]],
+    *,
+    stage: Stage,
+    shown: bool = True,
+    limit: TimeLimit | None = None,
 ) -> list[dict[str, Any]]:
     """Measure missing prices when all jobs have ended, and return the results with them.
 
@@ -120,6 +131,8 @@ def complete(
             groups.setdefault(_without_seed(job), []).append(job)
     waiting = [group for group in groups.values() if any(not has_prices(results[job]) for job in group)]
     if waiting:
+        if limit is not None:
+            limit.check("all runs are done, the costs are not measured")
         _measure_all(waiting, out, results, shown=shown)
     return [results[job] for job in jobs]
 
@@ -249,7 +262,7 @@ def to_tune(jobs: Sequence[Job], done: Sequence[dict[str, Any] | None], out: Pat
     return untuned(waiting, out) if stage != "evaluate" else []
 
 
-def tune_all(jobs: Sequence[Job], out: Path) -> None:
+def tune_all(jobs: Sequence[Job], out: Path, limit: TimeLimit | None = None) -> None:
     """Run the trials of jobs, for a display in another process; the run of a job reports its errors."""
     experiments: dict[Any, Experiment] = {}
     for job in jobs:
@@ -261,7 +274,7 @@ def tune_all(jobs: Sequence[Job], out: Path) -> None:
         job.folder(out).mkdir(parents=True, exist_ok=True)
         run.start()
         with suppress(RuntimeError, ValueError, ArithmeticError, OSError):
-            tuned(job, experiments[key], out, run)
+            tuned(job, experiments[key], out, Hooks(progress=run, limit=limit))
 
 
 def look_ahead(

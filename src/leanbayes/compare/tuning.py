@@ -35,7 +35,7 @@ from torch import Tensor
 
 from leanbayes.compare.baselines import default_values, held_out_nll
 from leanbayes.compare.experiment import Experiment
-from leanbayes.compare.job import Job
+from leanbayes.compare.job import Job, relocated
 from leanbayes.compare.progress import trial_name
 from leanbayes.compare.row_training import Held, held_out_parts, Row, uses_folds, validation_nll, Watch
 from leanbayes.data import DataSet
@@ -173,7 +173,7 @@ def read_outcome(job: Job, out: Path) -> dict[str, Any] | None:
         return None
     stored = read_json(path, "; --fresh begins again")
     there, here = stored.get("key"), _key(job)
-    changed = difference(there, here) if isinstance(there, dict) else "no settings in it"
+    changed = difference(relocated(there, here), here) if isinstance(there, dict) else "no settings in it"
     if changed:
         raise ValueError(
             f"'{path.parent}' holds trials of --tune with other settings ({changed}); choose another --out, or --fresh "

@@ -22,7 +22,9 @@ from leanbayes.compare.plain_state import waits
 from leanbayes.compare.progress import followed
 from leanbayes.compare.run import MODEL, Stage
 from leanbayes.compare.run_all import complete, look_ahead, plan_runs, run_all, run_in_order, to_tune, tune_all
+from leanbayes.compare.time_limit import STOPPED, TimeIsUp, TimeLimit
 from leanbayes.evaluation.result import commit, read_result
+from leanbayes.runtime.display import counted
 from leanbayes.training.devices import pick_device
 
 Item = TypeVar("Item")
@@ -38,6 +40,7 @@ def run_on_workers(
     stage: Stage = "compare",
     fresh: bool = False,
     log: str | None = None,
+    limit: TimeLimit | None = None,
 ) -> list[dict[str, Any]]:
     """Perform the jobs on several processes, each with one thread, and return their results.
 
@@ -47,17 +50,17 @@ def run_on_workers(
     if workers < 1:
         raise ValueError(f"expected at least one worker, got {workers}")
     if workers == 1 or len(jobs) == 1:
-        return run_all(jobs, out, stage=stage, fresh=fresh, log=log)
+        return run_all(jobs, out, stage=stage, fresh=fresh, log=log, limit=limit)
     done, experiments = look_ahead(jobs, out, stage=stage, fresh=fresh)
     rows = to_tune(jobs, done, out, stage)
     runs = plan_runs(jobs, done, experiments, stage, caches=workers, tuning=rows)
-    how = {"stage": stage, "fresh": fresh, "progress": "files", "log": log}
+    how = {"stage": stage, "fresh": fresh, "progress": "files", "log": log, "limit": limit}
     with followed(runs, [job.folder(out) for job in jobs], workers, shown=True):
         if rows:
-            on_processes(tune_all, [(share, out) for share in split_items(rows, workers)])
+            on_processes(tune_all, [(share, out) for share in split_items(rows, workers)], limit=limit)
         for part in phases(jobs):
             on_processes(run_in_order, [(share, out) for share in split_items(part, workers)], **how)
-    return complete(jobs, out, [_read_result(job, out, stage) for job in jobs], stage=stage)
+    return complete(jobs, out, [_read_result(job, out, stage) for job in jobs], stage=stage, limit=limit)
 
 
 def phases(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -80,6 +83,9 @@ def on_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]],
     """Call `function(*task, **how)` for each task, in one process and one thread each, and wait for all.
 
     Tasks return nothing; their results are files. An error is one sentence on stderr.
+
+    Raises:
+        TimeIsUp: if the time limit stopped one of them.
     """
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=_work, args=(function, task, how, sys.argv)) for task in tasks]
@@ -92,6 +98,8 @@ def on_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]],
         for process in processes:
             process.join()
         raise
+    if stopped := sum(process.exitcode == STOPPED for process in processes):
+        raise TimeIsUp(f"stopped on {counted(stopped, 'worker')}: the time of --stop-after is over")
 
 
 def _work(function: Callable[..., Any], task: tuple[Any, ...], how: dict[str, Any], argv: list[str]) -> None:
@@ -103,6 +111,8 @@ def _work(function: Callable[..., Any], task: tuple[Any, ...], how: dict[str, An
         function(*task, **how)
     except KeyboardInterrupt:
         sys.exit(130)
+    except TimeIsUp:
+        sys.exit(STOPPED)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"leanbayes: {error}\n")
         sys.exit(2)
