@@ -116,9 +116,12 @@ def test_layers_may_be_recomputed(method, reentrant, calls):
     assert calls
 
 
+@pytest.mark.parametrize("act", [nn.ReLU(inplace=True), nn.LeakyReLU(0.3, inplace=True)], ids=["relu", "leaky"])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_the_next_layer_may_overwrite_the_output(method, calls):
-    assert_equal(lb.convert(PAIR, method).double(), torch.randn(4, 3, 6, 6, dtype=torch.float64))
+def test_the_next_layer_may_overwrite_the_output(method, act, calls):
+    """Where a ReLU writes zeros the gradient is zero, too; a leaky one shows whether the old values are computed."""
+    net = nn.Sequential(PAIR[0], act, PAIR[2])
+    assert_equal(lb.convert(net, method).double(), torch.randn(4, 3, 6, 6, dtype=torch.float64))
     assert len(calls) == 2
 
 
