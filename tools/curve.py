@@ -72,7 +72,7 @@ def _settings(train: argparse.ArgumentParser) -> None:
     train.add_argument("--methods", type=_names, default=("implicit", "rank1"))
     train.add_argument("--ood", type=_names, default=())
     train.add_argument("--budget", default="short", choices=jobs_of.BUDGETS)
-    for name in ("epochs", "train-rows", "test-rows"):
+    for name in ("epochs", "train-rows", "test-rows", "ood-rows"):
         train.add_argument(f"--{name}", type=int, default=0)
     train.add_argument("--hold-out", type=int, default=5000)
     train.add_argument("--samples", type=int, default=16)

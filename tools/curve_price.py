@@ -1,8 +1,8 @@
 """Time every way to an answer next to a pass of the plain network, alternately, in the same mode.
 
 Both are built predictors: the same chunks, precision and memory order, and with `--capture` both are CUDA graphs. On a
-CPU the process time of one thread counts, on a GPU the time until the kernels have ended. A ratio has the mean of the
-plain passes before and after the answer below it.
+CPU the process time of one thread counts, on a GPU the time until the kernels have ended. `called` is the plain network
+called on all rows at once, with a softmax, in passes of its predictor.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import math
 import statistics
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import nn, Tensor
 
 from leanbayes.compare.job import PLAIN
 from leanbayes.core.predictor import Predictor
-from leanbayes.evaluation.cost import _quartiles, _seconds, Work
+from leanbayes.evaluation.cost import times, Work
 from leanbayes.evaluation.result import commit, environment
 from leanbayes.runtime._files import write_text
 from leanbayes.training.objective import autocast
 from tools.curve_runs import Runs
-from tools.curve_scores import Way, ways
+from tools.curve_scores import ways
 
 
 def price_all(runs: Runs, seed: int, rows: Sequence[str], device: str, given: argparse.Namespace) -> None:
@@ -39,50 +39,60 @@ def price_all(runs: Runs, seed: int, rows: Sequence[str], device: str, given: ar
     x = runs.experiment.data.inputs(_some(runs.test.x, given.price_rows)).to(place)
     about: dict[str, Any] = {"data": runs.study.data, "net": runs.study.net, "seed": seed, "rows": len(x)}
     about |= {"turns": given.turns, "precision": runs.study.precision, "capture": given.capture, "commit": commit()}
-    about |= {"environment": environment(place)}
     path: Path = given.into / f"{runs.study.data}-{runs.study.net}-price.json"
-    known = json.loads(path.read_text(encoding="utf-8"))["points"] if path.is_file() else []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    done = {(one["row"], one["way"]): one for one in found.get("points", [])}
+    net, kind = runs.model(seed, PLAIN, device), runs.study.precision
+    plain = Predictor(net, keep_samples=False, capture=given.capture)
+    against = partial(ratios, x=x, kind=kind, turns=given.turns, least=given.seconds)
+    called = found.get("called") or against(partial(_call, net, x), partial(plain, x))
     every = ways(runs, seed, device)
-    done = {(one["row"], one["way"]): one for one in known}
-    plain = Predictor(runs.model(seed, PLAIN, device), keep_samples=False, capture=given.capture)
     for way in every:
         if way.row in rows and (way.row, way.name) not in done:
-            done[way.row, way.name] = price(way, plain, x, runs.study.precision, given)
+            own = way.predictor(way.make(), capture=given.capture)
+            done[way.row, way.name] = {"row": way.row, "way": way.name} | against(partial(own, x), partial(plain, x))
             sys.stderr.write(f"{way.row}, {way.name}: {done[way.row, way.name]['ratio']:.3f} plain passes\n")
-            points = [done[key] for each in every if (key := (each.row, each.name)) in done]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(json.dumps(about | {"points": points}, indent=1) + "\n", path)
+        points = [done[key] for each in every if (key := (each.row, each.name)) in done]
+        text = json.dumps(about | {"called": called, "environment": environment(place), "points": points}, indent=1)
+        write_text(text + "\n", path)
 
 
-def price(way: Way, plain: Predictor, x: Tensor, kind: str, given: argparse.Namespace) -> dict[str, Any]:
-    """Return the time of an answer for all rows in plain passes: the median of the turns, and quartiles."""
+def ratios(one: Work, other: Work, *, x: Tensor, kind: str, turns: int, least: float) -> dict[str, Any]:
+    """Return the median over turns of time(one) / time(other), its quartiles, and both times in ms for a row.
+
+    A measurement has as many calls as take `least` seconds.
+    """
+    own, base = (_several(run, x.device, kind, least) for run in (one, other))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a tolerance cannot be captured
-        own = way.predictor(way.make(), capture=given.capture)
-        both = [stopwatch(partial(each, x), x.device, kind, given.seconds) for each in (plain, own)]
-        spent = []
-        for _ in range(given.turns):
-            before, mine, after = both[0](), both[1](), both[0]()
-            spent.append((mine, (before + after) / 2))
-    ratios = [mine / base for mine, base in spent]
-    each = {"ms": [mine for mine, _ in spent], "plain_ms": [base for _, base in spent]}
-    found: dict[str, Any] = {"row": way.row, "way": way.name, "ratio": statistics.median(ratios)}
-    found |= {"quartiles": _quartiles(ratios)}
-    return found | {name: 1e3 * statistics.median(values) / len(x) for name, values in each.items()}
+        warnings.simplefilter("ignore")  # answers with a tolerance cannot be captured
+        pairs = [(a / own[1], b / base[1]) for a, b in times(own[0], base[0], turns, x.device)]
+    found = [a / b for a, b in pairs]
+    low, _, high = statistics.quantiles(found, n=4, method="inclusive")
+    ms = [1e3 * statistics.median(column) / len(x) for column in zip(*pairs, strict=True)]
+    return {"ratio": statistics.median(found), "quartiles": [low, high], "ms": ms[0], "plain_ms": ms[1]}
 
 
-def stopwatch(run: Work, device: torch.device, kind: str, least: float) -> Callable[[], float]:
-    """Return a function that gives the seconds of one call, from as many calls as take `least` seconds."""
+def _several(run: Work, device: torch.device, kind: str, least: float) -> tuple[Work, int]:
+    """Return work of at least `least` seconds, and its number of calls."""
 
-    def calls(count: int) -> float:
+    def calls(count: int) -> None:
         with autocast(kind, device):
-            return _seconds(lambda: [run() for _ in range(count)], device) / count
+            for _ in range(count):
+                run()
 
-    calls(2)  # the first ones build caches
-    count = max(1, math.ceil(least / max(calls(1), 1e-6)))
-    return lambda: calls(count)
+    ((once, _),) = times(partial(calls, 2), partial(calls, 1), 1, device)
+    count = max(1, math.ceil(2 * least / max(once, 1e-6)))
+    return partial(calls, count), count
+
+
+@torch.no_grad()
+def _call(net: nn.Module, x: Tensor) -> Tensor:
+    outputs: Tensor = net(x)
+    return outputs.float().softmax(1)
 
 
 def _some(x: Tensor, wanted: int) -> Tensor:
+    """Return evenly spaced rows."""
     count = min(wanted, len(x))
     return x[torch.arange(count) * len(x) // count]

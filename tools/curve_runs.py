@@ -50,7 +50,8 @@ class Study:
         epochs: of each training; 0 is that of the budget.
         train_rows: training rows, evenly spaced; 0 means all but the held-out ones.
         hold_out: further training rows, for temperatures.
-        test_rows: test and out-of-distribution rows, evenly spaced; 0 means all.
+        test_rows: test rows, evenly spaced; 0 means all.
+        ood_rows: rows of each out-of-distribution set, evenly spaced; 0 means all.
         samples: draws of an answer that the others are compared with, and of the student's teacher.
         device, precision, compile: of the trainings; `precision` also of the predictions.
     """
@@ -64,6 +65,7 @@ class Study:
     train_rows: int = 0
     hold_out: int = 5000
     test_rows: int = 0
+    ood_rows: int = 0
     samples: int = 16
     device: str = "cpu"
     precision: str = "32-true"
@@ -98,7 +100,7 @@ class Runs:
         self.study, self.out = study, out
         rows = {"train_rows": study.train_rows, "hold_out": study.hold_out}
         self.source = DataSpec(name=study.data, root=root, **rows)
-        spec = EvaluationSpec(samples=study.samples, ood=study.ood, shift=False, test_images=study.test_rows)
+        spec = EvaluationSpec(samples=study.samples, ood=study.ood, shift=False, test_images=study.ood_rows)
         self.experiment = Experiment(self.source, study.net, spec)
 
     @cached_property

@@ -130,8 +130,8 @@ def score(runs: Runs, seed: int, way: Way, device: str) -> tuple[dict[str, Any],
         with autocast(study.precision, place):
             return predictor(x).to("cpu")
 
-    _, held, y = runs.experiment.test
-    scale = Temperature("mean", prior=TEMPERATURE_PRIOR).fit(answer(held), y)
+    held = data.inputs(data.test.x)  # held-out training rows
+    scale = Temperature("mean", prior=TEMPERATURE_PRIOR).fit(answer(held), data.test.y)
     test, known = answer(data.inputs(runs.test.x)), runs.test.y.long()
     others = {name: answer(x) for name, (x, _) in runs.experiment.ood.items()}
     draws = float(way.samples if test.draws is None else test.draws.double().mean())
@@ -185,7 +185,7 @@ def collected(runs: Runs, seed: int, device: str, folder: Path) -> dict[str, Any
     for point in points:
         point["less"] = dict(_differences(point, losses))
     others = {name: len(x) for name, (x, _) in runs.experiment.ood.items()}
-    rows = {"train": len(data.train), "held_out": len(runs.experiment.test[2]), "test": len(runs.test), "ood": others}
+    rows = {"train": len(data.train), "held_out": len(data.test), "test": len(runs.test), "ood": others}
     return {
         "data": data.name,
         "sha256": data.sha256,
