@@ -38,6 +38,7 @@ def price_all(runs: Runs, seed: int, rows: Sequence[str], device: str, given: ar
         torch.set_num_threads(1)
     x = runs.experiment.data.inputs(_some(runs.test.x, given.price_rows)).to(place)
     about: dict[str, Any] = {"data": runs.study.data, "net": runs.study.net, "seed": seed, "rows": len(x)}
+    about |= {"device": place.type}
     about |= {"turns": given.turns, "precision": runs.study.precision, "capture": given.capture, "commit": commit()}
     path: Path = given.into / f"{runs.study.data}-{runs.study.net}-price.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import gc
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args, Self
@@ -76,6 +76,13 @@ class Study:
         """The names of the trainings of a seed, in an order in which each has what it begins from."""
         plain = (PLAIN, *(f"member{k + 1}" for k in range(1, MEMBERS)))
         return (*plain, *(f"{m}{end}" for m in self.methods for end in ("", *(f"-{p}" for p in (*LATE, STUDENT)))))
+
+    @property
+    def flags(self) -> dict[str, Any]:
+        """The settings that differ from the defaults of the command, as its flags take them."""
+        usual = {field.name: field.default for field in fields(self)}
+        own = {name: value for name, value in asdict(self).items() if value != usual[name]}
+        return {name: ",".join(value) if isinstance(value, tuple) else value for name, value in own.items()}
 
     @classmethod
     def read(cls, out: Path) -> Self:

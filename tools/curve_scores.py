@@ -193,6 +193,8 @@ def collected(runs: Runs, seed: int, device: str, folder: Path) -> dict[str, Any
         "seed": seed,
         "rows": rows,
         "samples": study.samples,
+        "budget": study.budget,
+        "flags": study.flags,
         "recipe": runs.jobs(seed)[PLAIN].recipe.fields(),
         "convert_at_epoch": {name: runs.jobs(seed)[name].recipe.convert_at_epoch for name in study.methods},
         "commit": commit(),
