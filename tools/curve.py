@@ -5,7 +5,7 @@ python -m tools.curve score --out runs/curve/fashion --into docs/results/curve
 python -m tools.curve price --out runs/curve/fashion --into docs/results/curve --seeds 0
 python -m tools.curve_page docs/results/curve > docs/results/curve.md
 
-`train` writes its settings to OUT/study.json; the other commands read them. All commands keep what is finished, so each
+`train` writes its settings to OUT/study.json; the other commands read them. All commands keep finished work, so each
 can run in pieces: `--seeds 0 --rows plain,implicit` does these rows alone. Rows of a seed s, each one training:
 
     plain, member2, member3, member4     plain networks; those after the first have the seeds s + 100, s + 200, s + 300

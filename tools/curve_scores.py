@@ -1,7 +1,7 @@
 """Score every way to an answer with the networks of a curve: each without and with a temperature.
 
 A temperature is fitted on held-out training rows, separately for every way, and on its own answers: the mean becomes
-softmax(log mean / T), and the entropy keeps its shares. Each way is stored as soon as it is scored.
+softmax(log mean / T), and the entropy keeps its shares. Each way has a file of its own, and one that is there is kept.
 """
 
 from __future__ import annotations

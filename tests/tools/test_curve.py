@@ -1,4 +1,4 @@
-"""The price of an answer: what is trained, figures against a computation by hand, verdicts, and the page."""
+"""The price of an answer: trained networks, figures against a computation by hand, verdicts, and the page."""
 
 from __future__ import annotations
 
