@@ -39,6 +39,8 @@ TOLERANCES = (0.016, 0.004, 0.001)
 """Nats; `core/stopping.py` has the rule."""
 MEAN, ALL = "mean network", "16 draws"
 SIDES = ("raw", "tempered")
+Losses = dict[tuple[str, str], dict[str, Any]]
+"""-log p of each test row, by method and way, then by side."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +115,13 @@ def score_all(runs: Runs, seeds: Sequence[int], rows: Sequence[str], device: str
                 said = f"seed {seed}, {way.row}, {way.name}: NLL {about['raw']['nll']:.4f}"
                 sys.stderr.write(f"{said} ({time.perf_counter() - start:.0f} s)\n")
                 sys.stderr.flush()
-        found = collected(runs, seed, device, folder)
-        into.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found, indent=1, allow_nan=False) + "\n"
-        write_text(text, into / f"{runs.study.data}-{runs.study.net}-seed{seed}.json")
+    into.mkdir(parents=True, exist_ok=True)
+    name = f"{runs.study.data}-{runs.study.net}"
+    every = {seed: read_scores(runs, seed, device) for seed in seeds}
+    found = {f"{name}-seed{seed}": collected(runs, seed, device, *scored) for seed, scored in every.items()}
+    found[f"{name}-rows"] = pooled(every)
+    for file, figures in found.items():
+        write_text(json.dumps(figures, indent=1, allow_nan=False) + "\n", into / f"{file}.json")
 
 
 @torch.no_grad()
@@ -173,15 +178,35 @@ def multiply_adds(way: Way, model: nn.Module, x: Tensor, draws: float) -> float:
     return first + (whole - first) * (draws - 1) / (way.samples - 1)
 
 
-def collected(runs: Runs, seed: int, device: str, folder: Path) -> dict[str, Any]:
-    """Return the figures of all ways of a seed that are scored, with their paired differences."""
-    data, study = runs.experiment.data, runs.study
-    points, losses = [], {}
+def read_scores(runs: Runs, seed: int, device: str) -> tuple[list[dict[str, Any]], Losses]:
+    """Return the figures of all ways of a seed that are scored, and their losses of every test row."""
+    points: list[dict[str, Any]] = []
+    losses: Losses = {}
     for way in ways(runs, seed, device):
-        if (folder / way.file).is_file():
-            with np.load(folder / way.file, allow_pickle=False) as arrays:
+        path = runs.out / "scores" / f"seed{seed}" / way.file
+        if path.is_file():
+            with np.load(path, allow_pickle=False) as arrays:
                 points.append(json.loads(str(arrays["about"])))
                 losses[way.method, way.name] = {side: arrays[side] for side in SIDES}
+    return points, losses
+
+
+def pooled(every: Mapping[int, tuple[list[dict[str, Any]], Losses]]) -> dict[str, Any]:
+    """Return paired differences of losses that are averaged over seeds: their means and errors over test rows.
+
+    All seeds have the same test rows, so the error of one seed is not divided by the root of their number.
+    """
+    all_losses = [losses for _, losses in every.values()]
+    shared = [key for key in all_losses[0] if all(key in losses for losses in all_losses)]
+    averages = {k: {s: np.mean([losses[k][s] for losses in all_losses], axis=0) for s in SIDES} for k in shared}
+    points = [point for point in next(iter(every.values()))[0] if (point["method"], point["way"]) in averages]
+    less = [{"row": p["row"], "way": p["way"], "less": dict(_differences(p, averages))} for p in points]
+    return {"seeds": list(every), "points": less}
+
+
+def collected(runs: Runs, seed: int, device: str, points: list[dict[str, Any]], losses: Losses) -> dict[str, Any]:
+    """Return the figures of the ways of a seed, with their paired differences."""
+    data, study = runs.experiment.data, runs.study
     for point in points:
         point["less"] = dict(_differences(point, losses))
     others = {name: len(x) for name, (x, _) in runs.experiment.ood.items()}
@@ -203,7 +228,7 @@ def collected(runs: Runs, seed: int, device: str, folder: Path) -> dict[str, Any
     }
 
 
-def _differences(point: Mapping[str, Any], losses: Mapping[Any, Any]) -> Iterator[tuple[str, dict[str, list[float]]]]:
+def _differences(point: Mapping[str, Any], losses: Losses) -> Iterator[tuple[str, dict[str, list[float]]]]:
     """Yield the NLL less that of other ways of the same method and side: mean and standard error over test rows."""
     own = losses[point["method"], point["way"]]
     for name, key in {ALL: (point["method"], ALL), MEAN: (point["method"], MEAN), PLAIN: ("", "plain network")}.items():

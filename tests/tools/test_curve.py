@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import statistics
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,8 @@ from sklearn.metrics import roc_auc_score
 
 import leanbayes as lb
 from leanbayes.core.predictor import predict
-from tests.docs.pages import RESULTS
-from tools import curve, curve_page
+from tests.docs.pages import RESULTS, unsaid
+from tools import curve, curve_page, curve_scores
 from tools.curve_runs import Runs, Study
 
 FLAGS = ["--data", "fashion-demo", "--net", "small", "--budget", "quick", "--epochs", "3", "--train-rows", "160"]
@@ -132,6 +133,18 @@ def test_differences_are_paired_by_row(trained, figures):
         assert figures["implicit, 16 draws"]["less"]["16 draws"][side] == [0, 0]
 
 
+def test_errors_over_test_rows_are_those_of_the_mean_over_seeds():
+    rng = np.random.default_rng(0)
+    losses = [
+        {("m", way): {side: rng.random(50) for side in ("raw", "tempered")} for way in ("2 draws", "16 draws")}
+        for _ in range(3)
+    ]
+    points = [{"row": "m", "method": "m", "way": way} for way in ("2 draws", "16 draws")]
+    found = curve_scores.pooled({seed: (points, own) for seed, own in enumerate(losses)})
+    gaps = np.mean([own["m", "2 draws"]["raw"] - own["m", "16 draws"]["raw"] for own in losses], axis=0)
+    assert found["points"][0]["less"]["16 draws"]["raw"] == pytest.approx([gaps.mean(), gaps.std(ddof=1) / 50**0.5])
+
+
 def test_every_way_has_a_price_and_a_second_call_keeps_it(trained, into, figures, capsys):
     path = into / "fashion-demo-small-price.json"
     prices = {f"{point['row']}, {point['way']}": point for point in json.loads(path.read_text())["points"]}
@@ -146,7 +159,7 @@ def test_every_way_has_a_price_and_a_second_call_keeps_it(trained, into, figures
     assert capsys.readouterr().err == ""
 
 
-def made(gains, *, nll=0.4, area=0.9, price=1.0, student=0.4):
+def made(gains, *, nll=0.4, area=0.9, price=1.0, student=0.4, error=0.001):
     """Return a curve of one method: 16 draws have NLL 0.4 and AUROC 0.9, gains over the mean network are given."""
 
     def side(nll, area):
@@ -172,7 +185,8 @@ def made(gains, *, nll=0.4, area=0.9, price=1.0, student=0.4):
     ]
     prices = {"16 draws": ("m", 16.0), "head, 4 draws": ("m-head", price), "student": ("m-student", 1.0)}
     points = [{"row": row, "way": way, "ratio": r, "quartiles": [r, r]} for way, (row, r) in prices.items()]
-    return curve_page.Curve(seeds, {"points": points})
+    less = {"mean network": {name: [statistics.fmean(gains), error] for name in curve_page.SIDES}}
+    return curve_page.Curve(seeds, {"points": points}, {"points": [{"row": "m", "way": "16 draws", "less": less}]})
 
 
 @pytest.mark.parametrize(
@@ -198,6 +212,13 @@ def test_the_goal_is_dropped_without_a_gain_of_two_standard_errors(gains):
     assert all("The goals are dropped" in line for line in curve_page.verdicts(made(gains)))
 
 
+def test_the_larger_error_decides_whether_there_is_a_gain():
+    gains = (-0.02, -0.022, -0.021)
+    said = {error: next(curve_page.verdicts(made(gains, error=error))) for error in (0.0104, 0.0106)}
+    assert "The goals are dropped" not in said[0.0104]
+    assert "The goals are dropped" in said[0.0106]
+
+
 def test_a_page_has_the_figures_of_its_files(into):
     page = curve_page.page(into)
     found = json.loads((into / "fashion-demo-small-seed0.json").read_text())
@@ -215,3 +236,8 @@ def test_the_committed_page_and_its_pictures_equal_their_files():
         picture = (FOLDER / f"{each.name}.svg").read_text(encoding="utf-8")
         (drawn,) = re.findall(r"<dc:description>(.*?)</dc:description>", picture, re.S)
         assert json.loads(html.unescape(drawn)) == curve_page.chart_points(each)
+
+
+def test_the_quick_start_says_how_far_few_draws_are_from_sixteen():
+    (found,) = curve_page.read(FOLDER)
+    assert unsaid("docs/quickstart.md", [curve_page.draws_sentence(found)]) == []
