@@ -193,13 +193,14 @@ def draws_sentence(curve: Curve) -> str:
     parts = []
     for method in curve.methods:
         found = {way["way"]: near(curve, way, method, "raw").share for way in curve.ways(method)}
-        few = [f"{100 * statistics.fmean(found[f'{count} draws']):+.1f} %" for count in (2, 4, 8)]
-        parts.append(f"{', '.join(few)} for `{method}`, its student of one pass {percent(found[STUDENT])}")
+        two, four, eight = (f"{100 * statistics.fmean(found[f'{count} draws']):.1f}" for count in (2, 4, 8))
+        student = percent(found[STUDENT]).lstrip("+")
+        parts.append(f"by {two}, {four} and {eight} % for `{method}`, by {student} for its student of one pass")
     seeds = "one seed" if len(curve.seeds) == 1 else f"{len(curve.seeds)} seeds"
     data, net, rows = _named(curve.seeds[0]["data"]), _named(curve.seeds[0]["net"]), curve.seeds[0]["rows"]["train"]
     return (
-        f"On {data} ({net}, {rows:,} training rows, {seeds}) the NLL of 2, 4 and 8 draws less that of 16, without a "
-        f"temperature: {'; '.join(parts)}."
+        f"On {data} ({net}, {rows:,} training rows, {seeds}), without a temperature, the NLL of 2, 4 and 8 draws is "
+        f"above that of 16 {'; '.join(parts)}."
     )
 
 
@@ -220,14 +221,14 @@ def plain_sentences(curve: Curve) -> str:
     """Return how far plain networks are from sixteen draws: two of them, and one with a temperature."""
     pair = next(way for way in curve.ways(curve.methods[0]) if way["way"] == "ensemble of 2")
     one = next(way for way in curve.ways(curve.methods[0]) if way["way"] == PLAIN)
-    two = [f"{percent(near(curve, pair, m, 'raw').share)} for `{m}`" for m in curve.methods]
-    alone = [near(curve, one, m, "tempered") for m in curve.methods]
-    said = [f"{percent(n.share)} for `{m}`" for m, n in zip(curve.methods, alone, strict=True)]
-    areas = [f"{signed(n.areas['total'], 3)}" for n in alone]
+    two = [f"{percent(near(curve, pair, m, 'raw').share)} (`{m}`)" for m in curve.methods]
+    alone = {m: near(curve, one, m, "tempered") for m in curve.methods}
+    said = [f"{percent(found.share)} (`{m}`)" for m, found in alone.items()]
+    areas = [f"{signed(found.areas['total'], 3)} (`{m}`)" for m, found in alone.items()]
     return (
-        f"An ensemble of two plain networks, at {curve.prices[_key(pair)]['ratio']:.2f} passes and two trainings, has "
-        f"{', '.join(two)}. With a temperature on both sides one plain network has {', '.join(said)}; its AUROC by "
-        f"total uncertainty less theirs is {', '.join(areas)}."
+        f"The NLL of an ensemble of two plain networks, at {curve.prices[_key(pair)]['ratio']:.2f} passes and two "
+        f"trainings, less that of sixteen draws is {', '.join(two)}. With a temperature on both sides that of one plain "
+        f"network is {', '.join(said)}, its AUROC by total uncertainty {', '.join(areas)}."
     )
 
 
@@ -320,6 +321,8 @@ over test rows, which is of the mean over seeds. {late_rule}
 {verdicts}
 
 ![Quality against price]({picture})
+
+Bars are standard errors over seeds, which all ways share: the tables have paired differences.
 
 {tables}"""
 MACHINES = {"cpu": "process time of one CPU thread on a busy machine", "cuda": "one GPU, up to the end of its kernels"}
