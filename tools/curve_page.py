@@ -130,8 +130,12 @@ def gain(curve: Curve, method: str, side: str) -> tuple[list[float], float, bool
     whole = curve.whole(method)
     values = [point["less"][MEAN][side][0] for point in curve.points(whole)]
     error = float(next(p for p in curve.rows["points"] if _key(p) == _key(whole))["less"][MEAN][side][1])
-    over_seeds = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return values, error, statistics.fmean(values) < -2 * max(error, over_seeds)
+    return values, error, statistics.fmean(values) < -2 * max(error, over_seeds(values))
+
+
+def over_seeds(values: Sequence[float]) -> float:
+    """Return the standard error over seeds; that of one seed is not known, so infinite."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.inf
 
 
 def read(folder: Path) -> list[Curve]:
@@ -210,8 +214,7 @@ def rule_sentence(curve: Curve) -> str:
     for method in curve.methods:
         for side, said in SIDES.items():
             values, _, beats = gain(curve, method, side)
-            alone = statistics.fmean(values) < -2 * statistics.stdev(values) / math.sqrt(len(values))
-            if alone != beats:
+            if beats != (statistics.fmean(values) < -2 * over_seeds(values)):
                 found.append(f"`{method}` {said}")
     where = f"By the error over seeds alone {', '.join(found)} would have a gain, too." if found else ""
     return f"The error over test rows was added when the figures were known. {where}".strip()
@@ -227,8 +230,8 @@ def plain_sentences(curve: Curve) -> str:
     areas = [f"{signed(found.areas['total'], 3)} (`{m}`)" for m, found in alone.items()]
     return (
         f"The NLL of an ensemble of two plain networks, at {curve.prices[_key(pair)]['ratio']:.2f} passes and two "
-        f"trainings, less that of sixteen draws is {', '.join(two)}. With a temperature on both sides that of one plain "
-        f"network is {', '.join(said)}, its AUROC by total uncertainty {', '.join(areas)}."
+        f"trainings, less that of sixteen draws is {', '.join(two)}. With a temperature on both sides that of one "
+        f"plain network is {', '.join(said)}, its AUROC by total uncertainty {', '.join(areas)}."
     )
 
 
@@ -236,7 +239,7 @@ def signed(values: Sequence[float], digits: int = 4) -> str:
     """Return the mean with its sign, and the standard error over seeds; one seed has none."""
     if not values:
         return ""
-    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}" if len(values) > 1 else ""
+    error = f" ± {over_seeds(values):.{digits}f}" if len(values) > 1 else ""
     return f"{statistics.fmean(values):+.{digits}f}{error}"
 
 
@@ -386,7 +389,7 @@ def chart_points(curve: Curve) -> list[dict[str, Any]]:
         for way in curve.ways(method):
             for side in SIDES:
                 values = curve.values(way, side, "nll")
-                error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+                error = over_seeds(values) if len(values) > 1 else 0.0
                 point = {
                     "panel": method,
                     "side": side,
