@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in (score, price):
         command.add_argument("--into", type=Path, required=True, help="folder of the figures")
     price.add_argument("--price-rows", type=int, default=1024)
-    price.add_argument("--turns", type=int, default=15)
-    price.add_argument("--seconds", type=float, default=0.2, help="least time of one measurement")
+    price.add_argument("--turns", type=int, default=11)
+    price.add_argument("--seconds", type=float, default=0.1, help="least time of one measurement")
     price.add_argument("--capture", action="store_true", help="answers and plain passes as CUDA graphs")
     given = parser.parse_args(arguments)
     runs = Runs(_study(given), given.out, given.root)
@@ -60,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = given.device or runs.study.device
     if given.command == "score":
         curve_scores.score_all(runs, given.seeds, wanted, device, given.into)
+    elif len(given.seeds) > 1:
+        raise ValueError(f"expected the networks of one seed to time, got seeds {given.seeds}")
     else:
         curve_price.price_all(runs, given.seeds[0], wanted, device, given)
     return 0

@@ -39,23 +39,26 @@ def price_all(runs: Runs, seed: int, rows: Sequence[str], device: str, given: ar
     x = runs.experiment.data.inputs(_some(runs.test.x, given.price_rows)).to(place)
     about: dict[str, Any] = {"data": runs.study.data, "net": runs.study.net, "seed": seed, "rows": len(x)}
     about |= {"device": place.type}
-    about |= {"turns": given.turns, "precision": runs.study.precision, "capture": given.capture, "commit": commit()}
+    about |= {"turns": given.turns, "precision": runs.study.precision, "capture": given.capture}
     path: Path = given.into / f"{runs.study.data}-{runs.study.net}-price.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if other := [name for name, value in about.items() if name in found and found[name] != value]:
+        raise ValueError(f"'{path}' has prices with another {', '.join(other)}; choose another --into")
     done = {(one["row"], one["way"]): one for one in found.get("points", [])}
     net, kind = runs.model(seed, PLAIN, device), runs.study.precision
     plain = Predictor(net, keep_samples=False, capture=given.capture)
     against = partial(ratios, x=x, kind=kind, turns=given.turns, least=given.seconds)
     called = found.get("called") or against(partial(_call, net, x), partial(plain, x))
-    every = ways(runs, seed, device)
+    every, own = ways(runs, seed, device), {"commit": commit(), "environment": environment(place)}
     for way in every:
         if way.row in rows and (way.row, way.name) not in done:
-            own = way.predictor(way.make(), capture=given.capture)
-            done[way.row, way.name] = {"row": way.row, "way": way.name} | against(partial(own, x), partial(plain, x))
+            answer = way.predictor(way.make(), capture=given.capture)
+            measured = against(partial(answer, x), partial(plain, x))
+            done[way.row, way.name] = {"row": way.row, "way": way.name} | measured
             sys.stderr.write(f"{way.row}, {way.name}: {done[way.row, way.name]['ratio']:.3f} plain passes\n")
         points = [done[key] for each in every if (key := (each.row, each.name)) in done]
-        text = json.dumps(about | {"called": called, "environment": environment(place), "points": points}, indent=1)
+        text = json.dumps(about | own | {"called": called, "points": points}, indent=1)
         write_text(text + "\n", path)
 
 

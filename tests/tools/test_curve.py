@@ -157,6 +157,10 @@ def test_every_way_has_a_price_and_a_second_call_keeps_it(trained, into, figures
     curve.main(["price", "--out", str(trained), "--into", str(into), "--price-rows", "16", "--turns", "2"])
     assert path.read_bytes() == before
     assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="prices with another rows"):
+        curve.main(["price", "--out", str(trained), "--into", str(into), "--price-rows", "8", "--turns", "2"])
+    with pytest.raises(ValueError, match="networks of one seed"):
+        curve.main(["price", "--out", str(trained), "--into", str(into), "--seeds", "0,1"])
 
 
 def made(gains, *, nll=0.4, area=0.9, price=1.0, student=0.4, error=0.001):
