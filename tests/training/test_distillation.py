@@ -381,3 +381,20 @@ def test_evaluation_reads_a_student_like_any_model():
     assert set(result.metrics["ood"]["far"]["scores"]) == {"entropy", "mutual_information", "confidence"}
     assert result.cost.passes == 1
     assert result.cost.extra_parameters == 25
+
+
+def test_draws_that_are_certain_and_contradict_each_other_can_be_learned():
+    """All uncertainty is epistemic then: its share is one, whose logit is infinite."""
+    members = [nn.Sequential(nn.Linear(4, 2)) for _ in range(2)]
+    for sign, net in zip((1.0, -1.0), members, strict=True):
+        with torch.no_grad():
+            net[0].weight.zero_()
+            net[0].bias.copy_(torch.tensor([300.0 * sign, 0.0]))
+    teacher, x = lb.Ensemble(members), torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    p = lb.predict(teacher, x, samples=2)
+    assert torch.equal(p.epistemic, p.total)
+    student = lb.distill(teacher, (x, torch.zeros(40)), samples=2, recipe=QUICK, progress=False)
+    with torch.no_grad():
+        shares = student.network(x)[:, -1].sigmoid()
+    assert shares.min() > 0.99
+    assert lb.predict(student, x).epistemic.isfinite().all()

@@ -67,7 +67,7 @@ HELD_OUT = 0.1
 """Share of the rows that the student is not trained on; its report is made of them."""
 
 ROUNDING = 1e-6
-"""Share of the total uncertainty that rounding may leave as the epistemic part of equal draws."""
+"""Share of the total uncertainty that rounding may leave: as the epistemic part of equal draws, or as the rest."""
 
 COARSE = (4, 7, 14)
 """Points a side of coarse noise."""
@@ -359,7 +359,8 @@ def _fill_bias(student: Student, known: Prediction) -> float:
     if not scale > ROUNDING * total:
         raise ValueError("expected a teacher whose draws differ, got draws that are all the same; train it first")
     layer: Any = student.network.get_submodule(student.place.path)
-    value = math.log(scale) if known.likelihood.measure == "variance" else math.log(scale / (total - scale))
+    rest = max(total - scale, ROUNDING * total)  # none is left where draws are certain and contradict each other
+    value = math.log(scale) if known.likelihood.measure == "variance" else math.log(scale / rest)
     with torch.no_grad():
         layer.bias[student.place.outputs :] = value
     return scale
