@@ -110,14 +110,15 @@ class GaussianLayer(StochasticLayer):
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
         """Return the "weight" (R, ...) of fixed draws."""
         means = self._zeros() if self.means is None else self.means
-        return {"weight": means[None] if noise is None else means + self.deviations(noise[0])}
+        # With an axis for draws: the gradient of a broadcast axis is a sum, which copies all weights for a single draw.
+        return {"weight": means[None] if noise is None else means[None] + self.deviations(noise[0])}
 
     def deviations(self, noise: Tensor) -> Tensor:
         """Return sampled weights (R, ...) without their means; the padding of an embedding has none."""
         if self.padding is not None:
             rows = torch.arange(noise.shape[1], device=noise.device) == self.padding
             noise = noise.masked_fill(rows[:, None], 0.0)
-        deviations: Tensor = (self.scales * noise).to(self.base.weight.dtype)
+        deviations: Tensor = (self.scales[None] * noise).to(self.base.weight.dtype)
         return deviations
 
     @override
