@@ -164,3 +164,20 @@ def test_ten_thousand_steps_stay_finite(dtype):
 def test_wrong_fields_say_what_was_expected(fields, message):
     with pytest.raises(ValueError, match=message):
         lb.VarianceLayers(**fields)
+
+
+@pytest.mark.parametrize("prior", ["log_uniform", "ard", "student"])
+@pytest.mark.parametrize("parameterization", ["layer", "neuron"])
+def test_the_divergence_of_layers_is_the_sum_of_theirs(prior, parameterization):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 4), nn.Linear(4, 3))
+    bnn = lb.convert(net, lb.VarianceLayers(prior=prior, parameterization=parameterization), where="*")
+    layers = [layer for _, layer in lb.stochastic_layers(bnn)]
+    alphas = [layer.posterior.log_alpha for layer in layers]
+    with torch.no_grad():
+        for start, log_alpha in zip((-25.0, -1.0, 3.0), alphas, strict=True):
+            log_alpha.copy_(start + torch.randn_like(log_alpha))
+    together, alone = lb.kl(bnn), torch.stack([layer.kl() for layer in layers]).sum()
+    torch.testing.assert_close(together, alone)
+    torch.testing.assert_close(torch.autograd.grad(together, alphas), torch.autograd.grad(alone, alphas))
+    assert len(layers) == 3

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,11 +28,10 @@ from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.factor import materialise
 from leanbayes.layers.family import EMBEDDINGS, LinearFamily
 from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._local_map import apply, pays, SMALLEST_VARIANCE
+from leanbayes.methods._scaled_map import is_ordinary, map_of
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
-
-SMALLEST_VARIANCE = 1e-16
-"""Under the square root, whose gradient at zero is infinite."""
 
 
 class GaussianLayer(StochasticLayer):
@@ -72,6 +72,9 @@ class GaussianLayer(StochasticLayer):
     def local(self, x: Tensor, args: Any) -> Tensor:
         """Sample the pre-activations."""
         means = self.means
+        fused = None if means is None else self._local_map(x, means, args)
+        if fused is not None:
+            return fused
         mean = None if means is None else self.linear(x, means, args)
         wide = _variances_in(x)
         with torch.autocast(x.device.type, enabled=False):
@@ -86,6 +89,17 @@ class GaussianLayer(StochasticLayer):
             return torch.addcmul(mean, noise, std)
         return mean + (noise * std).to(mean.dtype)
 
+    def _local_map(self, x: Tensor, means: Tensor, args: Any) -> Tensor | None:
+        """Sample the pre-activations in one function; None if the layer must use autograd."""
+        one = _variances_in(x) == _computed_in(x) == x.dtype == means.dtype
+        if not (one and pays(x, means) and is_ordinary(x, means)):
+            return None
+        linear = map_of(self.family, self.base, x, args)
+        if linear is None:
+            return None
+        variances = self.scales.square().to(x.dtype)
+        return apply(linear, x, means, variances, self.bias_now, partial(self.state.activation_generator, self))
+
     @override
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:
         table = NoiseSpec("normal", tuple(self.base.weight.shape), per_row=False, counted=True)
@@ -96,14 +110,15 @@ class GaussianLayer(StochasticLayer):
     def sample(self, component: Assignment | None, noise: Noise | None, width: Width) -> Variables:
         """Return the "weight" (R, ...) of fixed draws."""
         means = self._zeros() if self.means is None else self.means
-        return {"weight": means[None] if noise is None else means + self.deviations(noise[0])}
+        # With an axis for draws: the gradient of a broadcast axis is a sum, which copies all weights for a single draw.
+        return {"weight": means[None] if noise is None else means[None] + self.deviations(noise[0])}
 
     def deviations(self, noise: Tensor) -> Tensor:
         """Return sampled weights (R, ...) without their means; the padding of an embedding has none."""
         if self.padding is not None:
             rows = torch.arange(noise.shape[1], device=noise.device) == self.padding
             noise = noise.masked_fill(rows[:, None], 0.0)
-        deviations: Tensor = (self.scales * noise).to(self.base.weight.dtype)
+        deviations: Tensor = (self.scales[None] * noise).to(self.base.weight.dtype)
         return deviations
 
     @override

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,9 @@ MANY = 128
 
 @dataclass(frozen=True)
 class Dense:
-    """The map of `nn.Linear`: y = x W^T + b."""
+    """The map of `nn.Linear`: y = x W^T + b; `axis` has the channels."""
+
+    axis: ClassVar[int] = -1
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the outputs."""
@@ -58,7 +60,9 @@ class Dense:
 
 @dataclass(frozen=True)
 class Convolution:
-    """The map of a convolution or a transposed one; the fields are torch's arguments."""
+    """The map of a convolution or a transposed one; the fields are torch's arguments. `axis` has the channels."""
+
+    axis: ClassVar[int] = 1
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

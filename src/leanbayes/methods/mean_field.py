@@ -27,14 +27,19 @@ import torch
 from torch import nn, Tensor
 from typing_extensions import override
 
+from leanbayes.distributions.normal_kl import normal_kl, sum_of_normal_kl
 from leanbayes.distributions.positive import inverse_softplus, softplus
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS
 from leanbayes.methods._base import Method, Space
 from leanbayes.methods._checks import check_choice, check_positive, check_std
 from leanbayes.methods._gaussian import GaussianLayer
+from leanbayes.methods._scaled_map import is_ordinary
 from leanbayes.runtime.noise import NoiseSpec
 
 Estimator = Literal["local", "flipout", "weights"]
+
+MANY = 2**15
+"""Weights of a layer from which the operations of its divergence take longer than their calls."""
 
 
 class MeanFieldLayer(GaussianLayer):
@@ -61,10 +66,12 @@ class MeanFieldLayer(GaussianLayer):
 
     @override
     def kl(self) -> Tensor:
-        prior = self.method.prior_std
-        stds, means = self.random(self.scales).float(), self.random(self.weight_now).float()
-        per_weight: Tensor = (prior / stds).log() + (stds.square() + means.square()) / (2 * prior**2) - 0.5
-        return per_weight.sum()
+        prior, rho, weight = self.method.prior_std, self.posterior.rho, self.weight_now
+        single = rho.dtype == weight.dtype == torch.float32
+        if single and self.padding is None and rho.numel() >= MANY and is_ordinary(rho, weight):
+            return sum_of_normal_kl(rho, weight, prior)
+        stds, means = self.random(self.scales).float(), self.random(weight).float()
+        return normal_kl(stds, means, prior).sum()
 
     @override
     def noise_specs(self, shared: bool) -> tuple[NoiseSpec, ...]:

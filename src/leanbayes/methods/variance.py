@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn, Tensor
@@ -107,6 +107,17 @@ class VarianceLayer(GaussianLayer):
             return torch.zeros((), device=self.device)
         each = PRIORS[self.method.prior](self.random(self.log_alpha).float())
         return each.sum() * (self.nodes / each.numel())
+
+    @override
+    @classmethod
+    def kl_of(cls, layers: Sequence[Self]) -> Tensor:
+        """Return the sum of the divergences; one alpha for each layer is one operation for all of them."""
+        method = layers[0].method
+        if method.prior == "student" or method.parameterization != "layer":
+            return super().kl_of(layers)
+        raw = torch.stack([layer.posterior.log_alpha.float() for layer in layers])
+        each = PRIORS[method.prior](raw.clamp(-LIMIT, LIMIT))
+        return torch.stack([own * float(layer.nodes) for own, layer in zip(each.unbind(), layers, strict=True)]).sum()
 
     def _learn(self, name: str, value: Tensor) -> None:
         """Register a parameter, or a buffer if alpha is not learned."""

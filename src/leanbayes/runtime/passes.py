@@ -258,15 +258,19 @@ class PassState:
 
         The noise is a function of the pass, the layer's path and the shape. It is made again in a recomputation.
         """
+        return activation_noise(like, self.activation_generator(layer, like))
+
+    def activation_generator(self, layer: Drawing, like: Tensor) -> torch.Generator | None:
+        """Return the generator that draws `activation_noise`; None for torch's own, in captured passes."""
         state = self.current()
         name = state.mode.name if isinstance(state.mode, Fresh) else None
         if name is not None:
-            return activation_noise(like, generator_of(*name, layer.path))
+            return generator_of(*name, layer.path)
         if is_captured():
-            return activation_noise(like, None)
+            return None
         key = state.key if state.live else self.history.new_key()
         shape = (len(like) * rank_and_world()[1], *like.shape[1:])  # of the global batch
-        return activation_noise(like, generator_of(key or 0, layer.path, *shape, device=like.device))
+        return generator_of(key or 0, layer.path, *shape, device=like.device)
 
     def _draw_ahead(self, plan: _Plan, rows: int) -> None:
         """Deal the components to the rows, and draw all noise of a known size."""
