@@ -212,7 +212,7 @@ def test_the_guide_of_the_readme_calls_cheapest_what_is_cheapest():
     captured = GPU["captured_step"]["steps"]["WRN-28-10, 256"]["ratio"]
     assert min(wide, key=wide.__getitem__) == "implicit"
     assert sorted(captured, key=captured.__getitem__)[:2] == ["patch", "implicit"]
-    assert min(step, key=lambda name: step[name]["ratio"]) == "patch"
+    assert min(step, key=lambda name: step[name]["ratio"]) in ("patch", "patch_crossed")  # both are `lb.ModelPatch`
     said = [
         f"the cheapest compiled step on a WRN-28-10; captured by `fit`, {captured['implicit']:.2f} against "
         f"{captured['patch']:.2f} of `lb.ModelPatch()` | 0.21 % |",
