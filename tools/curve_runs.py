@@ -164,6 +164,7 @@ class Runs:
         sys.stderr.write(f"{time.strftime('%H:%M:%S')} seed {seed}, {row}: {said}\n")
         sys.stderr.flush()
         torch.compiler.reset()
-        gc.collect()
-        torch.cuda.empty_cache()
+        if torch.cuda.is_available():  # on a CPU the memory is free by itself
+            gc.collect()
+            torch.cuda.empty_cache()
         return None if found["error"] is None else str(found["error"])

@@ -19,7 +19,7 @@ from tools import curve, curve_page, curve_scores
 from tools.curve_runs import Runs, Study
 
 FLAGS = ["--data", "fashion-demo", "--net", "small", "--budget", "quick", "--epochs", "3", "--train-rows", "160"]
-FLAGS += ["--hold-out", "200", "--test-rows", "150", "--ood-rows", "100", "--ood", "left-out", "--methods", "implicit"]
+FLAGS += ["--hold-out", "80", "--test-rows", "60", "--ood-rows", "40", "--ood", "left-out", "--methods", "implicit"]
 FOLDER = RESULTS / "curve"
 
 
@@ -92,7 +92,7 @@ def test_figures_equal_a_computation_by_hand(way, samples, trained, figures):
     data, model = runs.experiment.data, runs.model(0, "implicit", "cpu")
     model = lb.mean(model) if way == "mean network" else model
     tolerance = 0.004 if way.startswith("tolerance") else None
-    assert (len(data.train), len(data.test), len(runs.test)) == (160, 200, 150)
+    assert (len(data.train), len(data.test), len(runs.test)) == (160, 80, 60)
 
     def answer(x):
         return predict(model, x, samples=samples, tolerance=tolerance, keep_samples=False)
