@@ -13,6 +13,7 @@ from leanbayes.methods import _gaussian as gaussian
 from leanbayes.methods import _local_map as local
 from leanbayes.methods._scaled_map import Convolution
 from tests.contract.cases import LAYERS
+from tests.methods.by_autograd import Comparison
 
 MAPS = [layer for layer in LAYERS if layer.name.startswith(("linear", "conv"))]
 METHODS = {
@@ -21,6 +22,9 @@ METHODS = {
     "neuron": lb.VarianceLayers(parameterization="neuron", init_log_alpha=-1.0),
 }
 PAIR = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3, padding=1))
+
+BOTH = Comparison(gaussian)
+gradients, assert_equal = BOTH.gradients, BOTH.assert_equal
 
 
 @pytest.fixture
@@ -37,25 +41,6 @@ def calls(monkeypatch) -> list[object]:
     monkeypatch.setattr(gaussian, "pays", lambda x, weight: True)
     monkeypatch.setattr(gaussian, "apply", noted)
     return found
-
-
-def gradients(model: nn.Module, x: Tensor, *, used: bool, call=None) -> dict[str, Tensor]:
-    """Return the output of one fresh pass, the input's gradient and those of all parameters."""
-    own, gaussian.pays = gaussian.pays, lambda x, weight: used
-    model.zero_grad()
-    x = x.detach().requires_grad_()
-    torch.manual_seed(3)
-    output = (call or model)(x)
-    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
-    (output * weights).sum().backward()
-    gaussian.pays = own
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return found | {"x": x.grad, "output": output.detach()}
-
-
-def assert_equal(model: nn.Module, x: Tensor, *, rtol: float = 1e-9, call=None) -> None:
-    expected = {name: g.clone() for name, g in gradients(model, x, used=False).items()}
-    torch.testing.assert_close(gradients(model, x, used=True, call=call), expected, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

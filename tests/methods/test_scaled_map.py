@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import leanbayes as lb
 from leanbayes.methods import _scaled_map as scaled
 from tests.contract.cases import LAYERS
+from tests.methods.by_autograd import Comparison
 
 MAPS = [layer for layer in LAYERS if layer.name.startswith(("linear", "conv"))]
 METHODS = {
@@ -21,6 +22,9 @@ METHODS = {
     "implicit": lb.ImplicitNodes(components=2),
 }
 PAIR = nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.ReLU(inplace=True), nn.Conv2d(4, 5, 3, padding=1))
+
+BOTH = Comparison(scaled)
+gradients, assert_equal = BOTH.gradients, BOTH.assert_equal
 
 
 @pytest.fixture
@@ -36,25 +40,6 @@ def calls(monkeypatch) -> list[object]:
     monkeypatch.setattr(scaled, "pays", lambda x, r: True)
     monkeypatch.setattr(scaled, "apply", noted)
     return found
-
-
-def gradients(model: nn.Module, x: Tensor, *, used: bool, call=None) -> dict[str, Tensor]:
-    """Return the output of one fresh pass, the input's gradient and those of all parameters."""
-    own, scaled.pays = scaled.pays, lambda x, r: used
-    model.zero_grad()
-    x = x.detach().requires_grad_()
-    torch.manual_seed(3)
-    output = (call or model)(x)
-    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)
-    (output * weights).sum().backward()
-    scaled.pays = own
-    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return found | {"x": x.grad, "output": output.detach()}
-
-
-def assert_equal(model: nn.Module, x: Tensor, *, rtol: float = 1e-9, call=None) -> None:
-    expected = {name: g.clone() for name, g in gradients(model, x, used=False).items()}
-    torch.testing.assert_close(gradients(model, x, used=True, call=call), expected, rtol=rtol, atol=rtol)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
