@@ -258,6 +258,27 @@ def test_regression_from_csv(tmp_path, monkeypatch):
     assert found["metrics"]["test"]["rmse"] < rows[:, 3].std()
 
 
+def test_results_of_a_table_that_has_changed_are_not_kept(tmp_path, monkeypatch, capsys):
+    """Neither at the same place nor where a file of the same name was moved to."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    flags = ["--methods", "mean", "--seeds", "0", "--out", "runs"]
+
+    def compare(folder: str, slope: float, *more: str) -> int:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        np.savetxt(tmp_path / folder / "t.csv", np.c_[x, slope * x[:, 0]], delimiter=",", header="a,b,y", comments="")
+        return main(["compare", "--data", f"{folder}/t.csv", *flags, *more])
+
+    assert compare("here", 1.0) == 0
+    assert compare("here", 1.0) == 0  # kept
+    assert compare("here", 2.0) == 2
+    assert "holds a finished run on other data" in capsys.readouterr().err
+    (tmp_path / "here" / "t.csv").unlink()
+    assert compare("there", 2.0) == 2
+    assert "--fresh" in capsys.readouterr().err
+    assert compare("there", 2.0, "--fresh") == 0
+
+
 def test_own_data_are_found_from_every_folder(tmp_path, monkeypatch, capsys):
     rows = np.random.default_rng(0).normal(size=(60, 3))
     np.savetxt(tmp_path / "table.csv", rows, delimiter=",", header="a,b,price", comments="")

@@ -20,7 +20,7 @@ from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
 from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.plain_state import keeping
 from leanbayes.compare.run import Stage
-from leanbayes.compare.run_all import check_alike
+from leanbayes.compare.run_all import check_alike, check_data
 from leanbayes.compare.time_limit import STOPPED, TimeIsUp, TimeLimit
 from leanbayes.compare.tuning import check_tune, forget, space_of
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
@@ -206,10 +206,11 @@ def comparison_options() -> type[Any]:
 
 
 class Plan(NamedTuple):
-    """The jobs of a comparison, and a sentence on the data, the network and the number of runs."""
+    """The jobs of a comparison, a sentence on data, network and number of runs, and the digest of the data."""
 
     jobs: list[Job]
     sentence: str
+    sha256: str
 
 
 def plan_of(options: Any, arguments: Sequence[str] = ()) -> Plan:
@@ -257,7 +258,7 @@ def plan_of(options: Any, arguments: Sequence[str] = ()) -> Plan:
             jobs.append(replace(job, tune=options.tune if space_of(job) else 0, scaled=scaled))
     # Rows that convert late begin from a state of the plain one; ensembles of seeds and students follow others.
     order = sorted(jobs, key=lambda job: (job.follows, job.seed, jobs_of.plain_of(job) is not None))
-    return Plan(keeping(order), "\n  ".join((_describe(loaded, net, jobs), *left_out)))
+    return Plan(keeping(order), "\n  ".join((_describe(loaded, net, jobs), *left_out)), loaded.sha256)
 
 
 def _students(
@@ -318,6 +319,8 @@ def _run(arguments: list[str], stage: Stage) -> int:
     plan, out = plan_of(options, arguments), out_of(options)
     check_tune(options.tune, options.validation, max(job.processes for job in plan.jobs))
     check_alike(plan.jobs, out)
+    if not options.fresh:
+        check_data(plan.jobs, out, plan.sha256)
     if options.fresh and stage != "evaluate":
         forget(plan.jobs, out)
     if is_first():

@@ -309,6 +309,19 @@ def look_ahead(
     return done, experiments
 
 
+def check_data(jobs: Sequence[Job], out: Path, sha256: str) -> None:
+    """Raise ValueError if a finished run of these jobs had other data: a file with the same name may have changed."""
+    for job in jobs:
+        found = read_result(job.folder(out)) or {}
+        data = found.get("data")
+        before = data.get("sha256") if found.get("status") == "done" and isinstance(data, dict) else None
+        if before not in (None, sha256):
+            raise ValueError(
+                f"'{job.folder(out)}' holds a finished run on other data: {job.source.name!r} has changed since; "
+                "restore it, choose another --out, or --fresh to begin again"
+            )
+
+
 def check_alike(jobs: Sequence[Job], out: Path) -> None:
     """Raise ValueError if the settings of jobs differ from those of finished seeds of the same method."""
     own = {job.folder(out) for job in jobs}
