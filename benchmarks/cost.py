@@ -72,7 +72,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     on_gpu = parser.add_argument_group("on a GPU")
     on_gpu.add_argument("--only", nargs="*", default=[], help="pairs whose file names contain one of these")
     on_gpu.add_argument("--budget", type=float, default=gpu.BUDGET, help="seconds after which no pair begins")
-    on_gpu.add_argument("--workers", type=int, default=6, help="pairs that are compiled at a time")
+    on_gpu.add_argument("--workers", type=int, default=4, help="pairs that compile and hold memory at a time")
+    on_gpu.add_argument("--kernels", action="store_true", help="add the kernels of a step, from a profile")
     on_gpu.add_argument("--rehearse", action="store_true", help="tiny networks and one group, on any device")
     return parser.parse_args(arguments)
 

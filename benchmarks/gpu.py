@@ -4,8 +4,9 @@ Each pair of a network and a method is measured in a process of its own, next to
 of either in turn, after a warm-up. A step is "eager"; "compiled"; or "graph", compiled and captured as a CUDA graph as
 by `fit`. The result is one JSON file per pair, so that the command can be interrupted; a second call skips the
 pairs that are finished. Time is by CUDA events; memory is the most that steady steps allocate.
-Compiled pairs are compiled beforehand, several at a time. The pairs come in the order of `pairs`, the large networks
-first, and the command stops at its budget of seconds.
+Several pairs of a network compile and warm up at a time; then they are measured one by one, while the others wait. The
+pairs come in the order of `pairs`, the large networks first, and the command stops at its budget of seconds.
+`--kernels` adds the kernels of a step, from a profile.
 
 `--rehearse` runs the same on a CPU with tiny networks and one group.
 """
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -62,48 +63,51 @@ def run_all(options: argparse.Namespace) -> int:
     """Measure every pair that has no result, print the table, and return the number of failures."""
     options.out.mkdir(parents=True, exist_ok=True)
     chosen = [pair for pair in pairs() if not options.only or any(part in pair.file for part in options.only)]
-    started, failures, left = time.monotonic(), 0, 0
-    if options.device == "cuda":
-        warm(chosen, options)
-    for pair in chosen:
-        file = options.out / pair.file
-        if file.is_file():
-            continue
-        if time.monotonic() - started > options.budget:
-            left += 1
-            continue
-        done = subprocess.run(_command(pair, options), capture_output=True, text=True, check=False)
-        if done.returncode:
-            failures += 1
-            sys.stderr.write(f"{pair.file}: {done.stderr.strip()[-600:]}\n")
-        else:
-            sys.stderr.write(f"{pair.file}: {done.stdout.strip()}\n")
+    waiting = [pair for pair in chosen if not (options.out / pair.file).is_file()]
+    started, failures = time.monotonic(), 0
+    while waiting and time.monotonic() - started <= options.budget:
+        wave = [pair for pair in waiting if pair.net == waiting[0].net][: options.workers]
+        failures += run_wave(wave, options)
+        waiting = [pair for pair in waiting if pair not in wave]
     sys.stdout.write(table(options.out, chosen))
-    if left:
-        sys.stderr.write(f"{left} pairs are left at the budget of {options.budget} s; call the command again\n")
+    if waiting:
+        sys.stderr.write(f"{len(waiting)} pairs are left at the budget of {options.budget} s; call the command again\n")
     return failures
 
 
-def warm(chosen: Sequence[Pair], options: argparse.Namespace) -> None:
-    """Compile several pairs at a time, so that their measurement finds a warm cache."""
-    waiting = [pair for pair in chosen if pair.mode != "eager" and not (options.out / pair.file).is_file()]
-    running: list[subprocess.Popen[bytes]] = []
-    for pair in waiting:
-        if len(running) >= options.workers:
-            running.pop(0).wait()
-        running.append(subprocess.Popen([*_command(pair, options), "--warm"], stdout=subprocess.DEVNULL))
-    for process in running:
-        process.wait()
+def run_wave(wave: Sequence[Pair], options: argparse.Namespace) -> int:
+    """Compile and warm up several pairs at a time, then measure them one by one; return the number of failures."""
+    failures, running = 0, []
+    for pair in wave:
+        errors = (options.out / pair.file).with_suffix(".err").open("w+")
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
+        running.append((pair, subprocess.Popen(_command(pair, options), text=True, **pipes), errors))
+    for _, process, _ in running:
+        process.stdout.readline()  # READY, or nothing if it failed
+    for pair, process, errors in running:
+        said, _ = process.communicate("go\n" if process.poll() is None else None)
+        failures += process.returncode != 0
+        errors.seek(0)
+        text = said if process.returncode == 0 else errors.read()[-1500:]
+        sys.stderr.write(f"{pair.file}: {text.strip()}\n")
+        errors.close()
+        Path(errors.name).unlink()
+    return failures
 
 
 def _command(pair: Pair, options: argparse.Namespace) -> list[str]:
     file = str(options.out / pair.file)
     command = [sys.executable, "-m", "benchmarks.gpu", *pair, "--file", file, "--device", options.device]
-    return [*command, "--rehearse"] if options.rehearse else command
+    return [*command, *(f"--{flag}" for flag in ("rehearse", "kernels") if getattr(options, flag))]
 
 
-def measure(pair: Pair, device: str, *, rehearse: bool) -> dict[str, Any]:
-    """Measure the plain network and one method in turn."""
+def measure(
+    pair: Pair, device: str, *, rehearse: bool, wait_for_turn: Callable[[], object] = bool, kernels: bool = False
+) -> dict[str, Any]:
+    """Measure the plain network and one method in turn, with their kernels if asked.
+
+    `wait_for_turn` is called after warm-up.
+    """
     problem = PROBLEMS[pair.net].shrunk() if rehearse else PROBLEMS[pair.net]
     groups, steps = (1, 1) if rehearse else (GROUPS, STEPS)
     torch.backends.cudnn.benchmark = True
@@ -114,10 +118,12 @@ def measure(pair: Pair, device: str, *, rehearse: bool) -> dict[str, Any]:
         before = _held(pair.mode, device)  # by the plain network
         kept[name], first = _step(problem, name, pair.mode, device)
         alone[name] = {"first_s": first, "bytes": _bytes(kept[name], pair.mode, device) - before}
+    wait_for_turn()
     times: dict[str, list[float]] = {name: [] for name in kept}
     for _ in range(groups):
         for name, step in kept.items():
             times[name].append(_milliseconds(step, steps, device))
+    found = {name: kernels_of(step) for name, step in kept.items()} if kernels else {}
     ratios = sorted(a / b for a, b in zip(times[pair.method], times["plain"], strict=True))
     plain, method = alone["plain"], alone[pair.method]
     return {
@@ -134,7 +140,24 @@ def measure(pair: Pair, device: str, *, rehearse: bool) -> dict[str, Any]:
         "memory": round(method["bytes"] / plain["bytes"], 3) if plain["bytes"] else None,
         "first_s": method["first_s"],
         "plain_first_s": plain["first_s"],
+        **({"kernels": found} if kernels else {}),
     }
+
+
+def kernels_of(step: Step) -> dict[str, list[float]]:
+    """Return milliseconds and launches of the kernels of one step, by name; the slowest first."""
+    steps = 3
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+        for _ in range(steps):
+            step()
+        torch.cuda.synchronize()
+    spent: dict[str, list[float]] = {}
+    for event in profiled.events() or ():
+        if str(event.device_type).endswith("CUDA"):
+            own = spent.setdefault(event.name[:150], [0.0, 0.0])
+            own[0] += event.device_time / 1e3 / steps
+            own[1] += 1 / steps
+    return dict(sorted(spent.items(), key=lambda item: -item[1][0]))
 
 
 def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[Step, float]:
@@ -232,14 +255,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rehearse", action="store_true")
-    parser.add_argument("--warm", action="store_true", help="compile only")
+    parser.add_argument("--kernels", action="store_true", help="add the kernels of a step")
     chosen = parser.parse_args(arguments)
+
+    def wait_for_turn() -> None:
+        """Report that this process is warm, and wait until no other one uses the GPU."""
+        sys.stdout.write("READY\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+
     pair = Pair(chosen.net, chosen.method, chosen.mode)
-    if chosen.warm:
-        for name in ("plain", pair.method):
-            _step(PROBLEMS[pair.net], name, pair.mode, chosen.device)
-        return
-    result = measure(pair, chosen.device, rehearse=chosen.rehearse)
+    options: dict[str, Any] = {"rehearse": chosen.rehearse, "kernels": chosen.kernels}
+    result = measure(pair, chosen.device, wait_for_turn=wait_for_turn, **options)
     part = chosen.file.with_suffix(".part")
     part.write_text(json.dumps(result, indent=2) + "\n")
     part.replace(chosen.file)
