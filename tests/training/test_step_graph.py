@@ -152,7 +152,7 @@ class TestOnAGpu:
             before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
             assert step(x.cuda(), y.cuda(), 1.0) is None
             assert step(x.cuda(), y.cuda(), 1.0) is None
-        assert len([one for one in caplog.captures if "are not captured as a CUDA graph" in one.message]) == 1
+        assert len([one for one in caplog.records if "are not captured as a CUDA graph" in one.message]) == 1
         torch.testing.assert_close(dict(net.state_dict()), before)
         assert all(parameter.grad is None for parameter in net.parameters())
         F.cross_entropy(net(x.cuda()), y.cuda()).backward()  # torch's generator and streams are unharmed
