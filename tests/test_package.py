@@ -166,6 +166,7 @@ def imports(folder):
 
 def third_party(modules):
     own = {"leanbayes", "leanbayes_papers", "tests", "examples", "benchmarks", "tools", *sys.stdlib_module_names}
+    own.add("triton")  # comes with torch's builds for GPUs, and is not imported elsewhere
     return {package_of(module) for module in modules if module.partition(".")[0] not in own}
 
 

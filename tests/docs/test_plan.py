@@ -9,7 +9,8 @@ from string import Template
 
 import pytest
 
-from benchmarks.gpu import pairs
+from benchmarks import cost
+from benchmarks.gpu import LARGE, LEAN, pairs
 from leanbayes.cli.compare import comparison_options
 from leanbayes.cli.main import parse
 from leanbayes.compare.job import parse_methods
@@ -104,19 +105,16 @@ def test_the_flags_of_every_comparison_exist(command):
             assert options.samples == 5 * options.implicit.components
 
 
-def test_missing_prices_and_tests_are_there_to_be_run():
-    known = file_of("cost-h200.json")["captured_step"]["steps"]
-    names = {"wrn-28-10": "WRN-28-10, 256", "resnet-50": "ResNet-50 (224 pixels), 128"}
-    names |= {"bert-base": "BERT-base (128 tokens), 32"}
-    files = [name for flags in commands("python -m benchmarks.cost ") for name in flags[flags.index("--only") + 1 :]]
-    chosen = {pair for pair in pairs() for name in files if name in pair.file}
-    assert len(chosen) == len(files) == 9
-    for pair in chosen:
-        step = known[names[pair.net]]
-        assert pair.method not in step["ratio"] or pair.method in step["range"]  # never, or not in its own process
+def test_prices_and_tests_are_there_to_be_run():
+    first, second = commands("python -m benchmarks.cost ")
+    options = [cost.parse(flags) for flags in (first, second)]
+    assert all(each.device == "cuda" and each.kernels and each.out == options[0].out for each in options)
+    chosen = [pair for pair in pairs() if any(name in pair.file for name in options[0].only)]
+    assert [(pair.net, pair.mode) for pair in chosen[:12]] == [(net, "graph") for net in LARGE for _ in LEAN]
+    assert not options[1].only
     (tests,) = commands("python -m pytest ")
     paths = [ROOT / word for word in tests if word.endswith(".py")]
-    assert len(paths) == 4
+    assert len(paths) == 5
     assert all("pytest.mark.gpu" in path.read_text(encoding="utf-8") for path in paths)
 
 

@@ -9,8 +9,14 @@ Autograd keeps x, x * s, W (x * s) and z. Here, without a bias,
 where z is kept by most layers after this one. If a layer overwrites z, W (x * s) is computed again. With a bias,
 W (x * s) is kept. On a GPU x * s is computed again; on a CPU it is kept, which takes less time.
 
-The function is for eager training on large ordinary tensors. Compiled code, transforms of `torch.func`, exports, small
-inputs, and layers whose map is not that of a torch class use the same expression by autograd.
+The function is for eager training on large ordinary tensors. Compiled training on a GPU uses the functions of
+`row_gradients`. Transforms of `torch.func`, exports, small inputs, and layers whose map is not that of a torch class
+use the same expression by autograd.
+
+A convolution of the network's inputs needs no gradient of x, but ds by autograd would compute it. With few weights for
+an output, the weight's gradient of each row, G_n = dL_n / d(W * s_n), is smaller and gives both:
+
+    dW = sum_n G_n s_n,      ds_n = sum_outputs,taps G_n W.
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ from torch.autograd import forward_ad
 from leanbayes.distributions.factor import LARGE_ENOUGH
 from leanbayes.layers.family import Family
 from leanbayes.methods._base import StochasticLayer
+from leanbayes.runtime import row_gradients
+from leanbayes.runtime.row_gradients import compiled_for, scaled_input, scaled_output
 
 CONVOLUTIONS: tuple[type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED: tuple[type[nn.Module], ...] = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -36,6 +44,10 @@ FEW = 2**20
 
 MANY = 128
 """Numbers of a channel from which the kernel of a batch norm is faster than two operations."""
+
+
+TAPS = 256
+"""Weights of an output up to which a convolution may compute its gradient row by row."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +96,18 @@ class Convolution:
         sizes = [weight.shape[1] * self.groups if self.transposed else weight.shape[0]] if needed[2] else None
         back = torch.ops.aten.convolution_backward
         return list(back(dy, x, weight, sizes, *self._settings(), list(needed)))
+
+    def goes_by_row(self, x: Tensor, weight: Tensor, s: Tensor) -> bool:
+        """Return whether the gradients of the weight and of s are computed from those of the rows, on a GPU."""
+        ordinary = x.dim() == 4 and self.groups == 1 and not self.transposed and x.device.type in row_gradients.COMPILED
+        return ordinary and len(s) == len(x) and weight[0].numel() <= TAPS
+
+    def by_row(self, dy: Tensor, x: Tensor, weight: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradients of the weight and of s, for y = W (x * s)."""
+        patches = F.unfold(x, weight.shape[2:], self.dilation, self.padding, self.stride)
+        each = (dy.flatten(2) @ patches.transpose(1, 2)).view(len(x), *weight.shape[:2], -1).to(s)
+        dw = (each * s.view(len(s), 1, -1, 1)).sum(0).view_as(weight)
+        return dw.to(weight.dtype), (each * weight.flatten(2)).sum((1, 3)).view_as(s)
 
 
 Map = Dense | Convolution
@@ -145,6 +169,54 @@ def scaled_map(
     if bias is not None:
         bias = bias.to(dtype) if r is None else layer.spread(bias, x)
     return apply(linear, x, weight, s, r, bias, safe=layer.is_sampled_ahead)
+
+
+def times_inputs(layer: StochasticLayer, x: Tensor, s: Tensor) -> Tensor:
+    """Return x * s for factors of rows (R, n)."""
+    factor = layer.spread(s, x)
+    if layer.is_sampled_ahead and compiled_for(x, factor, layer.family.axis):
+        return scaled_input(x, factor, layer.family.axis, computed_in(x))
+    return x * factor
+
+
+def times_outputs(layer: StochasticLayer, y: Tensor, r: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return y * r + b for factors and biases of rows (R, n)."""
+    offset = None if bias is None else layer.spread(bias, y)
+    if r is None:
+        return y if offset is None else y + offset
+    factor = layer.spread(r, y)
+    fits = offset is None or offset.shape == factor.shape
+    if fits and layer.is_sampled_ahead and compiled_for(y, factor, layer.family.axis):
+        return scaled_output(y, factor, offset, layer.family.axis)
+    return y * factor if offset is None else torch.addcmul(offset, y, factor)
+
+
+def first_map(layer: StochasticLayer, x: Tensor, s: Tensor, bias: Tensor | None, args: Sequence[Any]) -> Tensor | None:
+    """Return W (x * s) + b in compiled training if x is an input of the network that needs no gradient; else None."""
+    if not torch.compiler.is_compiling() or x.requires_grad or not torch.is_grad_enabled():
+        return None
+    linear, weight = map_of(layer.family, layer.base, x, args), layer.weight_now
+    if not isinstance(linear, Convolution) or not linear.goes_by_row(x, weight, s):
+        return None
+    factor, dtype = layer.spread(s, x), computed_in(x)
+    if not (layer.is_sampled_ahead and compiled_for(x, factor, layer.family.axis)):
+        return None
+    y: Tensor = _FirstMap.apply(x.to(dtype), weight.to(dtype), factor, linear)  # type: ignore[no-untyped-call]
+    return y if bias is None else y + bias.to(dtype).view(-1, 1, 1)
+
+
+class _FirstMap(torch.autograd.Function):
+    """W (x * s) for x without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, s: Tensor, linear: Convolution) -> Tensor:
+        ctx.linear = linear
+        ctx.save_for_backward(x, weight, s)
+        return linear.forward((x * s).to(x.dtype), weight, None)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        return None, *ctx.linear.by_row(dy, *ctx.saved_tensors), None
 
 
 def computed_in(x: Tensor) -> torch.dtype:
@@ -213,6 +285,9 @@ class _ScaledMap(torch.autograd.Function):
             dy, dr = _through_factor(dz, r, _before(ctx, scaled, weight, kept), sums=for_r)
             dr = dr.div_(r) if dr is not None and ctx.after is not None else dr
             ctx.after = None  # freed; a second backward computes W (x * s) again
+        if for_s and not for_x and isinstance(ctx.linear, Convolution) and ctx.linear.goes_by_row(x, weight, s):
+            dw, ds = ctx.linear.by_row(dy, x, weight, s)
+            return None, dw, ds, dr, dy.sum((0, 2, 3)) if r is None and for_bias else db, None
         dx, dw, own = ctx.linear.backward(dy, scaled, weight, (for_x or for_s, for_weight, r is None and for_bias))
         if s is not None and dx is not None:
             dx, ds = _through_factor(dx, s, x, sums=for_s)

@@ -31,7 +31,7 @@ from leanbayes.distributions.positive import SMALLEST_STD
 from leanbayes.layers.family import EMBEDDINGS, LINEAR_MAPS, LinearFamily
 from leanbayes.methods._base import factor_noise, Method, Space, StochasticLayer
 from leanbayes.methods._checks import check_at_least_zero, check_components, check_positive, check_std
-from leanbayes.methods._scaled_map import scaled_map
+from leanbayes.methods._scaled_map import first_map, scaled_map, times_inputs
 from leanbayes.methods._together import scaled_rows
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
@@ -68,13 +68,14 @@ class ImplicitLayer(StochasticLayer):
         if self.embeds:
             vectors: Tensor = self.base(x, *args)
             return vectors * self.spread(z, vectors)
-        known = None if self.bias_node else scaled_map(self, x, z, None, self.bias_now, args)
-        if known is not None:
-            return known
-        x = x * self.spread(z[:, : self.inputs], x)
         if not self.bias_node:
-            unchanged: Tensor = self.base(x, *args)
+            known = scaled_map(self, x, z, None, self.bias_now, args)
+            known = first_map(self, x, z, self.bias_now, args) if known is None else known
+            if known is not None:
+                return known
+            unchanged: Tensor = self.base(times_inputs(self, x, z), *args)
             return unchanged
+        x = times_inputs(self, x, z[:, : self.inputs])
         y = self.family.linear(self.base, x, self.weight_now, *args)
         return y + self.spread(z[:, self.inputs :] * self.base.bias, y)
 

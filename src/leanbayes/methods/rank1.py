@@ -45,7 +45,7 @@ from leanbayes.methods._checks import (
     check_share,
     check_std,
 )
-from leanbayes.methods._scaled_map import scaled_map
+from leanbayes.methods._scaled_map import first_map, scaled_map, times_inputs, times_outputs
 from leanbayes.methods._together import scaled_rows
 from leanbayes.runtime.noise import Noise, NoiseSpec
 from leanbayes.runtime.passes import Variables, Width
@@ -182,16 +182,14 @@ class Rank1Layer(StochasticLayer):
             z = scaled_map(self, x, s, r, self.bias_now if r is None else bias, args)
             if z is not None:
                 return z
-        if s is not None:
-            x = x * self.spread(s, x)
-        if r is None and "bias" not in self.posterior._parameters:
-            unchanged: Tensor = self.base(x, *args)
-            return unchanged
-        y = self.family.linear(self.base, x, self.weight_now, *args)
-        if bias is None:
-            return y if r is None else y * self.spread(r, y)
-        offset = self.spread(bias, y)
-        return y + offset if r is None else torch.addcmul(offset, y, self.spread(r, y))
+        plain = r is None and "bias" not in self.posterior._parameters
+        y = None if s is None else first_map(self, x, s, self.bias_now if plain else None, args)
+        if plain:
+            return self.base(x if s is None else times_inputs(self, x, s), *args) if y is None else y
+        if y is None:
+            x = x if s is None else times_inputs(self, x, s)
+            y = self.family.linear(self.base, x, self.weight_now, *args)
+        return times_outputs(self, y, r, bias)
 
     def _add(self, x: Tensor, variables: Mapping[str, Tensor], args: Any) -> Tensor:
         """Return W x + u r (s . x) + b; under a kernel, s . x is summed over its taps."""
