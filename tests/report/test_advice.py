@@ -80,6 +80,11 @@ CASES = {
         "larger",
         "steady",
     ),
+    "of two similar gains the more certain one is taken": (
+        {"plain": REFERENCE, "certain": by_seed(0.40, 0.42, 0.38), "larger": by_seed(0.355, 0.415, 0.415)},
+        "larger",
+        "certain",
+    ),
     "without the reference nothing is recommended": ({"a": REFERENCE, "b": by_seed(0.1, 0.1, 0.1)}, "b", None),
     "seeds that only one row has do not count": (
         {"plain": REFERENCE, "a": {0: 0.40, 1: 0.42, 2: 0.38, 7: 9.0}},
@@ -241,6 +246,37 @@ def test_the_gain_over_the_mean_of_all_plain_networks_of_a_seed():
     assert choose(paired, "plain", 0.005).recommended == "ensemble"
     assert paired["plain"] == losses["plain"]
     assert paired["late"] == losses["late"]
+
+
+NOISY = {"a": by_seed(0.55, 0.46, 0.52), "b": by_seed(0.46, 0.58, 0.43), "c": by_seed(0.53, 0.45, 0.55)}
+
+
+def test_a_mixture_of_plain_networks_is_tested_by_its_own_variance():
+    """Noisy rows hide a gain that is certain: the errors are 0.005, 0.006 and 0.005."""
+    losses = {"plain": REFERENCE, "mixture": by_seed(0.465, 0.480, 0.445)} | NOISY
+    assert choose(losses, "plain", 0.005).recommended is None
+    found = choose(losses, "plain", 0.005, mixtures={"mixture"})
+    assert found.recommended == "mixture"
+    gain = found.gains["mixture"]
+    assert gain.error == pytest.approx(np.std([0.035, 0.040, 0.035], ddof=1) / math.sqrt(3))
+    assert gain.threshold == pytest.approx(max(0.005, 2 * gain.error))
+    others = choose(losses, "plain", 0.005).gains
+    assert all(found.gains[label] == others[label] for label in NOISY)
+
+
+@pytest.mark.parametrize("mixture", [by_seed(0.497, 0.517, 0.477), by_seed(0.45, 0.525, 0.475)])
+def test_a_mixture_with_a_tiny_or_an_uncertain_gain_is_not_recommended(mixture):
+    losses = {"plain": REFERENCE, "mixture": mixture} | NOISY
+    assert choose(losses, "plain", 0.005, mixtures={"mixture"}).recommended is None
+
+
+def test_a_mixture_has_at_most_the_mean_log_loss_of_its_members():
+    """Jensen's inequality, at every row, for classes and for Gaussian densities."""
+    source = np.random.default_rng(0)
+    p = source.dirichlet(np.ones(4), size=(5, 1000))[..., 0]
+    assert (-np.log(p.mean(0)) <= -np.log(p).mean(0)).all()
+    densities = stats.norm.pdf(source.normal(size=1000), source.normal(size=(5, 1)), source.uniform(0.5, 2, (5, 1)))
+    assert (-np.log(densities.mean(0)) <= -np.log(densities).mean(0)).all()
 
 
 @pytest.mark.parametrize(("late", "own", "most"), [(0, 8, 0.05), (4, 4, None)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from leanbayes.report.load import grouped, Run
@@ -49,6 +51,7 @@ def test_the_reference_is_the_mean_of_all_plain_networks_each_counted_once():
     assert each.paired["rank1"] == each.losses["rank1"]
     assert each.note("deep_ensemble") == ", 0.4933 over 9 plain networks"
     assert each.note("rank1") == ""
+    assert each.mixtures == {"deep_ensemble"}
 
 
 def test_members_make_the_gain_of_an_ensemble_clear():
@@ -82,6 +85,33 @@ def test_without_networks_that_were_trained_alike_the_plain_row_is_the_reference
     each = found(runs)
     assert each.paired == each.losses
     assert each.mean is None
+    assert not each.mixtures
+
+
+def test_an_ensemble_is_a_mixture_for_log_losses_alone():
+    """Noisy rows hide its gain by the common variance. AUROCs have no inequality: there the common variance counts."""
+    runs = comparison()
+    for seed, nll in enumerate(PLAIN):
+        for name, noise in zip(
+            ("mc_dropout", "nested", "patch", "variance"), itertools.permutations((0.2, -0.2, 0.1)), strict=False
+        ):
+            runs.append(run(name, seed, nll + noise[seed], from_plain=False))
+    for metrics in (one.record["metrics"] for one in runs):
+        for each in (metrics, metrics.get("tempered"), *metrics.get("members", ())):
+            if each is not None:
+                auroc = 0.9 - each["test"]["nll"]
+                each["ood"] = {"noise": {"scores": {"entropy": {"auroc": auroc}}}}
+    needs = {need.name: need for need in verdict(grouped(runs)[0]).needs}
+    assert needs["Best probabilities"].choice == "deep_ensemble"
+    assert needs["Finds out-of-distribution inputs"].choice is None
+
+
+def test_a_reference_without_the_figure_of_a_need_is_left_out():
+    runs = comparison()
+    for one in runs:
+        one.record["metrics"]["ood"] = {"noise": {"scores": {"entropy": {"auroc": 0.7 + 0.1 * int(one.seed)}}}}
+    needs = {need.name: need for need in verdict(grouped(runs)[0]).needs}
+    assert "plain + temperature" not in needs["Finds out-of-distribution inputs"].sentence
 
 
 def test_one_seed_has_the_plain_row_as_its_reference():

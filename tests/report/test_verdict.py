@@ -74,7 +74,9 @@ def test_a_row_that_is_named_because_another_is_clear_says_so(tmp_path):
     figures = {"plain": [0.50, 0.52, 0.48], "implicit": [0.44, 0.46, 0.42], "patch": [0.500, 0.521, 0.479]}
     found = verdict_of(tmp_path, figures | {"rank1": [0.40, 0.46, 0.36]})
     assert found.choice == "rank1"
-    assert " Clearly better is implicit; rank1 gains more, with two standard errors." in found.sentence
+    assert (
+        " Clearly better is implicit; rank1 gains more, even when one standard error is subtracted." in found.sentence
+    )
 
 
 def test_a_better_row_beyond_the_limits_is_not_said_to_gain_less(tmp_path):

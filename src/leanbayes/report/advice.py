@@ -16,9 +16,16 @@ where s_m^2 is the variance of row m over the seeds and V that of a typical row:
 median of chi^2_(n-1) / (n - 1), so that it is right on average for normal gains. One noisy row does not hide the gains
 of the others. A gain is clear if it is above t e_m and at least the smallest gain that counts. t is the quantile
 1 - 0.05 / M of Student's distribution for M rows, with the degrees of freedom of all rows. A row with s_m^2 > 3 V is
-unlike the others, and has its own n - 1. If some row has a clear gain, the row with the largest gain of at least 2 e_m
-is recommended: the clear row says that there is something to gain, the means say where. With one seed, the error is
-that of the mean over test rows, and nothing is recommended: another training may turn out differently.
+unlike the others, and has its own n - 1.
+
+A mixture of these plain networks needs no such proof for a log loss: by Jensen's inequality it loses at most the mean
+of its members at every row. Chance has no part in the sign, only in the size. So its gain is clear from 2 e_m on, with
+its own variance.
+
+If some row has a clear gain, one of the rows with gains of at least 2 e_m is recommended, by the largest g_m - e_m: the
+clear row says that there is something to gain, the means say where, and of two similar means the more certain one
+counts. With one seed, the error is that of the mean over test rows, and nothing is recommended: another training may
+turn out differently.
 """
 
 from __future__ import annotations
@@ -70,6 +77,11 @@ class Gain:
     def clear(self) -> bool:
         return self.error is not None and self.mean >= self.threshold
 
+    @property
+    def least(self) -> float:
+        """The gain less one standard error."""
+        return self.mean - (self.error or 0.0)
+
     def steady(self, smallest: float) -> bool:
         """Return whether the gain counts and has two standard errors, without regard to the number of rows."""
         return self.error is not None and self.mean >= max(smallest, STEADY * self.error)
@@ -81,7 +93,7 @@ class Choice:
 
     Attributes:
         best: the row with the lowest mean loss; None if no row was measured.
-        recommended: the best row, if one with several seeds is clearly better than the reference; None if none is.
+        recommended: the row to take, if one with several seeds is clearly better than the reference; None if none is.
         gains: the gain of every other row over the reference.
         single: whether there is only one seed.
         promising: the row with several seeds and the largest gain, where nothing is recommended.
@@ -105,6 +117,7 @@ def choose(
     *,
     row_errors: Mapping[str, float] | None = None,
     eligible: Sequence[str] | None = None,
+    mixtures: Collection[str] = (),
 ) -> Choice:
     """Return the best row, and the row to recommend instead of the reference.
 
@@ -114,10 +127,11 @@ def choose(
         smallest: the smallest gain that counts.
         row_errors: standard errors over test rows of the differences to the reference, for one seed.
         eligible: rows that may be recommended; default all.
+        mixtures: rows that mix plain networks, if the loss is a log loss.
     """
     measured = {label: by_seed for label, by_seed in losses.items() if by_seed}
     best = best_of(measured)
-    gains = gains_of(measured, reference, smallest, row_errors or {})
+    gains = gains_of(measured, reference, smallest, row_errors or {}, mixtures)
     single = max((len(by_seed) for by_seed in measured.values()), default=0) < 2
     allowed = set(measured if eligible is None else eligible)
     several = {label: gain for label, gain in gains.items() if gain.seeds > 1 and label in allowed}
@@ -126,7 +140,7 @@ def choose(
         needed = None if largest is None else _seeds_needed(several[largest], len(gains), smallest)
         return Choice(best, None, gains, single, largest, needed)
     steady = [label for label, gain in several.items() if gain.clear or gain.steady(smallest)]
-    return Choice(best, max(steady, key=lambda label: gains[label].mean), gains, single)
+    return Choice(best, max(steady, key=lambda label: gains[label].least), gains, single)
 
 
 def _seeds_needed(gain: Gain, rows: int, smallest: float) -> int | None:
@@ -172,7 +186,11 @@ def best_of(losses: Losses) -> str | None:
 
 
 def gains_of(
-    losses: Losses, reference: str, smallest: float, row_errors: Mapping[str, float] | None = None
+    losses: Losses,
+    reference: str,
+    smallest: float,
+    row_errors: Mapping[str, float] | None = None,
+    mixtures: Collection[str] = (),
 ) -> dict[str, Gain]:
     """Return the gain of every row over the reference; none if the reference was not measured."""
     there = losses.get(reference, {})
@@ -193,6 +211,8 @@ def gains_of(
             error = math.sqrt(max(typical, variance) / len(found))
             free = len(found) - 1 if variance > UNLIKE * typical else freedom
         quantile = float(student.ppf(1 - LEVEL / len(paired), free))
+        if label in mixtures and label in own:
+            error, quantile = math.sqrt(own[label] / len(found)), STEADY
         threshold = max(smallest, quantile * (error or 0.0))
         gains[label] = Gain(statistics.fmean(found), error, threshold, len(found), free)
     return gains

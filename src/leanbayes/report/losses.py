@@ -40,6 +40,7 @@ class Compared:
         mean: the mean loss of all plain networks; None without members.
         networks: the number of plain networks.
         rows: those whose reference is the mean over plain networks.
+        mixtures: those of them that mix plain networks of the seed.
     """
 
     losses: Losses
@@ -47,6 +48,7 @@ class Compared:
     mean: float | None = None
     networks: int = 0
     rows: frozenset[str] = frozenset()
+    mixtures: frozenset[str] = frozenset()
 
     def note(self, row: str, sign: int = 1) -> str:
         """Return the figure of all plain networks in words, if it is the reference of a row; else ""."""
@@ -69,12 +71,22 @@ def compared(group: Group, read: Read, reference: str) -> Compared:
     if not rows or len(every) == len(there):
         return Compared(losses, losses)
     paired = with_mean_reference(losses, reference, networks, rows)
-    return Compared(losses, paired, statistics.fmean(every), len(every), rows)
+    mixtures = rows.intersection(each.label for each in group.contenders if _mixes_plain_networks(each, group))
+    return Compared(losses, paired, statistics.fmean(every), len(every), rows, mixtures)
 
 
 def _on_its_own(contender: Contender) -> bool:
     """Return whether no run of a row is, or continues, the training of the plain network; older files do not say."""
     return all(run.part("from_plain") is False for run in contender.runs)
+
+
+def _mixes_plain_networks(contender: Contender, group: Group) -> bool:
+    """Return whether every run of a row is a mixture of the plain network of its seed and others that trained alike."""
+    plain = {run.seed: run for run in group.plain.runs} if group.plain else {}
+    return all(
+        run.seed in plain and len(run.rows("metrics", "members")) > 1 and _trained_alike(run, plain[run.seed])
+        for run in contender.runs
+    )
 
 
 def _members(group: Group) -> Group:

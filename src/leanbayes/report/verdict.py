@@ -48,8 +48,10 @@ RULE = (
     "ensemble count as plain networks. A difference is clear if it is larger than its standard error times the "
     "quantile of Student's distribution at 5 % divided by the number of rows, and at least 1 % of the NLL or the width "
     "(0.01 nats of the LPD, 0.005 of the AUROC). The variance over seeds is the median of all rows, or the row's own "
-    "if that is larger. If some row is clearly better, the row with the largest gain of at least two standard errors "
-    "is named. A row is about as good as the best if it is worse by at most one standard error or that smallest "
+    "if that is larger. By Jensen's inequality an ensemble has at most the mean NLL of its members, so its gain in NLL "
+    "or LPD is clear from two of its own standard errors on. If some row is clearly better, the row with the largest "
+    "gain less one standard error is named, of those with at least two. A row is about as good as the best if it is "
+    "worse by at most one standard error or that smallest "
     "difference. Widths count if the intervals hold at most two standard errors less than 95 % of the test targets. "
     "The row named by NLL or LPD among those within the limits is recommended. With one seed the standard error is "
     "that of the test rows, and nothing is recommended."
@@ -173,6 +175,7 @@ def verdict(group: Group) -> Verdict:
         reference.label,
         _smallest(group.task, reference),
         row_errors=_row_errors(group, reference.contender),
+        mixtures=losses.mixtures,
     )
     chosen = choice_among(eligible=[candidate.label for candidate in ranked if candidate.affordable])
     named = {candidate.label: candidate for candidate in ranked}
@@ -305,8 +308,8 @@ def _by_another(chosen: Choice) -> str:
     label, gains = chosen.recommended, chosen.gains
     if label is None or gains[label].clear:
         return ""
-    less = [name for name, gain in gains.items() if gain.clear and gain.seeds > 1 and gain.mean < gains[label].mean]
-    return f" Clearly better is {_list(less)}; {label} gains more, with two standard errors."
+    less = [name for name, gain in gains.items() if gain.clear and gain.seeds > 1 and gain.least < gains[label].least]
+    return f" Clearly better is {_list(less)}; {label} gains more, even when one standard error is subtracted."
 
 
 def _best_network(column: Column, named: dict[str, Candidate]) -> str:
@@ -335,10 +338,10 @@ def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Cand
     """Return a line for each need that has data, and the flag that would add the data of another."""
     errors = _row_errors(group, reference.contender)
     smallest = _smallest(group.task, reference)
-    lines = [_line("Best probabilities", f"{column.title}", losses, reference.label, smallest, errors, -column.sign)]
+    lines = [_line("Best probabilities", column.title, losses, reference.label, smallest, errors, -column.sign)]
     lines += [_robust(group, column, reference.label)]
     lines += [_narrow(group, reference.label)] if group.task == "regression" else []
-    areas = compared(group, ood_losses, reference.label)
+    areas = replace(compared(group, ood_losses, reference.label), mixtures=frozenset())  # an AUROC is no log loss
     if areas.losses:
         score = "total" if group.task == "classification" else "epistemic"
         title = f"AUROC by {score} uncertainty"
@@ -398,7 +401,7 @@ def _line(
     errors: dict[str, float] | None = None,
     sign: int = 1,
 ) -> Need:
-    chosen = choose(losses.paired, reference, smallest, row_errors=errors)
+    chosen = choose(losses.paired, reference, smallest, row_errors=errors, mixtures=losses.mixtures)
     assert chosen.best is not None
 
     def written(label: str) -> str:
@@ -414,7 +417,8 @@ def _line(
         return Need(name, f"No clear difference; the best is {written(reference)}.")
     needed = chosen.seeds_needed
     more = "" if needed is None else f" If the gain of {chosen.promising} stays, about {needed} seeds show it."
-    return Need(name, f"No clear difference: {written(chosen.best)}, {written(reference)}.{more}", None, needed)
+    other = f", {written(reference)}" if reference in losses.losses else ""
+    return Need(name, f"No clear difference: {written(chosen.best)}{other}.{more}", None, needed)
 
 
 def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[str], best: str) -> Need:
