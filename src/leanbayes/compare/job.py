@@ -162,7 +162,14 @@ class Job:
     @property
     def follows(self) -> bool:
         """Whether the row uses the trained networks of other rows."""
-        return bool(self.members or self.student)
+        return bool(self.followed)
+
+    @property
+    def followed(self) -> list[Job]:
+        """The rows whose trained networks it uses: the members of an ensemble of seeds, the teacher of a student."""
+        if self.student:
+            return [self.teacher]
+        return [replace(self, members=(), recipe=replace(self.recipe, seed=seed)) for seed in self.members]
 
     @property
     def teacher(self) -> Job:
