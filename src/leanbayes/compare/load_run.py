@@ -187,12 +187,15 @@ def load_model(path: Path, network: nn.Module, method: str) -> nn.Module:
 
 
 def _load_likelihood(folder: Path, data: DataSet) -> Likelihood:
-    """Return the likelihood of a model that stores none; the training state holds its learned noise."""
+    """Return the likelihood of a model that stores none; the training state holds its learned noise.
+
+    Ensembles of earlier versions store none. Their members were trained in turn with one likelihood: the last has it.
+    """
     likelihood = experiment.likelihood_for(data)
     if data.task == "classification":
         return likelihood
     members = sorted(folder.glob("member*"), key=lambda member: int(member.name.removeprefix("member")))
-    trained = members[-1] if members else folder  # members are trained in turn, with one likelihood
+    trained = members[-1] if members else folder
     path = best_file(trained) or trained / state.STATE
     if not path.is_file():
         raise FileNotFoundError(f"the learned noise of the run is stored in '{path}', which does not exist")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import shutil
 import time
@@ -30,7 +31,7 @@ from leanbayes.compare.row_training import Held, Row, train_row, Trained
 from leanbayes.compare.time_limit import TimeLimit
 from leanbayes.compare.tuning import codes_of, folder_of, own_values, read_outcome, table_of, tune, with_values
 from leanbayes.core.checkpoint import save
-from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers
+from leanbayes.core.conversion import attach_likelihood, is_stochastic, own_likelihood, stochastic_layers
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.student import Student
 from leanbayes.core.summary import summary
@@ -190,7 +191,10 @@ def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path, hooks: Hooks
     """Return an ensemble of the plain networks of several seeds; those that are trained already cost nothing more."""
     trained = [train_row(row_of(one, experiment, out, hooks.quiet())) for one in job.followed]
     history = History(row | {"member": k} for k, one in enumerate(trained) for row in one.history)
-    return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
+    ensemble, likelihood = Ensemble([one.model for one in trained]), copy.deepcopy(trained[0].likelihood)
+    likelihood.join([one.likelihood for one in trained])
+    attach_likelihood(ensemble, likelihood)
+    return Trained(ensemble, likelihood, history, None)
 
 
 def _student(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
