@@ -433,11 +433,14 @@ def recipe(
 
 
 def stretched(recipe: Recipe, epochs: int) -> Recipe:
-    """Return the recipe with another number of epochs; warm-up and milestones keep their shares."""
+    """Return the recipe with another number of epochs; warm-up and milestones keep their shares.
+
+    Milestones are whole epochs, at least the first. With few epochs some meet, and are one step.
+    """
     share = epochs / recipe.epochs
     return replace(
         recipe,
         epochs=epochs,
         warmup_epochs=recipe.warmup_epochs * share,
-        milestones=tuple(round(epoch * share) for epoch in recipe.milestones),
+        milestones=tuple(dict.fromkeys(max(1, round(epoch * share)) for epoch in recipe.milestones)),
     )
