@@ -330,7 +330,7 @@ def _run(arguments: list[str], stage: Stage) -> int:
     try:
         found = _performed(plan.jobs, out, options, limit, how)
     except TimeIsUp as stop:
-        complain(f"{stop}. The same command{' without --fresh' if options.fresh else ''} resumes.")
+        complain(stop.sentence(fresh=options.fresh))
         return STOPPED
     code = 0 if all(result["status"] == "done" for result in found) else 1
     return max(code, _show(out)) if is_first() and stage != "train" else code

@@ -202,7 +202,7 @@ def _student(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Train
     data = experiment.data
     teacher = train_row(row_of(job.teacher, experiment, out, hooks.quiet()))
     recipe = student_recipe(job.recipe, len(data.train))
-    callbacks = (*hooks.training("training", recipe.epochs), *hooks.callbacks)
+    callbacks = (*hooks.callbacks, *hooks.training("training", recipe.epochs))
     given: dict[str, Any] = {"likelihood": teacher.likelihood, "samples": job.evaluation.samples, "recipe": recipe}
     given |= {"folder": job.folder(out), "resume": True, "progress": False}
     student = distill(
