@@ -20,9 +20,10 @@ from torch import nn
 from leanbayes.compare import job as jobs_of
 from leanbayes.compare.experiment import Experiment, load
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job, method_of, PLAIN, recipe_for
+from leanbayes.compare.kept import finished
 from leanbayes.compare.load_run import load_model
 from leanbayes.compare.plain_state import keeping
-from leanbayes.compare.run import finished, MODEL, perform
+from leanbayes.compare.run import MODEL, perform
 from leanbayes.data import Split
 from leanbayes.layers.select import LatePart
 from leanbayes.runtime._files import write_text

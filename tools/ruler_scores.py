@@ -19,8 +19,8 @@ import torch
 from torch import nn, Tensor
 
 from leanbayes import metrics
+from leanbayes.compare.kept import SETTINGS_FILE
 from leanbayes.compare.load_run import load_run
-from leanbayes.compare.run import SETTINGS_FILE
 from leanbayes.core.conversion import is_stochastic
 from leanbayes.core.plain import mean
 from leanbayes.core.predictor import distinct_draws, predict

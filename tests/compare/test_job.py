@@ -1,11 +1,16 @@
-"""The syntax of `--methods`."""
+"""The syntax of `--methods`, and recipes of a budget with another number of epochs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from leanbayes.compare.job import parse_methods
+from leanbayes.cli.compare import _recipe, comparison_options, parse
+from leanbayes.compare.experiment import load
+from leanbayes.compare.job import DataSpec, parse_methods, recipe, stretched
 from leanbayes.methods import all_methods
+from leanbayes.training.recipe import rate
 
 
 def test_names_stand_for_methods_as_they_are():
@@ -45,3 +50,25 @@ def test_brackets_give_fields():
 def test_wrong_texts_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_methods(text)
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 5, 6, 7, 8, 50, 125])
+def test_milestones_of_a_budget_keep_their_shares_with_few_epochs_too(epochs):
+    """Shares are rounded to whole epochs, at least to the first; steps that meet in one epoch are one step."""
+    full = recipe("full", kind="image", rows=50_000, augment="crop_flip", side=32)
+    assert full.milestones == (100, 200, 225)
+    found = stretched(full, epochs)
+    steps = sorted({max(1, round(share * epochs)) for share in (0.4, 0.8, 0.9)})
+    assert found.milestones == tuple(steps)
+    assert found.warmup_epochs == pytest.approx(epochs / 250)
+    for epoch in range(epochs):
+        assert rate(found, epoch + 0.5) == pytest.approx(0.2 ** sum(step <= epoch for step in steps))
+
+
+@pytest.mark.parametrize("more", [[], ["--recipe.schedule", "linear"], ["--recipe.milestones", "1"]])
+def test_the_full_budget_of_augmented_images_takes_two_epochs(more):
+    images = replace(load(DataSpec(name="digits")), augment="crop_flip")
+    flags = ["--budget", "full", "--recipe.epochs", "2", *more]
+    found, _ = _recipe(parse(comparison_options(), flags, "compare"), images)
+    assert found.epochs == 2
+    assert found.milestones == ((1,) if "--recipe.milestones" in more else (1, 2))

@@ -211,8 +211,8 @@ def test_each_member_of_an_ensemble_has_its_own_noise(tmp_path):
     ensemble = train_row(row_of(tmp_path / "b", lb.DeepEnsemble(components=2), **alike))
     assert plain.validation.members is None
     found = ensemble.validation
-    first = ensemble.likelihood.log_std.exp() / found.noise * found.members[0]
-    assert first.tolist() == pytest.approx(plain.likelihood.log_std.exp().tolist(), rel=1e-3)
+    first = ensemble.likelihood.log_std[0].exp() / found.noise * found.members[0]
+    assert first.item() == pytest.approx(plain.likelihood.log_std.exp().item(), rel=1e-3)
     again = train_row(row_of(tmp_path / "b", lb.DeepEnsemble(components=2), **alike))
     assert tuple(again.validation.members) == tuple(found.members)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 
 import pytest
@@ -11,7 +12,9 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.methods.swag import Moments
+from leanbayes.runtime._files import read_tensors, write_tensors
 from leanbayes.training.recipe import rate
+from leanbayes.training.state import HEADER, STATE
 
 X = torch.randn(70, 4, generator=torch.Generator().manual_seed(1))
 Y = (X[:, 0] > 0).long() + (X[:, 1] > 0.5).long()
@@ -259,3 +262,48 @@ def test_the_average_of_the_path_is_one_network(tmp_path):
     assert "average" not in lb.SWAG().fields()
     with pytest.raises(ValueError, match="expected average to be True or False, got 1"):
         lb.SWAG(average=1)
+
+
+def stopped_average(folder):
+    """Return the trained model, and store the state of the same training after two further epochs."""
+
+    def kill(state):
+        if state.epoch == 8:
+            raise KeyboardInterrupt
+
+    method = lb.SWAG(average=True, rank=3, extra_epochs=0.5)
+    whole = lb.convert(network(), method)
+    lb.fit(whole, (X, Y), RECIPE, progress=False)
+    with pytest.raises(KeyboardInterrupt):
+        lb.fit(lb.convert(network(), method), (X, Y), RECIPE, folder=folder, callbacks=[kill], progress=False)
+    return method, whole, folder / STATE
+
+
+def test_the_state_of_an_average_has_the_mean_alone(tmp_path):
+    _, _, path = stopped_average(tmp_path)
+    collected = {name: tensor.numel() for name, tensor in read_tensors(path)[1].items() if "collector" in name}
+    parameters = sum(p.numel() for p in network().parameters())
+    assert collected == {"model/collector.count": 1, "model/collector.mean": parameters}
+
+
+def test_a_state_of_an_average_with_deviations_still_resumes_to_the_same_bits(tmp_path):
+    """Earlier versions stored them, and never used them."""
+    method, whole, path = stopped_average(tmp_path)
+    metadata, tensors = read_tensors(path)
+    mean = tensors["model/collector.mean"]
+    older = {"model/collector.squares": mean.square(), "model/collector.deviations": mean.repeat(3, 1)}
+    header = json.loads(metadata[HEADER])
+    header["tensors"]["model"] += len(older)
+    write_tensors(tensors | older, path, metadata | {HEADER: json.dumps(header)})
+    again = lb.convert(network(), method)
+    lb.fit(again, (X, Y), RECIPE, folder=tmp_path, resume=True, progress=False)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert "model/collector.deviations" not in read_tensors(path)[1]
+
+
+def test_a_state_of_draws_without_deviations_is_another_network(tmp_path):
+    stopped_average(tmp_path)
+    model = lb.convert(network(), lb.SWAG(components=1, rank=3, extra_epochs=0.5))
+    with pytest.raises(ValueError, match=r"'collector\.squares' is missing there"):
+        lb.fit(model, (X, Y), RECIPE, folder=tmp_path, resume=True, progress=False)

@@ -146,7 +146,9 @@ def tiny(run: Run) -> Suite:
 def flags(root, **changes) -> SimpleNamespace:
     given = {"name": "tiny", "budget": "quick", "seeds": "0,1", "device": "cpu", "precision": "32-true"}
     return SimpleNamespace(
-        **given | {"root": str(root), "data": "", "fresh": False, "compile": False, "rows": ""} | changes
+        **given
+        | {"root": str(root), "data": "", "fresh": False, "compile": False, "rows": "", "stop_after": None}
+        | changes
     )
 
 

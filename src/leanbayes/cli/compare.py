@@ -17,10 +17,11 @@ from leanbayes.cli.main import complain, parse
 from leanbayes.compare import job as jobs_of
 from leanbayes.compare.experiment import load, refusal, shifted_rows
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
+from leanbayes.compare.kept import check_data
 from leanbayes.compare.loggers import check_log, Log
 from leanbayes.compare.plain_state import keeping
 from leanbayes.compare.run import Stage
-from leanbayes.compare.run_all import check_alike, check_data
+from leanbayes.compare.run_all import check_alike
 from leanbayes.compare.time_limit import STOPPED, TimeIsUp, TimeLimit
 from leanbayes.compare.tuning import check_tune, forget, space_of
 from leanbayes.compare.workers import on_ray, run_on_ray, run_on_workers
@@ -319,8 +320,8 @@ def _run(arguments: list[str], stage: Stage) -> int:
     plan, out = plan_of(options, arguments), out_of(options)
     check_tune(options.tune, options.validation, max(job.processes for job in plan.jobs))
     check_alike(plan.jobs, out)
-    if not options.fresh:
-        check_data(plan.jobs, out, plan.sha256)
+    for job in () if options.fresh else plan.jobs:
+        check_data(job, out, plan.sha256)
     if options.fresh and stage != "evaluate":
         forget(plan.jobs, out)
     if is_first():
@@ -329,7 +330,7 @@ def _run(arguments: list[str], stage: Stage) -> int:
     try:
         found = _performed(plan.jobs, out, options, limit, how)
     except TimeIsUp as stop:
-        complain(f"{stop}. The same command{' without --fresh' if options.fresh else ''} resumes.")
+        complain(stop.sentence(fresh=options.fresh))
         return STOPPED
     code = 0 if all(result["status"] == "done" for result in found) else 1
     return max(code, _show(out)) if is_first() and stage != "train" else code

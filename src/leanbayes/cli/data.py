@@ -12,8 +12,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Literal
 
-from leanbayes.cli.main import parse
+from leanbayes.cli.main import complain, parse
 from leanbayes.cli.names import first_line
+from leanbayes.compare.time_limit import STOPPED, TimeIsUp
 from leanbayes.data import describe, describe_annotated, prepare
 from leanbayes.methods import closest
 from leanbayes.report.text import Table
@@ -83,6 +84,8 @@ class Reproduce:
         fresh: start again instead of keeping finished runs and resuming others.
         compile: compile the training steps; recommended on a GPU.
         rows: train and show only these rows of the tables, separated by commas; they get files of their own.
+        stop_after: minutes after which nothing new begins: a training stops after its epoch and keeps its state. The
+            exit code is 3, and the same command resumes. Default no limit.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Reproduce:
     fresh: bool = False
     compile: bool = False
     rows: str = ""
+    stop_after: float | None = None
 
 
 def reproduce(arguments: list[str]) -> int:
@@ -108,7 +112,11 @@ def reproduce(arguments: list[str]) -> int:
             f"expected a suite among {', '.join(known)}, got {options.name!r}{closest(options.name, known)}"
         )
     out = options.out or Path("runs") / options.name
-    code: int = packages[0].run_suite(options, out)
+    try:
+        code: int = packages[0].run_suite(options, out)
+    except TimeIsUp as stop:
+        complain(stop.sentence(fresh=options.fresh))
+        return STOPPED
     return code
 
 

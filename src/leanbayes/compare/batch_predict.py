@@ -138,12 +138,13 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
     rows = len(open_rows(data))
     if not rows:
         raise ValueError("expected at least one row to predict, got none")
+    copied = copy.deepcopy(whole).cpu()
     work = Work(
-        model=copy.deepcopy(whole).cpu(),
+        model=copied,
         device=str(next((p.device for p in whole.parameters()), "cpu")),
         data=data,
         inputs=inputs,
-        likelihood=copy.deepcopy(likelihood or own_likelihood(whole) or Categorical()).cpu(),
+        likelihood=copy.deepcopy(likelihood).cpu() if likelihood else own_likelihood(copied) or Categorical(),
         units=units,
         samples=samples,
         seed=seed,

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from leanbayes import data, models
 from leanbayes.compare.job import DataSpec, EvaluationSpec, TABLE_FIELDS
-from leanbayes.core.conversion import convert
+from leanbayes.core.conversion import attach_likelihood, convert
 from leanbayes.data import DataSet, Split
 from leanbayes.data.holdout import held_out
 from leanbayes.data.loading import resolve
@@ -76,6 +76,7 @@ class Experiment:
             return self.plain(seed)
         net = method.build(self.plain, seed)
         if not method.targets:  # an ensemble of whole networks has no layers to convert
+            attach_likelihood(net, self.likelihood())
             return net
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -162,7 +162,14 @@ class Job:
     @property
     def follows(self) -> bool:
         """Whether the row uses the trained networks of other rows."""
-        return bool(self.members or self.student)
+        return bool(self.followed)
+
+    @property
+    def followed(self) -> list[Job]:
+        """The rows whose trained networks it uses: the members of an ensemble of seeds, the teacher of a student."""
+        if self.student:
+            return [self.teacher]
+        return [replace(self, members=(), recipe=replace(self.recipe, seed=seed)) for seed in self.members]
 
     @property
     def teacher(self) -> Job:
@@ -426,11 +433,14 @@ def recipe(
 
 
 def stretched(recipe: Recipe, epochs: int) -> Recipe:
-    """Return the recipe with another number of epochs; warm-up and milestones keep their shares."""
+    """Return the recipe with another number of epochs; warm-up and milestones keep their shares.
+
+    Milestones are whole epochs, at least the first. With few epochs some meet, and are one step.
+    """
     share = epochs / recipe.epochs
     return replace(
         recipe,
         epochs=epochs,
         warmup_epochs=recipe.warmup_epochs * share,
-        milestones=tuple(round(epoch * share) for epoch in recipe.milestones),
+        milestones=tuple(dict.fromkeys(max(1, round(epoch * share)) for epoch in recipe.milestones)),
     )

@@ -11,9 +11,10 @@ from torch import nn, Tensor
 
 from leanbayes.compare import experiment
 from leanbayes.compare.job import DataSpec, PLAIN
+from leanbayes.compare.kept import data_of, SETTINGS_FILE
 from leanbayes.compare.row_training import FILE as VALIDATION
 from leanbayes.compare.row_training import with_noise
-from leanbayes.compare.run import at_full_width, MODEL, SETTINGS_FILE
+from leanbayes.compare.run import at_full_width, MODEL
 from leanbayes.core.checkpoint import FILES, header_of, load
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.data import DataSet
@@ -23,7 +24,7 @@ from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
 from leanbayes.data.table import FILE as TABLE_FILE
 from leanbayes.data.table import prepared_by, TablePreparation
 from leanbayes.distributions.likelihoods import Likelihood
-from leanbayes.evaluation.result import read_json, read_result
+from leanbayes.evaluation.result import read_json
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
 from leanbayes.training import state
 from leanbayes.training.early_stopping import best_file
@@ -151,9 +152,7 @@ def _load_data(folder: Path, source: DataSpec) -> DataSet:
         raise ValueError(
             f"the training data of '{folder}' decide how its inputs are normalised, and cannot be read: {error}"
         ) from error
-    recorded = (read_result(folder) or {}).get("data", {})
-    before = recorded.get("sha256") if isinstance(recorded, dict) else recorded
-    if before not in (None, data.sha256):
+    if data_of(folder) not in (None, data.sha256):
         raise ValueError(
             f"the training data {source.name!r} of '{folder}' have changed, so inputs would be normalised differently; "
             "restore the old ones, or train again"
@@ -188,12 +187,15 @@ def load_model(path: Path, network: nn.Module, method: str) -> nn.Module:
 
 
 def _load_likelihood(folder: Path, data: DataSet) -> Likelihood:
-    """Return the likelihood of a model that stores none; the training state holds its learned noise."""
+    """Return the likelihood of a model that stores none; the training state holds its learned noise.
+
+    Ensembles of earlier versions store none. Their members were trained in turn with one likelihood: the last has it.
+    """
     likelihood = experiment.likelihood_for(data)
     if data.task == "classification":
         return likelihood
     members = sorted(folder.glob("member*"), key=lambda member: int(member.name.removeprefix("member")))
-    trained = members[-1] if members else folder  # members are trained in turn, with one likelihood
+    trained = members[-1] if members else folder
     path = best_file(trained) or trained / state.STATE
     if not path.is_file():
         raise FileNotFoundError(f"the learned noise of the run is stored in '{path}', which does not exist")

@@ -377,7 +377,7 @@ def _fitted(
     given: dict[str, Any] = {"folder": folder, "resume": True, "progress": False, "likelihood": likelihood}
     given["callbacks"] = row.watch(name, epochs_of(model, recipe))
     if fold is None:
-        given |= {"callbacks": (*given["callbacks"], *row.callbacks), "loggers": row.loggers}
+        given |= {"callbacks": (*row.callbacks, *given["callbacks"]), "loggers": row.loggers}  # a limit stops after all
     given["validation"] = None if valid is None else valid[:2]
     if row.states is not None and row.plain is not None:
         row.states.begin(folder, recipe, row.make, row.plain.make, fold)

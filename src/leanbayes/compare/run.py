@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import json
 import shutil
 import time
@@ -20,7 +21,8 @@ from torch import nn, Tensor
 from leanbayes import metrics as scores
 from leanbayes.compare.baselines import BASELINES, Fitted
 from leanbayes.compare.experiment import Experiment
-from leanbayes.compare.job import from_plain, Job, plain_of, relocated, student_recipe
+from leanbayes.compare.job import from_plain, Job, plain_of, student_recipe
+from leanbayes.compare.kept import check_data, claim, data_of, finished, launch_of, training_settings
 from leanbayes.compare.plain_state import FOLDER as SHARED
 from leanbayes.compare.plain_state import Made, PlainStates
 from leanbayes.compare.progress import RunProgress
@@ -29,7 +31,7 @@ from leanbayes.compare.row_training import Held, Row, train_row, Trained
 from leanbayes.compare.time_limit import TimeLimit
 from leanbayes.compare.tuning import codes_of, folder_of, own_values, read_outcome, table_of, tune, with_values
 from leanbayes.core.checkpoint import save
-from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_layers
+from leanbayes.core.conversion import attach_likelihood, is_stochastic, own_likelihood, stochastic_layers
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.student import Student
 from leanbayes.core.summary import summary
@@ -55,7 +57,6 @@ from leanbayes.training.logs import Logger
 from leanbayes.training.objective import autocast
 
 MODEL = "model.safetensors"
-SETTINGS_FILE = "job.json"
 NORM_ROWS = 1024  # training rows for the norm statistics of a nested network at full width
 Stage = Literal["train", "evaluate", "compare"]
 Callback = Callable[[Any], object]
@@ -114,10 +115,12 @@ def perform(
     found = None if fresh else finished(job, folder)
     if found is not None and stage != "train":
         return found
+    if not fresh:
+        check_data(job, out, experiment.data.sha256)
     if found is None and stage == "train" and is_first():
         (folder / results.FILE).unlink(missing_ok=True)  # of a failed run; training alone writes none
     if is_first():  # from now on a run with other settings raises, even during training
-        results.write_json(_training_settings(job) | {"environment": _launch(job)}, folder / SETTINGS_FILE)
+        claim(job, folder, data_of(folder) if stage == "evaluate" else experiment.data.sha256)
     try:
         result = _perform(job, experiment, out, stage, hooks or Hooks())
     except (RuntimeError, ValueError, ArithmeticError, OSError) as error:
@@ -126,52 +129,6 @@ def perform(
     if is_first() and (stage != "train" or result["status"] == "failed"):
         results.write_json(result, folder / results.FILE)
     return result
-
-
-def finished(job: Job, folder: Path) -> dict[str, Any] | None:
-    """Return the result of a finished run, else None; raise ValueError if the folder has a run of other settings."""
-    _check_settings_file(job, folder)
-    found = results.read_result(folder)
-    if found is None or found.get("status") != "done":
-        return None
-    here = _as_json(job.settings())
-    changed = results.difference(relocated(found.get("settings"), here), here)
-    if found.get("id") != job.id and changed:
-        raise ValueError(
-            f"'{folder}' holds a finished run with other settings ({changed}); run leanbayes evaluate --fresh to "
-            "evaluate its model again, or choose another --out"
-        )
-    return found
-
-
-def _check_settings_file(job: Job, folder: Path) -> None:
-    path = folder / SETTINGS_FILE
-    if not path.is_file():
-        return
-    try:
-        recorded = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        return  # a killed process cut it off; the training state is checked on its own
-    if not isinstance(recorded, dict):
-        raise ValueError(f"'{path}' is damaged (expected an object, got a {type(recorded).__name__}); remove it")
-    there = {name: value for name, value in recorded.items() if name != "environment"}
-    here = _training_settings(job)
-    if changed := results.difference(relocated(there, here), here):
-        raise ValueError(
-            f"'{folder}' holds a run with other settings ({changed}); choose another --out, or --fresh to begin again"
-        )
-
-
-def _as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    return dict(json.loads(json.dumps(settings)))
-
-
-def _training_settings(job: Job) -> dict[str, Any]:
-    return {name: value for name, value in _as_json(job.settings()).items() if name != "judging"}
-
-
-def _launch(job: Job) -> dict[str, Any]:
-    return {"processes": job.processes, "launcher": "local" if job.launch is None else job.launch.launcher}
 
 
 def _perform(job: Job, experiment: Experiment, out: Path, stage: Stage, hooks: Hooks) -> dict[str, Any]:
@@ -232,10 +189,12 @@ def tuned(job: Job, experiment: Experiment, out: Path, hooks: Hooks, *, may_run:
 
 def _ensemble_of_seeds(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
     """Return an ensemble of the plain networks of several seeds; those that are trained already cost nothing more."""
-    jobs = [replace(job, members=(), recipe=replace(job.recipe, seed=seed)) for seed in job.members]
-    trained = [train_row(row_of(one, experiment, out, hooks.quiet())) for one in jobs]
+    trained = [train_row(row_of(one, experiment, out, hooks.quiet())) for one in job.followed]
     history = History(row | {"member": k} for k, one in enumerate(trained) for row in one.history)
-    return Trained(Ensemble([one.model for one in trained]), trained[0].likelihood, history, None)
+    ensemble, likelihood = Ensemble([one.model for one in trained]), copy.deepcopy(trained[0].likelihood)
+    likelihood.join([one.likelihood for one in trained])
+    attach_likelihood(ensemble, likelihood)
+    return Trained(ensemble, likelihood, history, None)
 
 
 def _student(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Trained:
@@ -243,7 +202,7 @@ def _student(job: Job, experiment: Experiment, out: Path, hooks: Hooks) -> Train
     data = experiment.data
     teacher = train_row(row_of(job.teacher, experiment, out, hooks.quiet()))
     recipe = student_recipe(job.recipe, len(data.train))
-    callbacks = (*hooks.training("training", recipe.epochs), *hooks.callbacks)
+    callbacks = (*hooks.callbacks, *hooks.training("training", recipe.epochs))
     given: dict[str, Any] = {"likelihood": teacher.likelihood, "samples": job.evaluation.samples, "recipe": recipe}
     given |= {"folder": job.folder(out), "resume": True, "progress": False}
     student = distill(
@@ -304,7 +263,7 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
         held=Held(share, data.train.group, data.train.time) if share else None,
         folder=job.folder(out),
         samples=job.evaluation.samples,
-        key=_training_settings(job) | {"samples": job.evaluation.samples},
+        key=training_settings(job) | {"samples": job.evaluation.samples},
         evaluated=partial(at_full_width, data=data),
         callbacks=hooks.callbacks,
         watch=hooks.training,
@@ -316,7 +275,9 @@ def row_of(job: Job, experiment: Experiment, out: Path, hooks: Hooks | None = No
         states = PlainStates(row.folder / SHARED, {**row.key, "sha256": data.sha256}, job.keeps)
         return replace(row, states=states if job.processes == 1 else None)
     plain = row_of(plain_job, experiment, out)
-    own: dict[str, Any] = {"folder": row.folder / "plain", "known": plain.folder / VALIDATION, "states": None}
+    same = data_of(plain.folder) in (None, data.sha256)
+    own: dict[str, Any] = {"folder": row.folder / "plain", "states": None}
+    own["known"] = plain.folder / VALIDATION if same else None
     own["watch"] = hooks.plain_training
     # A row whose callbacks see every epoch trains them all.
     return replace(row, states=None if hooks.callbacks else plain.states, plain=replace(plain, **own))
@@ -435,7 +396,7 @@ def _header(job: Job, experiment: Experiment) -> dict[str, Any]:
         "prediction": {"samples": job.evaluation.samples, "design": job.evaluation.design},
         "settings": settings,
         **{"metrics": {}, "cost": {}, "figures": {}, "history": []},
-        "environment": results.environment(pick_device(job.recipe.accelerator)) | _launch(job),
+        "environment": results.environment(pick_device(job.recipe.accelerator)) | launch_of(job),
     }
 
 

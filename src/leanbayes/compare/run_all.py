@@ -19,11 +19,12 @@ from torch import nn
 
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
+from leanbayes.compare.kept import finished
 from leanbayes.compare.load_run import load_model
 from leanbayes.compare.loggers import loggers_of
 from leanbayes.compare.plain_state import discard
 from leanbayes.compare.progress import Overview, Part, plan, ProgressFile, RunProgress, title_of
-from leanbayes.compare.run import as_evaluated, Callback, finished, fit_baseline, Hooks, MODEL, perform, Stage, tuned
+from leanbayes.compare.run import as_evaluated, Callback, fit_baseline, Hooks, MODEL, perform, Stage, tuned
 from leanbayes.compare.time_limit import TimeLimit
 from leanbayes.compare.tuning import own_values, read_outcome, untuned
 from leanbayes.core.conversion import own_likelihood
@@ -307,19 +308,6 @@ def look_ahead(
             f"cannot make the folder '{out}' for the results ({error.strerror}); choose another --out"
         ) from error
     return done, experiments
-
-
-def check_data(jobs: Sequence[Job], out: Path, sha256: str) -> None:
-    """Raise ValueError if a finished run of these jobs had other data: a file with the same name may have changed."""
-    for job in jobs:
-        found = read_result(job.folder(out)) or {}
-        data = found.get("data")
-        before = data.get("sha256") if found.get("status") == "done" and isinstance(data, dict) else None
-        if before not in (None, sha256):
-            raise ValueError(
-                f"'{job.folder(out)}' holds a finished run on other data: {job.source.name!r} has changed since; "
-                "restore it, choose another --out, or --fresh to begin again"
-            )
 
 
 def check_alike(jobs: Sequence[Job], out: Path) -> None:

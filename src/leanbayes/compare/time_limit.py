@@ -1,4 +1,4 @@
-"""A time limit of a comparison: it stops after the epoch in work, and the same command resumes.
+"""A time limit of a comparison or a suite: it stops after the epoch in work, and the same command resumes.
 
 The limit belongs to one call of the command, not to its settings: ids and results do not depend on it. It is looked at
 before each run, after each epoch of each training, before each evaluation and before the costs are measured. An
@@ -17,7 +17,11 @@ STOPPED = 3
 
 
 class TimeIsUp(Exception):
-    """The time limit stopped a comparison; it is no failure of a run."""
+    """The time limit stopped a comparison or a suite; it is no failure of a run."""
+
+    def sentence(self, *, fresh: bool) -> str:
+        """Return what to do now; `fresh` says whether the command began again."""
+        return f"{self}. The same command{' without --fresh' if fresh else ''} resumes."
 
 
 @dataclass(frozen=True)

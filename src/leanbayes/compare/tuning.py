@@ -182,7 +182,15 @@ def read_outcome(job: Job, out: Path) -> dict[str, Any] | None:
     if stored.get("trials") != job.tune:
         return None  # other trials: those that are there count
     _check_values(stored.get("chosen"), space_of(job), path)
-    return {name: value for name, value in stored.items() if name != "key"}
+    return {name: value for name, value in stored.items() if name not in ("key", "sha256")}
+
+
+def data_of(job: Job, out: Path) -> Any:
+    """Return the digest of the data of the trials; None without trials, and for those of earlier versions."""
+    try:
+        return read_json(folder_of(job, out) / FILE).get("sha256")
+    except (OSError, ValueError):
+        return None  # there are none, or `read_outcome` says that the file is damaged
 
 
 def untuned(jobs: Sequence[Job], out: Path) -> list[Job]:
@@ -210,7 +218,8 @@ def tune(
     if known is not None:
         return known
     base, folder = _base(job), folder_of(job, out)
-    write_json({"key": _key(job)}, folder / FILE)
+    of = {"key": _key(job), "sha256": experiment.data.sha256}
+    write_json(of, folder / FILE)
     space, scored = space_of(base), _score(base, experiment, rows)
     with _study(folder / JOURNAL, base.recipe, len(experiment.data.train)) as study:
         if not study.get_trials(deepcopy=False):
@@ -224,7 +233,7 @@ def tune(
             shutil.rmtree(own, ignore_errors=True)
         trials = [one for one in study.get_trials() if one.number < job.tune]
     outcome = _outcome(job, trials, folder / JOURNAL) | _held_out_rows(base, experiment.data)
-    write_json({"key": _key(job)} | outcome, folder / FILE)
+    write_json(of | outcome, folder / FILE)
     return outcome
 
 

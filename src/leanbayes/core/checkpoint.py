@@ -139,7 +139,7 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
             "pass the plain network"
         )
     if header["method"] == STUDENT:
-        student = _student(net, header, path)
+        student = _student(net, header, tensors, path)
         _fill(student, tensors, header, path)
         return cast(Network, student)
     chain = [header, *header.get("chain", [])]
@@ -156,7 +156,7 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
             model = _convert_again(model, recipe, step, path)
         except RuntimeError as error:  # of torch, for numbers that no float holds
             raise ValueError(f"the network cannot be converted by {recipe}, as '{path}' says ({error})") from error
-    likelihood = _likelihood(header, path)
+    likelihood = _likelihood(header, tensors, path)
     if likelihood is not None:
         attach_likelihood(model, likelihood)
     _fill(model, tensors, header, path)
@@ -168,9 +168,9 @@ def _student_step(student: Student) -> dict[str, Any]:
     return {"method": STUDENT, "fields": {**fields, "report": student.report}, "paths": [student.place.path]}
 
 
-def _student(net: nn.Module, header: Mapping[str, Any], path: PathLike) -> Student:
+def _student(net: nn.Module, header: Mapping[str, Any], tensors: Mapping[str, Tensor], path: PathLike) -> Student:
     """Return a student of the architecture of a plain network, with the further outputs that a header names."""
-    likelihood = _likelihood(header, path)
+    likelihood = _likelihood(header, tensors, path)
     fields = dict(header["fields"])
     report = fields.pop("report", {})
     try:
@@ -345,7 +345,7 @@ def _joined(root: str, name: str) -> str:
     return f"{root}.{name}" if root and name else root or name
 
 
-def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:
+def _likelihood(header: Mapping[str, Any], tensors: Mapping[str, Tensor], path: PathLike) -> Likelihood | None:
     described = header.get("likelihood")
     if described is None:
         return None
@@ -354,6 +354,9 @@ def _likelihood(header: Mapping[str, Any], path: PathLike) -> Likelihood | None:
         raise ValueError(f"'{path}' names the likelihood {described['name']!r}, which is not part of leanbayes")
     try:
         check_fields(options, get_type_hints(kind.__init__), within="likelihood.options")
+        numbers = sum(tensor.numel() for name, tensor in tensors.items() if name.startswith("likelihood."))
+        if options.get("members", 1) > max(1, numbers):  # before memory is taken for them
+            raise ValueError(f"expected likelihood.options.members to be at most {numbers}, got {options['members']}")
         return kind(**options)
     except (TypeError, ValueError) as error:
         raise ValueError(f"'{path}' has options that {kind.__name__} does not take ({error})") from error

@@ -9,6 +9,7 @@ from torch import cat, nn, Tensor
 
 from leanbayes.core.batched import BatchedDraws, Way
 from leanbayes.core.frozen import FrozenDraws, RowDraws
+from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.layers.hooks import every_module
 from leanbayes.runtime.batches import cloned, device_of, divisible, Inputs, Output, slice_rows, versions
 from leanbayes.runtime.twins import tensors_of
@@ -23,8 +24,10 @@ FIRST_CHUNK = {"cpu": 64, "cuda": 256}
 class Chunks:
     """Runs the selected draw over rows in chunks; the first chunk sets the size of the others."""
 
-    def __init__(self, draws: FrozenDraws | RowDraws, chunk_size: int | None, output: Output | None) -> None:
-        self.draws, self.chunk_size, self.output = draws, chunk_size, output
+    def __init__(
+        self, draws: FrozenDraws | RowDraws, likelihood: Likelihood, chunk_size: int | None, output: Output | None
+    ) -> None:
+        self.draws, self.likelihood, self.chunk_size, self.output = draws, likelihood, chunk_size, output
         self.asked = chunk_size
         self.largest = 0.0
         self.keeps_inputs = False  # whether a pass left its inputs unchanged

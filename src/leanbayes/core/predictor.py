@@ -207,7 +207,8 @@ class Predictor:
             self.leaves: list[Chunks] = []
             self.budget = Budget(self.limit)
             network = self.model.network if isinstance(self.model, Student) else self.model
-            self.tree = self._build(network, self.component, self.number)
+            given = None if self.likelihood is own_likelihood(self.model) else self.likelihood
+            self.tree = self._build(network, self.component, self.number, given)
             self.graphs = Graphs()
             self._watch()
 
@@ -300,15 +301,17 @@ class Predictor:
         found.draws.select(index)
         return found
 
-    def _build(self, model: nn.Module, component: int | None, count: int) -> Any:
-        """Return the source of `count` draws of a model, or a list of those of its members."""
+    def _build(self, model: nn.Module, component: int | None, count: int, likelihood: Likelihood | None) -> Any:
+        """Return the source of `count` draws of a model, or a list of its members' ones; default their likelihood."""
         members = members_of(model)
+        likelihood = likelihood or (getattr(model, "likelihood", None) if members else own_likelihood(model))
         if members:
             each = count if component is not None else -(-count // len(members))
-            return [self._build(member, None, each) for member in members]
+            parts = [None] * len(members) if likelihood is None else likelihood.split(len(members))
+            return [self._build(member, None, each, part) for member, part in zip(members, parts, strict=True)]
         name = Name(self.seed, component, self.width, self.design)
         draws = FrozenDraws(model, name, count, self.budget) if self.noise == "function" else RowDraws(model, name)
-        self.leaves.append(Chunks(draws, self.chunk_size, self.output))
+        self.leaves.append(Chunks(draws, likelihood or self.likelihood, self.chunk_size, self.output))
         return self.leaves[-1]
 
     def _replayed(self, x: Inputs) -> Prediction | None:
@@ -334,14 +337,14 @@ class Predictor:
         for leaf in self.leaves:
             leaf.draws.forget_outputs()
         if isinstance(self.model, Student):
-            (outputs,) = self._outputs(x, range(1), done)
+            ((_, outputs),) = self._outputs(x, range(1), done)
             return self.model.prediction(outputs[0], likelihood)
         if self.tolerance is not None:
             return self._predict_until(x, done)
         running = RunningUncertainty(likelihood.measure)
         kept: list[tuple[Tensor, Tensor]] = []
-        for outputs in self._outputs(x, range(self.number), done):
-            mean, own = _predictive(likelihood, outputs)
+        for of, outputs in self._outputs(x, range(self.number), done):
+            mean, own = _predictive(of, outputs)
             running.add_all(mean, own)
             if self.keep_samples or self.number < self.samples:
                 kept.append((mean, own))
@@ -372,29 +375,31 @@ class Predictor:
         def run(some: Inputs, draws: range) -> Iterator[tuple[Tensor, Tensor]]:
             for leaf in self.leaves:
                 leaf.draws.forget_outputs()  # of other rows
-            for outputs in self._outputs(some, draws, done):
-                yield _predictive(self.likelihood, outputs)
+            for likelihood, outputs in self._outputs(some, draws, done):
+                yield _predictive(likelihood, outputs)
 
         # Draws of members alternate, so that neighbours are no pair.
         unit = 2 if self.design == "paired" and not isinstance(self.tree, list) else 1
         return predict_until(run, x, rows, self.number, unit, tolerance, self.likelihood)
 
-    def _outputs(self, x: Inputs, indices: range, done: int) -> Iterator[Tensor]:
-        """Yield the outputs of these draws in order, of one or several at a time: (G, B, ...)."""
+    def _outputs(self, x: Inputs, indices: range, done: int) -> Iterator[tuple[Likelihood, Tensor]]:
+        """Yield the outputs of these draws in order, of one or several at a time, (G, B, ...), and their likelihood."""
         rows = _count_rows(x)
         leaf = None if isinstance(self.tree, list) else self.tree
         way: Way = "folded" if leaf is None else leaf.way(x, rows)
         index, failed = indices.start, False
         while index < indices.stop:
-            together = None
+            together, source = None, leaf
             if leaf is not None and way != "folded":
                 group = range(index, min(leaf.draws.group(index).stop, indices.stop))
                 together = leaf.run_together(way, group, x)
                 failed = together is None
             if together is None:
                 way, group = "folded", range(index, index + 1)
-                together = self.select(index).run(x, rows, done)[None]
-            yield together
+                source = self.select(index)
+                together = source.run(x, rows, done)[None]
+            assert source is not None
+            yield source.likelihood, together
             index = group.stop
         if failed and leaf is not None:
             leaf.batched = None  # the draws run, but not together

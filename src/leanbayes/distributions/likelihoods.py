@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import copy
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -42,6 +44,13 @@ class Likelihood(nn.Module, abc.ABC):
     def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
         """Average log-probabilities over the targets that count."""
         return log_prob.mean()
+
+    def split(self, count: int) -> Sequence[Likelihood]:
+        """Return the likelihood of each member of an ensemble: here the same one, which has nothing to learn."""
+        return [self] * count
+
+    def join(self, parts: Sequence[Likelihood]) -> None:
+        """Take what the members have learned, each with its part of `split`."""
 
     def targets_per_row(self, y: Tensor) -> int:
         """Return the number of targets per row that `average` averages over; 1 if `log_prob` is per row.
@@ -165,25 +174,32 @@ class Bernoulli(Likelihood):
 class Gaussian(Likelihood):
     """Real targets (B, D) with Gaussian noise: fixed, learned (one for all), or predicted for each input.
 
-    `log_prob` is joint: summed over all axes but the first.
+    `log_prob` is joint: summed over all axes but the first. Members of an ensemble that are trained apart learn a noise
+    each. `predict` reads each member with its own; where the member of a row is not known, the variance is their mean.
 
     Args:
         std: standard deviation of the noise; the starting value if it is learned.
         learn: learn the standard deviation with the network.
         heteroscedastic: the network predicts it: outputs are (B, 2 D), means first, then raw values whose softplus
             is the variance.
+        members: number of networks with a learned noise each; `fit` sets it for an ensemble.
     """
 
     measure = "variance"
 
-    def __init__(self, std: float = 1.0, learn: bool = False, heteroscedastic: bool = False) -> None:
-        super().__init__(std=std, learn=learn, heteroscedastic=heteroscedastic)
+    def __init__(self, std: float = 1.0, learn: bool = False, heteroscedastic: bool = False, members: int = 1) -> None:
+        own = {} if members == 1 else {"members": members}  # files of one noise are those of earlier versions
+        super().__init__(std=std, learn=learn, heteroscedastic=heteroscedastic, **own)
         if not (isinstance(std, (int, float)) and 0 < std < math.inf):
             raise ValueError(f"expected std to be a positive number, got {std!r}")
         if learn and heteroscedastic:
             raise ValueError("expected one source of noise, got learn=True and heteroscedastic=True; choose one")
+        if not (isinstance(members, int) and members >= 1):
+            raise ValueError(f"expected members to be a whole number of at least 1, got {members!r}")
+        if members > 1 and not learn:
+            raise ValueError(f"expected one noise unless it is learned, got members={members}; set learn=True")
         self.heteroscedastic = heteroscedastic
-        log_std = torch.tensor(math.log(std))
+        log_std = torch.tensor(math.log(std)) if members == 1 else torch.full((members,), math.log(std))
         if learn:
             self.log_std = nn.Parameter(log_std)
         else:
@@ -198,7 +214,8 @@ class Gaussian(Likelihood):
         if outputs.dim() == 1:
             outputs = outputs[:, None]
         if not self.heteroscedastic:
-            return outputs, (2 * self.log_std.to(outputs.dtype)).exp().expand_as(outputs)
+            variance = (2 * self.log_std.to(outputs.dtype)).exp()
+            return outputs, (variance.mean() if variance.dim() else variance).expand_as(outputs)
         if outputs.shape[-1] % 2:
             raise ValueError(
                 f"a heteroscedastic Gaussian expected means and variances, an even last axis, got outputs of shape "
@@ -206,6 +223,31 @@ class Gaussian(Likelihood):
             )
         mean, raw = outputs.chunk(2, -1)
         return mean, F.softplus(raw) + 1e-6
+
+    def split(self, count: int) -> Sequence[Likelihood]:
+        """Return a Gaussian for each member: copies of one noise, or the noise that each has learned."""
+        if not isinstance(self.log_std, nn.Parameter):
+            return [self] * count
+        if self.log_std.dim() and len(self.log_std) % count:
+            raise ValueError(
+                f"expected the noise of {count} members, or one for all, got that of {len(self.log_std)}; take a new "
+                "lb.Gaussian"
+            )
+        parts = [copy.deepcopy(self) for _ in range(count)]
+        for part, own in zip(parts, self.log_std.detach().chunk(count) if self.log_std.dim() else (), strict=False):
+            part._assign(own)
+        return parts
+
+    def join(self, parts: Sequence[Likelihood]) -> None:
+        """Take the noise of every member; then `log_std` has one number for each."""
+        learned = [part.log_std.detach().flatten() for part in parts if isinstance(part, Gaussian)]
+        if isinstance(self.log_std, nn.Parameter) and all(part is not self for part in parts):
+            self._assign(torch.cat(learned).to(self.log_std))
+
+    def _assign(self, log_std: Tensor) -> None:
+        self.log_std = nn.Parameter(log_std.clone().squeeze(), requires_grad=self.log_std.requires_grad)
+        self.options = {name: value for name, value in self.options.items() if name != "members"}
+        self.options |= {"members": log_std.numel()} if log_std.numel() > 1 else {}
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         if samples is None or noise is None:

@@ -40,39 +40,32 @@ ROWS_AT_ONCE = 256
 """Rows of a block for the norm statistics, if tensors are given whole."""
 
 
-class Moments(nn.Module):
-    """Mean, squared deviations and last deviations of the weights on the path, all parameters in one row.
+class Average(nn.Module):
+    """Mean of the weights on the path, all parameters in one row.
 
     Attributes:
         count: number of collected weights.
         mean: their mean.
-        squares: the sum of their squared deviations from the mean, by Welford's update.
-        deviations: the last R of theta_i - m_i, m_i the mean of the first i; the oldest is overwritten.
     """
 
     count: Tensor
     mean: Tensor
-    squares: Tensor
-    deviations: Tensor
 
-    def __init__(self, network: nn.Module, rank: int) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         like = _flat(network)
         self.register_buffer("count", torch.zeros((), dtype=torch.int64, device=like.device))
         self.register_buffer("mean", torch.zeros_like(like))
-        self.register_buffer("squares", torch.zeros_like(like))
-        self.register_buffer("deviations", like.new_zeros(rank, len(like)))
 
     @torch.no_grad()
     def collect(self, network: nn.Module) -> None:
         """Add the current weights of the network."""
-        weights = _flat(network).to(self.mean.device)
-        before = weights - self.mean
+        self.add(_flat(network).to(self.mean.device))
+
+    def add(self, weights: Tensor) -> None:
+        """Add weights in one row."""
         self.count += 1
-        self.mean += before / self.count
-        after = weights - self.mean
-        self.squares += before * after
-        self.deviations[(int(self.count) - 1) % len(self.deviations)] = after
+        self.mean += (weights - self.mean) / self.count
 
     def average(self) -> Tensor:
         """Return the mean of all weights."""
@@ -83,6 +76,31 @@ class Moments(nn.Module):
                 "epoch at the constant rate"
             )
         return self.mean
+
+
+class Moments(Average):
+    """Mean, squared deviations and last deviations of the weights on the path, all parameters in one row.
+
+    Attributes:
+        squares: the sum of the squared deviations from the mean, by Welford's update.
+        deviations: the last R of theta_i - m_i, m_i the mean of the first i; the oldest is overwritten.
+    """
+
+    squares: Tensor
+    deviations: Tensor
+
+    def __init__(self, network: nn.Module, rank: int) -> None:
+        super().__init__(network)
+        self.register_buffer("squares", torch.zeros_like(self.mean))
+        self.register_buffer("deviations", self.mean.new_zeros(rank, len(self.mean)))
+
+    @override
+    def add(self, weights: Tensor) -> None:
+        before = weights - self.mean
+        super().add(weights)
+        after = weights - self.mean
+        self.squares += before * after
+        self.deviations[(int(self.count) - 1) % len(self.deviations)] = after
 
     def draw(self, index: int) -> Tensor:
         """Return draw `index` of all weights, a function of the moments and the index."""
@@ -101,11 +119,12 @@ class SWAGNetworks(Members):
 
     def __init__(self, members: Sequence[nn.Module], method: SWAG) -> None:
         super().__init__(members, method)
-        self.kept: list[Moments] = []  # in a list, so that no file of the model has them
+        self.kept: list[Average] = []  # in a list, so that no file of the model has them
 
     @override
-    def new_collector(self) -> Moments:
-        self.kept = [Moments(self.members[0], self.method.rank)]
+    def new_collector(self) -> Average:
+        first, method = self.members[0], self.method
+        self.kept = [Average(first) if method.average else Moments(first, method.rank)]
         return self.kept[0]
 
     def collect(self) -> None:
@@ -124,7 +143,7 @@ class SWAG(Method):
 
     Attributes:
         components: K, the number of stored draws: the model has K copies of the network.
-        rank: R, the number of deviations that are kept while training.
+        rank: R, the number of deviations that are kept while training; an average keeps none.
         extra_epochs: further epochs as a share of the recipe's, rounded up, at least 2.
         rate: constant learning rate of the further epochs, relative to the recipe's peak.
         average: keep the average of the weights in place of draws (SWA): `components` is 1.
@@ -191,7 +210,8 @@ class SWAG(Method):
         moments, here = model.kept[0] if model.kept else model.new_collector(), device_of(model.members[0])
         for index, member in enumerate(model.members):
             home = device_of(member)
-            _assign(member.to(here), moments.average() if self.average else moments.draw(index))
+            drawn = moments.draw(index) if isinstance(moments, Moments) else moments.average()
+            _assign(member.to(here), drawn)
             _collect_norms(member, data)
             member.to(home)
         model.kept.clear()

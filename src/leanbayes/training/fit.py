@@ -154,10 +154,9 @@ def fit(  # noqa: PLR0913
     fabric = launch(recipe)
     log = EpochLog(place, loggers, resume=resume) if fabric.is_global_zero else EpochLog(None, (), resume=False)
     arguments = FitArguments(train, likelihood, validation, place, resume, callbacks, output, log)
-    networks = list(_networks(unwrap(model), recipe, arguments))
     history = History()
     with display(epochs_of(unwrap(model), recipe), shown=progress and fabric.is_global_zero) as shown:
-        for network, own_recipe, own_arguments, columns in networks:
+        for network, own_recipe, own_arguments, columns in _networks(unwrap(model), recipe, arguments):
             with _trainer(network, own_recipe, own_arguments, fabric) as trainer:
                 rows = trainer.run(shown, len(history), columns)
             history.extend(row | columns for row in rows)
@@ -168,23 +167,32 @@ def fit(  # noqa: PLR0913
 def _networks(
     model: nn.Module, recipe: Recipe, arguments: FitArguments
 ) -> Iterator[tuple[nn.Module, Recipe, FitArguments, dict[str, int]]]:
-    """Yield each network to train with its recipe, arguments and columns of the history; of an ensemble, members."""
+    """Yield each network to train with its recipe, arguments and columns of the history; of an ensemble, members.
+
+    Each member learns noise of its own, from the initial one on; after the last, the common likelihood has them all.
+    """
     members = members_of(model)
     if not members:
         yield model, recipe, arguments, {}
+        return
     ensemble: Any = model
-    if members and ensemble.method.post_hoc:
+    if ensemble.method.post_hoc:
         likelihood = arguments.likelihood or ensemble.likelihood
         own_arguments = replace(arguments, likelihood=likelihood, ensemble=ensemble)
         yield members[0], ensemble.method.extended(recipe), own_arguments, {}
         return
+    shared = arguments.likelihood or ensemble.likelihood
+    own = shared.split(len(members)) if isinstance(shared, Likelihood) else ()
+    parts: Sequence[Any] = own or [shared] * len(members)
     for k, member in enumerate(members):
         own_recipe = replace(recipe, seed=recipe.seed + MEMBER_SEEDS * k)
         folder = None if arguments.folder is None else arguments.folder / f"member{k}"
-        likelihood = arguments.likelihood or own_likelihood(member) or getattr(model, "likelihood", None)
+        likelihood = parts[k] if arguments.likelihood else own_likelihood(member) or parts[k]
         own_arguments = replace(arguments, folder=folder, likelihood=likelihood)
         for network, its_recipe, its_arguments, _ in _networks(member, own_recipe, own_arguments):
             yield network, its_recipe, its_arguments, {"member": k}
+    if isinstance(shared, Likelihood):
+        shared.join(own)
 
 
 def epochs_of(model: nn.Module, recipe: Recipe) -> int:

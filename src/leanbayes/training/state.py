@@ -45,6 +45,8 @@ FIELDS = {
     "tied": dict[str, str],
     "tensors": dict[str, int],
 }
+FORMER = ("collector.squares", "collector.deviations")
+"""Tensors that states of earlier versions have where only the average of the weights is used."""
 NEWER = ("tensors", "processes")
 """Fields that states of earlier versions do not have."""
 ROW = {"epoch": int, "seconds": float, "peak_memory_mb": float}
@@ -123,7 +125,9 @@ class Checkpoint:
         self._compare(header, module)
         tensors = _files.tied(tensors, header["tied"])
         model, kept, random = (with_prefix(tensors, kind) for kind in (MODEL, OPTIMIZER, RANDOM))
-        self._compare_shapes(model, module.state_dict())
+        here = module.state_dict()
+        model = {name: tensor for name, tensor in model.items() if name in here or name not in FORMER}
+        self._compare_shapes(model, here)
         with self._explained():
             _check_optimizer(kept, dict(module.named_parameters()), self.recipe)
             _check_random_state(random)

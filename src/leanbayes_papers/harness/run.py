@@ -18,11 +18,14 @@ import leanbayes as lb
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Budget, DataSpec, EvaluationSpec, Job
 from leanbayes.compare.run import MODEL
+from leanbayes.compare.time_limit import TimeLimit
 from leanbayes.evaluation.result import read_result
 from leanbayes.evaluation.statistics import number
 from leanbayes.runtime._files import read_tensors, write_text
 from leanbayes.training.devices import pick_device
+from leanbayes.training.fit import epochs_of
 from leanbayes.training.recipe import Precision
+from leanbayes.training.state import STATE
 from leanbayes_papers.harness.numbers import numbers, Printed
 from leanbayes_papers.harness.results import Column, Record, Table
 from leanbayes_papers.harness.spec import Trained, TrainingSpec
@@ -48,6 +51,8 @@ class Run:
     compile: bool = False
     rows: tuple[str, ...] = ()  # labels of the networks of a partial run; none for all
     trained: set[Path] = field(default_factory=set, repr=False, compare=False)  # folders of trainings of this run
+    limit: TimeLimit | None = field(default=None, repr=False, compare=False)
+    stored: set[Path] = field(default_factory=set, repr=False, compare=False)  # by this call of the command
 
     def pick(self, *, quick: Choice, short: Choice, full: Choice) -> Choice:
         """Return the value for the budget."""
@@ -111,19 +116,35 @@ class Run:
         data, folder = spec.load(spec.source), spec.folder(self.out, seed)
         model = spec.make(data, seed) if start is None else start
         watch = None if spec.watch is None else spec.watch(spec, folder, data, self)
+        recipe, rows = replace(spec.recipe, seed=seed), spec.rows(data, seed)
+        self.stop(f"{spec.name}, seed {seed}: not begun", unless=folder / STATE)
         options: Json = {
             "folder": folder,
             "resume": self.keeps(folder),
-            "callbacks": [] if watch is None else [watch],
+            "callbacks": [*([] if watch is None else [watch]), *self._after_epoch(spec, seed, folder, model)],
             "progress": self.budget != "quick",
         }
-        recipe, rows = replace(spec.recipe, seed=seed), spec.rows(data, seed)
         if isinstance(model, (lb.generative.Autoencoder, lb.generative.ProbabilisticUNet)):
             lb.generative.fit(model, rows, recipe, **options)
         else:
             lb.fit(model, rows, recipe, likelihood=lb.Categorical(), **options)
         self.trained.add(folder)
         return Trained(model.to(self.torch_device).eval(), data, [] if watch is None else watch.rows)
+
+    def stop(self, where: str, unless: Path | None = None) -> None:
+        """Raise `TimeIsUp` if the time is over, unless a file is there.
+
+        A call that has stored nothing yet continues: the same command would come no further.
+        """
+        if self.limit is not None and self.stored and not (unless is not None and unless.is_file()):
+            self.limit.check(where)
+
+    def _after_epoch(self, spec: TrainingSpec, seed: int, folder: Path, model: nn.Module) -> list[Callable[[Any], Any]]:
+        """Return the callback that stops a training, after all others; `fit` stores the state."""
+        if self.limit is None:
+            return []
+        after = self.limit.after_epoch(f"{spec.name}, seed {seed}", "training", epochs_of(model, spec.recipe))
+        return [lambda state: self.stored.add(folder), after]
 
     def keeps(self, folder: Path) -> bool:
         """Return whether a training on disk is kept: a fresh run keeps only its own."""
@@ -136,11 +157,17 @@ class Run:
         return found
 
     def cached(self, path: Path, compute: Callable[[], Json], *, valid: Callable[[Json], bool] = bool) -> Json:
-        """Return a JSON file if it is there, whole and valid, else compute it and write it."""
+        """Return a JSON file if it is there, whole and valid, else compute it, write it and look at the time."""
         found = self.known(path, valid)
         if found is None:
-            found = compute()
-            write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", path)
+            found = self.write(compute(), path)
+            self.stop(f"{path.name} is stored")
+        return found
+
+    def write(self, found: Json, path: Path) -> Json:
+        """Write a JSON file and return what it holds."""
+        write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", path)
+        self.stored.add(path)
         return found
 
     def known(self, path: Path, valid: Callable[[Json], bool] = bool) -> Json | None:
@@ -227,11 +254,12 @@ class Study:
         of = hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
         figure = path.with_name(f"{self.name}{run.part}.svg")
 
-        def compute() -> Json:
+        found = run.known(path, lambda known: known.get("of") == of and "records" in known)
+        if found is None:
+            run.stop(f"{self.title}: not begun")
             figure.unlink(missing_ok=True)
-            return {"title": self.title, "claim": self.claim, "of": of, **part, "records": self.measure(run)}
-
-        found = run.cached(path, compute, valid=lambda known: known.get("of") == of and "records" in known)
+            about = {"title": self.title, "claim": self.claim, "of": of, **part}
+            found = run.write(about | {"records": self.measure(run)}, path)
         records: list[Record] = found["records"]
         if self.plot is not None and not figure.is_file():
             self.plot(records, figure)

@@ -14,9 +14,10 @@ from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job
 from leanbayes.compare.run import Callback
 from leanbayes.compare.run_all import run_all
+from leanbayes.compare.time_limit import TimeLimit
 from leanbayes.evaluation import result as results
 from leanbayes.runtime._files import write_text
-from leanbayes.runtime.distributed import rank_and_world
+from leanbayes.runtime.distributed import launched, rank_and_world
 from leanbayes_papers.harness.results import Record
 from leanbayes_papers.harness.run import FOLDER, Run, Suite
 
@@ -37,7 +38,7 @@ def run_named(suites: Mapping[str, SuiteOf], options: Any, out: Path) -> int:
         raise ValueError(f"expected a suite among {', '.join(suites)}, got {options.name!r}")
     same = {name: getattr(options, name) for name in ("budget", "device", "precision", "root", "fresh", "compile")}
     data = tuple(name for name in options.data.split(",") if name)
-    run = Run(**same, seeds=_seeds(options.seeds), data=data, out=out)
+    run = Run(**same, seeds=_seeds(options.seeds), data=data, out=out, limit=_limit(options.stop_after))
     suite = suites[options.name](run)
     run = replace(run, rows=_labels(options.rows, suite, options.name))
     outcome = run_suite(options.name, suite, run)
@@ -157,7 +158,9 @@ def run_suite(name: str, suite: Suite, run: Run) -> Outcome:
         spec = watched.get(job.label)
         return () if spec is None or spec.watch is None else (spec.watch(spec, job.folder(run.out), experiment, run),)
 
-    found = dict(zip(jobs, run_all(jobs, run.out, fresh=run.fresh, watch=watch), strict=True))
+    waiting = [job.folder(run.out) for job in jobs if run.fresh or results.read_result(job.folder(run.out)) is None]
+    found = dict(zip(jobs, run_all(jobs, run.out, fresh=run.fresh, watch=watch, limit=run.limit), strict=True))
+    run.stored.update(waiting)
     done = {job for job, result in found.items() if result["status"] == "done"}
     remarks += [f"{job.label}, seed {job.seed}, failed: {found[job]['error']}" for job in jobs if job not in done]
     records: dict[str, list[Record]] = {}
@@ -194,6 +197,16 @@ def present(suite: Suite, run: Run) -> tuple[Suite, list[str]]:
     if not studies:
         raise ValueError(f"nothing to run: {' '.join(remarks)}")
     return replace(suite, studies=studies), remarks
+
+
+def _limit(minutes: float | None) -> TimeLimit | None:
+    """Return the limit that begins now, None without one; several processes raise, since their clocks differ."""
+    if minutes is None:
+        return None
+    launch = launched()
+    if launch is not None and launch.processes > 1:
+        raise ValueError(f"expected one process with --stop-after, got {launch.processes}; leave it out, or start one")
+    return TimeLimit.of(minutes)
 
 
 def _labels(text: str, suite: Suite, name: str) -> tuple[str, ...]:
