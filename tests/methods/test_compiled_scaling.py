@@ -207,3 +207,20 @@ def test_a_compiled_step_on_a_gpu_is_about_as_close_to_float64_as_autograd(metho
         assert (single[name] - right).norm() <= 1e-3 * right.norm() + 1e-6, name
         error, bound = (ours[name] - right).norm(), (plain[name] - right).norm()
         assert error <= torch.maximum(2 * bound, 0.03 * right.norm()), (name, error, bound)
+
+
+@pytest.mark.parametrize("method", ["rank1", "points"])
+def test_factors_of_zero_have_finite_gradients(method, monkeypatch):
+    """The gradients are sums over a factor: it is moved to a number as good as zero first."""
+    bnn = lb.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Tanh(), nn.Conv2d(4, 5, 3)), METHODS[method]).double()
+    with torch.no_grad():
+        for _, layer in lb.stochastic_layers(bnn):
+            for factor in layer.posterior.children():
+                factor.loc[:, ::2] = 0
+                if "rho" in factor._parameters:
+                    factor.rho.fill_(-1000.0)
+    monkeypatch.setattr("leanbayes.distributions.positive.SMALLEST", 0.0)
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64, requires_grad=True)
+    expected = gradients(bnn, x, devices=(), monkeypatch=monkeypatch)
+    found = gradients(bnn, x, devices=("cpu",), monkeypatch=monkeypatch)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

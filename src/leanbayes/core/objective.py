@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.conversion import own_likelihood, stochastic_layers, unwrap
+from leanbayes.core.conversion import layers_of, own_likelihood, stochastic_layers, unwrap
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.layers.select import choose, Where
@@ -61,14 +61,23 @@ def kl(model: nn.Module) -> Tensor:
     members = members_of(inner)
     if members:
         return torch.stack([kl(member) for member in members]).mean()
-    groups: dict[tuple[type, Method], list[StochasticLayer]] = {}
-    for _, layer in stochastic_layers(model):
-        groups.setdefault((type(layer), layer.method), []).append(layer)
+    groups = _groups(layers_of(model))
     if groups:
-        posteriors = [layer.posterior for layers in groups.values() for layer in layers]
+        posteriors = [layer.posterior for layers in groups for layer in layers]
         with nullcontext() if torch.compiler.is_compiling() else gathered(posteriors):
-            return torch.stack([layers[0].kl_of(layers).float() for layers in groups.values()]).sum()
+            found = [layers[0].kl_of(layers).float() for layers in groups]
+            return found[0] if len(found) == 1 else torch.stack(found).sum()
     return torch.zeros((), device=device_of(model))
+
+
+def _groups(layers: Sequence[StochasticLayer]) -> list[list[StochasticLayer]]:
+    """Return the layers of each class and method."""
+    if all(type(layer) is type(layers[0]) and layer.method is layers[0].method for layer in layers):
+        return [list(layers)] if layers else []  # the usual case, without the hash of a method
+    groups: dict[tuple[type, Method], list[StochasticLayer]] = {}
+    for layer in layers:
+        groups.setdefault((type(layer), layer.method), []).append(layer)
+    return list(groups.values())
 
 
 def elbo(
@@ -168,7 +177,7 @@ def check_mixture(likelihood: Loss, aggregate: str) -> None:
 
 def _draws_by_batch(model: nn.Module) -> bool:
     """Return whether a layer draws once per batch: repeated rows would all see the same draw."""
-    return any(not layer.row_noise for _, layer in stochastic_layers(model))
+    return any(not layer.row_noise for layer in layers_of(model))
 
 
 def _inputs(x: Inputs, rows: int | None, inside: int, passes: int) -> list[Inputs]:

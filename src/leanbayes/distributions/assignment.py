@@ -49,7 +49,7 @@ class Assignment(NamedTuple):
 
     def by_block(self, values: Tensor) -> Tensor:
         """Gather values of components (K, n) for blocks of rows: (blocks, 1, n)."""
-        return values[self.component][:, None]
+        return values[self.component].unsqueeze(1)
 
     def take(self, values: Tensor) -> Tensor:
         """Gather values of components (K, n) for rows (R, n)."""

@@ -96,18 +96,20 @@ def joint_sample(
     """Return samples (R, n_1), (R, n_2), ... of several factors of one `Law`, by a few large operations.
 
     Noise is (R, n_1), ..., or (1, K, n_1), ... for rows that share that of their component. The samples are rounded to
-    `dtype`, in which layers compute, and none is zero.
+    `dtype`, in which layers compute.
     """
     kind, joined = factors[0].law, torch.cat(list(noise), -1)
     loc, scale = _joined(factors)
     if joined.dim() > 2:
         z = component.take(kind.sample(loc, scale, joined.squeeze(0)))
+    elif not kind.has_scale:
+        z = component.take(loc)
     else:
         loc, scale = component.by_block(loc), component.by_block(scale)
         blocks = loc.shape[0]
         by_block = joined.view(blocks, joined.shape[0] // blocks, joined.shape[1])
-        z = kind.sample(loc, scale, by_block).expand(-1, by_block.shape[1], -1).flatten(0, 1)  # a point has one
-    return list(torch.split(materialise(away_from_zero(z.to(dtype))), [factor.count for factor in factors], 1))
+        z = kind.sample(loc, scale, by_block).flatten(0, 1)
+    return list(materialise(z.to(dtype)).split_with_sizes([factor.count for factor in factors], 1))
 
 
 def away_from_zero(factors: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -179,8 +180,15 @@ class StochasticLayer(nn.Module, abc.ABC):
 
     def spread(self, variable: Tensor, x: Tensor) -> Tensor:
         """Return variables (R, n) in a shape that multiplies the channels of x, row by row."""
+        if variable.dtype == x.dtype and variable.shape == x.shape and self._has_shape_of_rows(x):
+            return variable
         where = self.family.axis, self.layout, self.path, self._turn()
         return broadcast_channels(variable, x, *where, ready=self.is_sampled_ahead)
+
+    def _has_shape_of_rows(self, x: Tensor) -> bool:
+        """Return whether variables of the shape of x are those of its rows and channels."""
+        first = self.layout is None or self.layout.axis == 0
+        return first and x.dim() == 2 and self.family.axis % 2 == 1 and not torch.compiler.is_compiling()
 
     def align(self, variable: Tensor, x: Tensor, channels: int) -> tuple[Tensor, int]:
         """Return variables with one row for each entry of an axis of x, or a single row, and that axis."""
@@ -228,6 +236,9 @@ class StochasticLayer(nn.Module, abc.ABC):
 
         During a pass, `weight` and `bias` are those of the draw: some networks read them without calling the layer.
         """
+        modules = self.__dict__.get("_modules", {})
+        if name in modules:  # `base` and `posterior`, in every pass
+            return modules[name]
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -390,6 +401,12 @@ def factor_noise(factor: Factor) -> NoiseSpec:
 def one_draw(variables: Mapping[str, Tensor], row: int) -> dict[str, Tensor]:
     """Return the variables of one draw; variables that all draws share have one row."""
     return {name: value[row if len(value) > 1 else 0] for name, value in variables.items()}
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context without autocast, which would round products; where it is off, an empty one is cheaper."""
+    on = device.type != "meta" and torch.is_autocast_enabled(device.type)
+    return torch.autocast(device.type, enabled=False) if on else nullcontext()
 
 
 def plain_copy(layer: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:

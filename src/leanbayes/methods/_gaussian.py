@@ -27,7 +27,7 @@ from typing_extensions import override
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.factor import materialise
 from leanbayes.layers.family import EMBEDDINGS, LinearFamily
-from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._base import Method, StochasticLayer, without_autocast
 from leanbayes.methods._local_map import apply, pays, SMALLEST_VARIANCE
 from leanbayes.methods._scaled_map import is_ordinary, map_of
 from leanbayes.runtime.noise import Noise, NoiseSpec
@@ -77,7 +77,7 @@ class GaussianLayer(StochasticLayer):
             return fused
         mean = None if means is None else self.linear(x, means, args)
         wide = _variances_in(x)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             # Fused with the mean over pixels before it, the square of a vector does not compile with Triton 3.6.
             squares = (materialise(x) if x.dim() == 2 else x).to(wide).square()
             variance = self.linear(squares, self.scales.square().to(wide), args, bias=False)

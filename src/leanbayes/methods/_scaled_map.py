@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import nn, Tensor
 from torch.autograd import forward_ad
 
-from leanbayes.distributions.factor import LARGE_ENOUGH
+from leanbayes.distributions.factor import away_from_zero, LARGE_ENOUGH
 from leanbayes.layers.family import Family
 from leanbayes.methods._base import StochasticLayer
 from leanbayes.runtime import row_gradients
@@ -168,14 +168,15 @@ def scaled_map(
     s, r = (None if factor is None else layer.spread(factor, x) for factor in (s, r))
     if bias is not None:
         bias = bias.to(dtype) if r is None else layer.spread(bias, x)
-    return apply(linear, x, weight, s, r, bias, safe=layer.is_sampled_ahead)
+    safe = r is not None and bias is None and layer.is_sampled_ahead
+    return apply(linear, x, weight, s, away_from_zero(r) if safe and r is not None else r, bias, safe=safe)
 
 
 def times_inputs(layer: StochasticLayer, x: Tensor, s: Tensor) -> Tensor:
     """Return x * s for factors of rows (R, n)."""
     factor = layer.spread(s, x)
     if layer.is_sampled_ahead and compiled_for(x, factor, layer.family.axis):
-        return scaled_input(x, factor, layer.family.axis, computed_in(x))
+        return scaled_input(x, away_from_zero(factor), layer.family.axis, computed_in(x))
     return x * factor
 
 
@@ -187,7 +188,7 @@ def times_outputs(layer: StochasticLayer, y: Tensor, r: Tensor | None, bias: Ten
     factor = layer.spread(r, y)
     fits = offset is None or offset.shape == factor.shape
     if fits and layer.is_sampled_ahead and compiled_for(y, factor, layer.family.axis):
-        return scaled_output(y, factor, offset, layer.family.axis)
+        return scaled_output(y, away_from_zero(factor), offset, layer.family.axis)
     return y * factor if offset is None else torch.addcmul(offset, y, factor)
 
 

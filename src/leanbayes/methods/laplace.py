@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,7 +31,7 @@ from typing_extensions import override
 from leanbayes.distributions.assignment import Assignment
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, exact, Gaussian, Likelihood
 from leanbayes.layers.family import Conv1D, LinearFamily, LinearLike, TRANSPOSED
-from leanbayes.methods._base import Method, StochasticLayer, Training
+from leanbayes.methods._base import Method, StochasticLayer, Training, without_autocast
 from leanbayes.methods._checks import check_positive, whole_number
 from leanbayes.runtime.batches import call, device_of, Output, pairs_of, to_device
 from leanbayes.runtime.distributed import refuse_shards, summed
@@ -151,8 +151,7 @@ class LaplaceLayer(StochasticLayer):
 
     def _exact(self) -> AbstractContextManager[Any]:
         """Return a context without autocast, which would round the draws."""
-        kind = self.posterior.prior_precision.device.type
-        return nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False)
+        return without_autocast(self.posterior.prior_precision.device)
 
 
 class FullCurvature:

@@ -38,9 +38,6 @@ from leanbayes.runtime.noise import NoiseSpec
 
 Estimator = Literal["local", "flipout", "weights"]
 
-MANY = 2**15
-"""Weights of a layer from which the operations of its divergence take longer than their calls."""
-
 
 class MeanFieldLayer(GaussianLayer):
     """A linear map with a Gaussian over every weight, whose standard deviations are free parameters."""
@@ -68,7 +65,7 @@ class MeanFieldLayer(GaussianLayer):
     def kl(self) -> Tensor:
         prior, rho, weight = self.method.prior_std, self.posterior.rho, self.weight_now
         single = rho.dtype == weight.dtype == torch.float32
-        if single and self.padding is None and rho.numel() >= MANY and is_ordinary(rho, weight):
+        if single and self.padding is None and is_ordinary(rho, weight):
             return sum_of_normal_kl(rho, weight, prior)
         stds, means = self.random(self.scales).float(), self.random(weight).float()
         return normal_kl(stds, means, prior).sum()

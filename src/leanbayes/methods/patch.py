@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -38,7 +38,7 @@ from leanbayes.distributions.assignment import Assignment, cuts, pick_between
 from leanbayes.distributions.factor import materialise
 from leanbayes.layers.family import LINEAR_MAPS, LinearFamily, NORMS
 from leanbayes.layers.select import choose
-from leanbayes.methods._base import Method, Space, StochasticLayer
+from leanbayes.methods._base import Method, Space, StochasticLayer, without_autocast
 from leanbayes.methods._checks import check_at_least_zero, check_choice, check_components
 from leanbayes.methods._together import patched_rows
 from leanbayes.runtime.noise import Noise, NoiseSpec
@@ -160,8 +160,7 @@ class PatchLayer(StochasticLayer):
 
     def _exact(self) -> AbstractContextManager[Any]:
         """Return a context without autocast, which would round the products of copies."""
-        device: torch.device = self.posterior.contrasts.device
-        return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
+        return without_autocast(self.posterior.contrasts.device)
 
     def _centre(self) -> Tensor:
         return torch.cat(self._tensors())

@@ -96,13 +96,18 @@ class Rank1Layer(StochasticLayer):
     @classmethod
     def kl_of(cls, layers: Sequence[Self]) -> Tensor:
         config, device = layers[0].config, layers[0].device
-        total = torch.zeros((), device=device)
-        for side, centre in config.centres().items():
-            sides: list[Any] = [layer.posterior._modules.get(side) for layer in layers]
-            factors = [factor for factor in sides if factor is not None]
-            if factors and config.is_random(side):  # embeddings have none of their inputs
+        if config.prior == "point":
+            return torch.zeros((), device=device)
+        sides = {side: centre for side, centre in config.centres().items() if config.is_random(side)}
+        totals = []
+        for centre in dict.fromkeys(sides.values()):
+            own = [side for side, around in sides.items() if around == centre]
+            found: list[Any] = [layer.posterior._modules.get(side) for layer in layers for side in own]
+            factors = [factor for factor in found if factor is not None]  # embeddings have none of their inputs
+            if factors:
                 prior = prior_on(device, config.prior, centre, config.prior_std)
-                total = total + kl(joint_distribution(factors), prior).sum()
+                totals.append(kl(joint_distribution(factors), prior).sum())
+        total = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
         return total if config.kl_over == "sum" else total / config.components
 
     @override
@@ -132,29 +137,34 @@ class Rank1Layer(StochasticLayer):
         cls, layers: Sequence[Self], component: Assignment, noise: Sequence[Noise], width: Width
     ) -> list[Variables]:
         config = layers[0].config
-        sides: list[str] = [side for layer in layers for side, _ in layer.posterior.named_children()]
-        factors: list[Any] = [factor for layer in layers for factor in layer.posterior.children()]
-        parts = [part for own in noise for part in own]
-        drawn: dict[int, Tensor] = {}
+        found: list[Variables] = [{} for _ in layers]
+        slots = [
+            (variables, side, factor, part)
+            for variables, layer, own in zip(found, layers, noise, strict=True)
+            for (side, factor), part in zip(layer.posterior._modules.items(), own, strict=True)
+        ]
         # The points of the other side have another distribution.
         for random in (True, False) if config.other == "point" else (True,):
-            places = [place for place, side in enumerate(sides) if config.is_random(side) == random]
-            given = [factors[place] for place in places], component, [parts[place] for place in places]
-            drawn.update(zip(places, joint_sample(*given, layers[0].computed_in), strict=True))
-        following = iter([drawn[place] for place in range(len(sides))])
-        found = [{side: next(following) for side, _ in layer.posterior.named_children()} for layer in layers]
+            chosen = [slot for slot in slots if config.is_random(slot[1]) == random]
+            factors, parts = [slot[2] for slot in chosen], [slot[3] for slot in chosen]
+            drawn = joint_sample(factors, component, parts, layers[0].computed_in)
+            for (variables, side, *_), z in zip(chosen, drawn, strict=True):
+                variables[side] = z
         own = [layer for layer in layers if "bias" in layer.posterior._parameters]
-        if own:
-            offsets = [layer.posterior.bias for layer in own]
-            biases = torch.cat([layer.base.bias for layer in own]) + component.take(torch.cat(offsets, 1))
-            members = torch.split(materialise(biases), [offset.shape[1] for offset in offsets], 1)
-            biases_of = dict(zip(map(id, own), members, strict=True))
-        for layer, variables in zip(layers, found, strict=True):
+        members = iter(cls._biases_of(own, component) if own else ())
+        for variables, layer in zip(found, layers, strict=True):
             if "bias" in layer.posterior._parameters:
-                variables["bias"] = biases_of[id(layer)]
+                variables["bias"] = next(members)
             elif layer.bias_now is not None:
                 variables["bias"] = layer.base.bias[None]
         return found
+
+    @classmethod
+    def _biases_of(cls, layers: Sequence[Self], component: Assignment) -> tuple[Tensor, ...]:
+        """Return the biases of the rows (R, n) of several layers."""
+        offsets = [layer.posterior.bias for layer in layers]
+        biases = component.take(torch.cat([layer.base.bias for layer in layers]) + torch.cat(offsets, 1))
+        return materialise(biases).split_with_sizes([offset.shape[1] for offset in offsets], 1)
 
     @override
     def fold(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from torch import distributed, nn, Tensor
 
+from leanbayes.layers.hooks import every_module
+
 INTERACTIVE = ("bash", "interactive")
 """Names of interactive Slurm jobs, which start processes themselves (as in Lightning Fabric)."""
 
@@ -93,7 +95,7 @@ def gathered(modules: Iterable[nn.Module]) -> Iterator[None]:
         ...     divergence = lb.kl(bnn)
     """
     tops = modules if may_have_shards() else ()
-    holders: list[dict[str, Any]] = [module._parameters for top in tops for module in top.modules()]
+    holders: list[dict[str, Any]] = [module._parameters for top in tops for module in every_module(top)]
     shards = [(holder, name, p) for holder in holders for name, p in holder.items() if is_shard(p)]
     whole: dict[int, Any] = {}
     for _, _, shard in shards:  # a tied parameter is gathered once
@@ -133,5 +135,7 @@ def may_have_shards() -> bool:
 
 def is_shard(tensor: Any) -> bool:
     """Return whether a tensor is a DTensor, without the slow import: before it there are none."""
+    if type(tensor) is nn.Parameter or type(tensor) is Tensor:
+        return False  # asked for every parameter in every step
     homes = map(sys.modules.get, HOMES)
     return any(isinstance(tensor, getattr(home, "DTensor", ())) for home in homes)

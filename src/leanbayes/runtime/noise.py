@@ -87,7 +87,7 @@ class NoisePool:
         for (kind, per_row, device), slots in self.layout.items():
             pooled = standard(kind, (rows * world if per_row else 1, sum(slot.size for slot in slots)), device)
             pooled = _own_rows(pooled, rank, world) if per_row else pooled
-            for slot, part in zip(slots, torch.split(pooled, [slot.size for slot in slots], 1), strict=True):
+            for slot, part in zip(slots, pooled.split_with_sizes([slot.size for slot in slots], 1), strict=True):
                 shaped = part if len(slot.shape) == 1 else part.view(part.shape[0], *slot.shape)
                 found.setdefault(slot.path, []).append(shaped)
         return {path: tuple(parts) for path, parts in found.items()}

@@ -180,7 +180,8 @@ class PassState:
             return
         self.region = None if torch.compiler.is_compiling() else _region()
         for layers in plan.whole_groups():
-            component = self.component.modulo(layers[0].components)
+            own = self.mode is FRESH and layers[0].components == self.components
+            component = self.component if own else self.component.modulo(layers[0].components)
             noise = [self.noise[layer.path] for layer in layers]
             sampled = layers[0].sample_of(layers, component, noise, self.mode.width)
             for layer, variables in zip(layers, sampled, strict=True):
