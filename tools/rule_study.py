@@ -15,7 +15,9 @@ Where the report then proposes more seeds, these are added, up to six in all, an
     difference" is right, too, if all twelve seeds say so.
 (b) It is worse than plain + temperature.
 (c) All "methods" are plain networks of other seeds, at their temperatures: one is recommended. Their reference is the
-    mean of all plain networks of a seed, where a deep ensemble was trained.
+    mean of all plain networks of a seed, where a deep ensemble was trained. In a second test all plain networks, those
+    of ensembles included, are dealt out to all roles by chance. In the first, the plain rows are always compared with
+    the same members of ensembles, and either may be better by luck.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from leanbayes.runtime._files import write_text
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results" / "rule"
 REPETITIONS, SEEDS, MORE, SIMULATED = 200, 3, 6, 2000
+SHUFFLES, MEMBERS, COPIES = 1000, 4, 8  # repetitions of the second test of (c), members of an ensemble, "methods"
 NLL, AREA = 0.02, 0.01  # largest distance to the best row: a share of plain's NLL, and of the AUROC
 KEPT = ("schema", "status", "seed", "method", "network", "data", "recipe", "settings", "metrics", "cost", "commit")
 KEPT_IF_THERE = ("from_plain",)
@@ -169,7 +172,8 @@ def outcome(runs: list[Run]) -> dict[str, Any]:
         if rows
     }
     rows = sorted({run.label for run in runs})
-    return {"rows": rows, "seeds": len(seeds), "needs": needs, "null": null_test(runs, seeds)}
+    nulls = {"null": null_test(runs, seeds), "null_shuffled": shuffled_null_test(runs)}
+    return {"rows": rows, "seeds": len(seeds), "needs": needs, **nulls}
 
 
 def _choices(seeds: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -257,6 +261,34 @@ def null_test(runs: list[Run], seeds: Sequence[int]) -> float:
         made += [_members(ensembles[seed], position) for position, seed in first if seed in ensembles]
         recommended += verdict(grouped(made)[0]).choice is not None
     return recommended / REPETITIONS
+
+
+def shuffled_null_test(runs: list[Run]) -> float | None:
+    """Return the share of the repetitions that recommend a plain network; None with too few plain networks."""
+    plain = [run for run in runs if run.name == "plain"]
+    networks = [run.part("metrics", "tempered") for run in plain]
+    networks += [dict(member) for run in runs for member in run.rows("metrics", "members")[1:]]  # the first is plain
+    if len(networks) < SEEDS * (MEMBERS + COPIES):
+        return None
+    generator, recommended = random.Random(3), 0
+    for _ in range(SHUFFLES):
+        dealt = iter(generator.sample(networks, len(networks)))
+        recommended += verdict(grouped(_shuffled(plain, dealt))[0]).choice is not None
+    return recommended / SHUFFLES
+
+
+def _shuffled(plain: Sequence[Run], dealt: Iterator[Any]) -> Iterator[Run]:
+    """Yield a plain row, the members of an ensemble, and `COPIES` rows, all of them networks that are dealt out."""
+    for seed, run in enumerate(plain[:SEEDS]):
+        first = next(dealt)
+        record = {**run.record, "seed": seed, "from_plain": True, "metrics": {**first, "tempered": first}}
+        yield Run(f"plain/seed{seed}", record)
+        members = [{**(next(dealt) if k else first), "seed": seed + 1000 * k} for k in range(MEMBERS)]
+        ensemble = {"name": "deep_ensemble", "label": "deep_ensemble", "fields": {}}
+        alone = {"from_plain": False, "method": ensemble, "metrics": {"members": members}}
+        yield Run(f"members/seed{seed}", {**record, **alone})
+        for copy in range(1, COPIES + 1):
+            yield _renamed(Run("", {**record, "metrics": {"tempered": next(dealt)}}), copy, seed)
 
 
 def _renamed(run: Run, number: int, seed: int) -> Run:
@@ -447,7 +479,9 @@ def table(found: Mapping[str, Any]) -> str:
             then = f"{100 * more['right']:.1f} % | {100 * more['worse']:.1f} % | {more['seeds']:.1f}"
             whole = one["all_seeds"] or "no clear difference"
             lines.append(f"| {name} | {need} | {shares} | {then} | {rows} | {whole} |")
-        lines.append(f"| {name} | (c) plain networks alone |  |  | {100 * data['null']:.1f} % |  |  |  |  |  |  |")
+        for title, key in (("(c) plain networks alone", "null"), ("(c) all plain networks shuffled", "null_shuffled")):
+            if data.get(key) is not None:
+                lines.append(f"| {name} | {title} |  |  | {100 * data[key]:.1f} % |  |  |  |  |  |  |")
     return "\n".join(lines)
 
 

@@ -40,7 +40,9 @@ def test_figures_are_those_of_the_mean_of_the_draws():
     assert by_hand["ece"] == pytest.approx(100 * float(metrics.ece(mean, y)))
 
 
-def test_the_page_equals_its_file(found):
+@pytest.mark.parametrize("name", ["fashion-mnist-lenet", "cifar10-wrn-10-1"])
+def test_the_page_equals_its_files(name):
+    found = json.loads((RESULTS / "designs" / f"{name}.json").read_text(encoding="utf-8"))
     page = (RESULTS / "designs.md").read_text(encoding="utf-8")
     assert [made for made in designs.tables(found) if made not in page] == []
     assert unsaid("docs/results/designs.md", designs.sentences(found)) == []
@@ -62,3 +64,17 @@ def test_the_summary_of_the_page_follows_from_its_file(found):
 def test_one_draw_is_the_same_under_both_designs(found):
     for method in designs.methods_of(found):
         assert designs.difference(found, method, 1)[0] == 0
+
+
+def test_the_default_waits_since_one_gain_on_the_second_data_set_is_within_two_errors():
+    found = json.loads((RESULTS / "designs" / "cifar10-wrn-10-1.json").read_text(encoding="utf-8"))
+    gains = {method: designs.difference(found, method, designs.DECIDING) for method in ("rank1", "implicit")}
+    clear = {method: mean < -2 * error for method, (mean, error) in gains.items()}
+    assert clear == {"rank1": True, "implicit": False}
+    areas = [
+        statistics.fmean(designs.by_seed(found, method, design, draws, "auroc_epistemic"))
+        for method in clear
+        for design in designs.DESIGNS
+        for draws in designs.COUNTS[1:]
+    ]
+    assert sum(area < 0.5 for area in areas) >= 0.8 * len(areas)

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import random
+import statistics
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ PAGES = Path(__file__).parents[2] / "docs" / "results"
 @pytest.fixture(autouse=True)
 def _fewer_repetitions(monkeypatch):
     monkeypatch.setattr(rule_study, "REPETITIONS", 30)
+    monkeypatch.setattr(rule_study, "SHUFFLES", 30)
 
 
 def test_the_page_on_tables_equals_its_file():
@@ -102,6 +104,8 @@ def test_the_sentences_on_the_advice_are_those_of_the_files():
     mine = rule_study.spread(runs_of["fashion-mnist"])["NLL"]
     first = {name: max(abs(a - b) for a, b in zip(*one.values(), strict=True)) for name, one in again.items()}
     nulls = {name: percent(one["null"]) for name, one in now.items()}
+    shuffled = {name: percent(one["null_shuffled"]) for name, one in now.items()}
+    titles = list(zip(now, ("CIFAR-10", "the digits", "Fashion-MNIST", "MNIST", "notMNIST"), strict=True))
     patch = gains_of_row(runs_of["fashion-mnist"], "patch")
     said = (
         f"(b) is at most {percent(max(one['worse'] for *_, one in lines))}.",
@@ -111,6 +115,10 @@ def test_the_sentences_on_the_advice_are_those_of_the_files():
         f"in a share of {percent(digits['near_given'])} on the digits and {percent(mnist['near_given'])} on MNIST.",
         f"(c) is {nulls['cifar10']} on CIFAR-10, {nulls['digits']} on the digits, {nulls['fashion-mnist']} on "
         f"Fashion-MNIST, {nulls['mnist']} on MNIST and {nulls['notmnist']} on notMNIST.",
+        "1,000 times: "
+        + ", ".join(f"{shuffled[name]} on {title}" for name, title in titles[:-1])
+        + f" and {shuffled['notmnist']} on notMNIST.",
+        f"errs in {percent(statistics.fmean(one['null_shuffled'] for one in now.values()))} on average",
         f"gains {mine[2]:.3f} nats on Fashion-MNIST, and the standard error of three seeds is {mine[3] / 3**0.5:.3f} "
         f"({mine[1] / 3**0.5:.3f} over the plain row)",
         f"by at most {first['fashion-mnist']:.4f} on Fashion-MNIST, {first['notmnist']:.4f} on notMNIST and "
