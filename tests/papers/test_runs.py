@@ -317,6 +317,16 @@ def test_names_of_rows_may_have_commas_and_rows_have_labels_too(tmp_path):
     assert _labels("", suite, "rank1-cifar") == ()
 
 
+def test_a_row_of_one_network_leaves_out_rows_of_other_networks_with_its_label(tmp_path):
+    run = Run(root=str(tmp_path), device="cpu", budget="short")
+    suite = SUITES["implicit-complexity"](run)
+    assert _labels("iBNN, 42K", suite, "implicit-complexity") == ("implicit-k8 lenet",)
+    assert len(_labels("implicit-k8", suite, "implicit-complexity")) == 5  # four LeNets and VGG-16
+    parts = [part for study in suite.studies if (part := study.only(("implicit-k8 lenet",))) is not None]
+    assert {(spec.name, spec.net) for part in parts for spec in part.specs} == {("implicit-k8", "lenet")}
+    assert {row for part in parts for row in part.rows} == {"iBNN, 42K", "implicit-k8"}
+
+
 def test_compiled_steps_are_asked_for_by_a_flag(tmp_path):
     for compiled in (False, True):
         run = Run(root=str(tmp_path), device="cpu", compile=compiled)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -228,18 +228,18 @@ class Study:
     def rows(self) -> dict[str, TrainingSpec]:
         """Networks that can be chosen, by the name of their row: the `specs` of `measure`."""
         known = getattr(self.measure, "keywords", {}).get("specs", self.specs)
-        return dict(known) if isinstance(known, Mapping) else {spec.name: spec for spec in known}
+        return dict(known) if isinstance(known, Mapping) else {label_of(spec, known): spec for spec in known}
 
     def only(self, labels: tuple[str, ...]) -> Study | None:
         """Return the study of the networks of these labels; None if it has none of them, or needs others, too."""
-        kept = {name: spec for name, spec in self.rows.items() if spec.name in labels}
+        kept = {name: spec for name, spec in self.rows.items() if {spec.name, spec.label} & set(labels)}
         if len(kept) == len(self.rows):
             return self if kept else None
         keywords = getattr(self.measure, "keywords", {})
         if not kept or "specs" not in keywords:
             return None
         specs = kept if isinstance(keywords["specs"], Mapping) else tuple(kept.values())
-        compared = tuple(spec for spec in self.specs if spec.name in labels)
+        compared = tuple(spec for spec in self.specs if {spec.name, spec.label} & set(labels))
         return replace(self, measure=partial(self.measure, specs=specs), specs=compared)
 
     def jobs(self, seeds: tuple[int, ...]) -> list[Job]:
@@ -345,3 +345,8 @@ def _compared(spec: TrainingSpec, out: Path, seed: int, device: torch.device) ->
 @lru_cache(maxsize=1)
 def _experiment(source: DataSpec, net: str, evaluation: EvaluationSpec) -> Experiment:
     return Experiment(source, net, evaluation)  # the last one is cached: the runs of a study mostly share theirs
+
+
+def label_of(spec: TrainingSpec, specs: Iterable[TrainingSpec]) -> str:
+    """Return the name of a spec; with its network, if one of another network has the same name."""
+    return spec.name if all(other.net == spec.net for other in specs if other.name == spec.name) else spec.label

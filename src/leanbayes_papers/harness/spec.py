@@ -55,6 +55,11 @@ class TrainingSpec:
     rows: Callable[[Any, int], Any] = lambda data, seed: data.prepared(data.train)  # of a seed
     watch: Callable[[TrainingSpec, Path, Any, Any], Any] | None = None  # callback of `fit` from folder, data and run
 
+    @property
+    def label(self) -> str:
+        """Name and network: what a partial run is chosen by where networks share a name."""
+        return f"{self.name} {self.net}"
+
     def make(self, data: Any, seed: int) -> nn.Module:
         """Return the untrained model of a seed."""
         with torch.random.fork_rng(devices=[]):

@@ -19,7 +19,7 @@ from leanbayes.evaluation import result as results
 from leanbayes.runtime._files import write_text
 from leanbayes.runtime.distributed import launched, rank_and_world
 from leanbayes_papers.harness.results import Record
-from leanbayes_papers.harness.run import FOLDER, Run, Suite
+from leanbayes_papers.harness.run import FOLDER, label_of, Run, Suite
 
 SuiteOf = Callable[[Run], Suite]
 WIDTH = 100
@@ -212,10 +212,11 @@ def _limit(minutes: float | None) -> TimeLimit | None:
 def _labels(text: str, suite: Suite, name: str) -> tuple[str, ...]:
     """Return the labels of the rows in a text; rows have names, in which there may be commas, and labels."""
     rows = [row for study in suite.studies for row in study.rows.items()]
+    specs = [spec for _, spec in rows]
     labels: dict[str, list[str]] = {}
     for row, spec in rows:
         for known in {row.lower(), spec.name.lower()}:
-            labels.setdefault(known, []).append(spec.name)
+            labels.setdefault(known, []).append(label_of(spec, specs))
     words, found = [word for word in text.split(",") if word.strip()], dict.fromkeys("")
     if words and not rows:
         raise ValueError(f"expected no --rows for {name}, which has no rows to choose, got {text!r}")
@@ -227,7 +228,7 @@ def _labels(text: str, suite: Suite, name: str) -> tuple[str, ...]:
             raise ValueError(f"expected rows of {name} among {known}, got {words[0].strip()!r}")
         found |= dict.fromkeys(some)
         words = words[end:]
-    every = tuple(dict.fromkeys(spec.name for _, spec in rows))
+    every = tuple(dict.fromkeys(label_of(spec, specs) for spec in specs))
     return () if set(found) == set(every) else tuple(label for label in every if label in found)
 
 
