@@ -199,12 +199,15 @@ def draws_sentence(curve: Curve) -> str:
         found = {way["way"]: near(curve, way, method, "raw").share for way in curve.ways(method)}
         two, four, eight = (f"{100 * statistics.fmean(found[f'{count} draws']):.1f}" for count in (2, 4, 8))
         student = percent(found[STUDENT]).lstrip("+")
-        parts.append(f"by {two}, {four} and {eight} % for `{method}`, by {student} for its student of one pass")
+        parts.append(
+            f"`{method}`: {two} % with 2 draws, {four} % with 4, {eight} % with 8, and {student} with a student of one "
+            "pass"
+        )
     seeds = "one seed" if len(curve.seeds) == 1 else f"{len(curve.seeds)} seeds"
     data, net, rows = _named(curve.seeds[0]["data"]), _named(curve.seeds[0]["net"]), curve.seeds[0]["rows"]["train"]
     return (
-        f"On {data} ({net}, {rows:,} training rows, {seeds}), without a temperature, the NLL of 2, 4 and 8 draws is "
-        f"above that of 16 {'; '.join(parts)}."
+        f"On {data} ({net}, {rows:,} training rows, {seeds}), without a temperature, the NLL is above that of 16 draws "
+        f"by this much. {'. '.join(parts)}."
     )
 
 

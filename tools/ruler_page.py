@@ -69,7 +69,7 @@ def tables(folder: Path) -> dict[str, str]:
     ruler, price, runs = (json.loads((folder / f"{name}.json").read_text()) for name in ("ruler", "price", "runs"))
     found = ruler_tables(ruler)
     found["Four thin networks"] = table(
-        ("Networks", "Calibrated NLL", "Worth networks", "Gain"),
+        ("One ensemble", "Calibrated NLL", "Worth networks", "Gain"),
         [
             (f"{len_of(ruler, each['net'])} x {each['net']}", f"{each['cnll']:.4f}", _worth(each), _gain(each))
             for each in ruler["against"]

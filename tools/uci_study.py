@@ -141,7 +141,7 @@ def noise_tables(found: list[dict[str, Any]]) -> list[str]:
     """Return the tables of the trials of the initial noise: all sets, and all rules where the targets have little."""
     columns = [(method, rule) for method in ("rank1", "implicit") for rule in ("default", "squared 0.25")]
     heads = ["plain", *(f"{method}, {rule}" for method, rule in columns), "patch"]
-    lines = [f"| set | rows | noise | {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) + 2)}"]
+    lines = [f"| set, one seed | rows | noise | {' | '.join(heads)} |", f"| --- |{' ---: |' * (len(heads) + 2)}"]
     for one in found:
         values = [one["plain"]["nll"], *(_trial(one, *column) for column in columns), _trial(one, "patch", "default")]
         cells = " | ".join(f"{value:.3f}" for value in values)
@@ -150,7 +150,7 @@ def noise_tables(found: list[dict[str, Any]]) -> list[str]:
         one for one in found if all(_trial(one, "rank1", rule) is not None for rule in RULES) and one["noise"] < 0.1
     ]
     heads = [f"{method}, {one['set']}" for method in ("rank1", "implicit") for one in little]
-    rules = [f"| rule | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    rules = [f"| rule, one seed | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
     for rule in RULES:
         pairs = [(one, _trial(one, method, rule)) for method in ("rank1", "implicit") for one in little]
         cells = [f"{nll - one['plain']['nll']:+.3f}" for one, nll in pairs]
@@ -161,7 +161,7 @@ def noise_tables(found: list[dict[str, Any]]) -> list[str]:
 def noise_test_table(found: list[dict[str, Any]]) -> str:
     """Return the log predictive densities of the test rows before and after the rule."""
     heads = ["plain", "rank1, before", "rank1, after", "implicit, before", "implicit, after", "patch"]
-    lines = [f"| set | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
+    lines = [f"| set, one seed | {' | '.join(heads)} |", f"| --- |{' ---: |' * len(heads)}"]
     for one in found:
         cells = [f"{one['rows'][head]['lpd']:.3f}" for head in heads]
         lines.append(f"| {one['set']} | {' | '.join(cells)} |")

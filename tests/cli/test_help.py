@@ -9,10 +9,11 @@ import sys
 import pytest
 
 from leanbayes import models
-from leanbayes.cli import names
+from leanbayes.cli import data, names
 from leanbayes.cli.compare import comparison_options, parse, plan_of
 from leanbayes.cli.main import main, PURPOSE, screen
 from leanbayes.compare.job import BUDGETS, FEW, MOST_EPOCHS, PATIENCE, recipe
+from leanbayes.data.loading import Row
 from leanbayes.methods import all_methods
 
 MANY = 1_000_000
@@ -128,6 +129,29 @@ def test_lists_name_what_there_is():
     own = {name: names.first_line(kind.__doc__) for name, kind in all_methods().items()}
     assert dict(names.method_lines()) == own
     assert all(own.values())
+
+
+def test_lists_of_networks_say_nothing_of_arguments():
+    assert [text for text in dict(names.net_lines()).values() if " see " in text or "arguments" in text] == []
+
+
+def test_data_list_names_its_folder_once_and_is_not_cut(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    folder = tmp_path / "a-long-name-of-a-folder-that-would-be-cut-in-a-column"
+    prepared = Row("mnist", "classification", 60_000, 10_000, (1, 28, 28), f"cached at {folder}", "")
+    monkeypatch.setattr(data, "describe", lambda root: [prepared])
+    assert main(["data", "list", "--root", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert said.count(folder.name) == 1
+    assert re.search("1x28x28 +cached", said)
+
+
+def test_data_alone_explains_both_commands(capsys):
+    assert main(["data"]) == 2
+    shown = capsys.readouterr().out
+    assert main(["data", "--help"]) == 0
+    assert capsys.readouterr().out == shown
+    assert all(word in shown for word in ("list ", "prepare ", "--source", "--root"))
 
 
 def test_lists_are_plain_text(capsys):

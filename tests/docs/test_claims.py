@@ -11,7 +11,7 @@ from leanbayes.training.recipe import rate
 from leanbayes_papers import SUITES
 from leanbayes_papers.harness import printed
 from tests.docs.pages import file_of, RESULTS, text_of, unsaid
-from tests.docs.test_comparison_pages import mean, training, worth
+from tests.docs.test_comparison_pages import mean, training
 from tests.docs.test_comparison_pages import runs as runs_of
 from tests.docs.test_prices import GPU
 
@@ -111,8 +111,8 @@ def test_the_recipes_say_what_the_comparisons_say():
         for name in ("fashion-mnist", "cifar10")
     }
     spans = {name: f"at {found[0]:.1f} to {found[-1]:.1f} trainings" for name, found in costs.items()}
-    cnll = [f"{mean('cifar10', label, 'cnll'):.3f}" for label in ("rank1", "implicit", "plain")]
-    networks = [f"{worth('cifar10', label).networks:.1f}" for label in ("rank1", "implicit")]
+    ruler = {method["method"]: method["parts"]["both"] for method in file_of("ruler/ruler.json")["methods"]}
+    networks = [f"{ruler[label]['networks']:.2f} ± {ruler[label]['se']:.2f}" for label in ("rank1", "implicit")]
     eager, compiled = (GPU["train_step"][f"WRN-16-4, 128, {mode}"]["ratio"]["rank1"] for mode in ("eager", "compiled"))
     said = [
         f"plain NLL {mean('fashion-mnist', 'plain', 'nll'):.3f} and ECE "
@@ -123,8 +123,7 @@ def test_the_recipes_say_what_the_comparisons_say():
         f"one seed: plain {shown('plain')}; BatchEnsemble {shown('batch_ensemble')}; rank-1 {shown('rank1')}; "
         f"implicit nodes "
         f"{shown('implicit')}, {spans['cifar10']}.",
-        f"gain in calibrated NLL ({cnll[0]} and {cnll[1]} against {cnll[2]}), worth {networks[0]} and {networks[1]} "
-        f"networks;",
+        f"gain in calibrated NLL, worth {networks[0]} and {networks[1]} networks ([three seeds](results/ruler.md));",
         f"costs about {eager:.1f} plain steps, compiled {compiled:.2f} ([prices](results/cost.md)).",
         f"The {eager:.1f} is an indication only: another training used the GPU.",
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from typing import Any
 
 import pytest
@@ -47,6 +48,12 @@ def test_gains_are_as_the_page_says() -> None:
         assert both["networks"] + 2 * both["se"] < 2
         assert all(figures["cnll"] < centre[seed]["cnll"] for seed, figures in both["by_seed"].items())
     implicit = found["implicit"]["both"]
+    plain = curve["curve"][0]
+    raw, calibrated = (
+        plain[key]["mean"] - statistics.fmean(figures[key] for figures in implicit["by_seed"].values())
+        for key in ("nll", "cnll")
+    )
+    assert 0 < calibrated < raw / 2  # the README: a temperature brings most of the gain in NLL
     assert sum(value > -0.010 for value in implicit["paired"]["differences"]) == 2
     assert implicit["networks"] < 1.5
     for seed, figures in implicit["by_seed"].items():

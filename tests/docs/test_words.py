@@ -174,6 +174,77 @@ def test_errors_of_trained_networks_rise_as_the_page_says():
     assert unsaid("docs/results/pretrained.md", said) == []
 
 
+def test_tables_with_little_noise_go_as_the_page_says():
+    trials = {(one["set"], one["rows"]): one for one in file_of("tables/noise.json")}
+
+    def worse(method: str) -> set[tuple[str, int]]:
+        default = {
+            name: next(t["nll"] for t in one["trials"] if t["method"] == method and "default" in t.get("rules", ()))
+            for name, one in trials.items()
+        }
+        return {name for name in default if default[name] > trials[name]["plain"]["nll"] + 0.05}
+
+    little = {("yacht", 277), ("naval", 3000)}
+    assert worse("rank1") == little | {("energy", 691)}
+    assert worse("implicit") == little | {("naval", 10741)}
+    before = {
+        one["set"]: {name: row["lpd"] for name, row in one["rows"].items()} for one in file_of("tables/noise-test.json")
+    }
+    below = {
+        method: {name for name, lpd in before.items() if lpd[f"{method}, before"] < lpd["plain"] and name != "boston"}
+        for method in ("rank1", "implicit")
+    }
+    assert below == {"rank1": {"energy"}, "implicit": {"yacht", "energy", "naval"}}
+    said = [
+        "with default noise are worse than the plain network on yacht and on 3,000 rows of naval, `rank1` also on "
+        "energy, `implicit` also on all rows of naval.",
+        "`implicit` was worse than the plain network on yacht, energy and naval, and `rank1` on energy",
+    ]
+    assert unsaid("docs/results/tables.md", said) == []
+
+
+def test_other_times_of_conversion_are_worse_as_the_page_says():
+    found = {
+        each["convert_at_epoch"]: each["parts"]["both"]["by_seed"] for each in file_of("ruler/late.json")["conversions"]
+    }
+    less = {
+        (epoch, key): [seeds[seed][key] - found[28][seed][key] for seed in seeds]
+        for epoch, seeds in found.items()
+        for key in ("accuracy", "nll", "cnll", "ece")
+    }
+    assert all(min(less[epoch, "ece"]) > 0 for epoch in (0, 12, 20, 34))
+    assert min(*less[0, "nll"], *less[12, "nll"], *less[34, "nll"], *less[34, "cnll"]) > 0
+    assert min(less[20, "nll"]) < 0
+    assert max(less[34, "accuracy"]) < 0
+    for epoch in (0, 12, 20):
+        differences = less[epoch, "cnll"]
+        assert sum(difference < 0 for difference in differences) == 1
+        assert 0 < statistics.fmean(differences) < 1.5 * statistics.stdev(differences) / len(differences) ** 0.5
+
+
+def test_single_encoders_answer_better_when_they_may_withhold():
+    numbers = file_of("text/text-reviews.json")["numbers"]
+    fifth, half = (numbers["coverages"].index(share) for share in (0.8, 0.5))
+    rows = {
+        name: [statistics.fmean(seed["curve"][place] for seed in row["seeds"]) for place in (-1, fifth, half)]
+        for name, row in numbers["rows"].items()
+    }
+    ensemble, plain = rows.pop("Deep ensemble"), rows["Deterministic"]
+    rounded = [{round(100 * row[place]) for row in rows.values()} for place in range(3)]
+    said = [f"right in {100 * ensemble[2]:.1f} % (one network: {100 * plain[2]:.1f} %)"]
+    assert rounded == [{75, 76}, {80, 81}, {87, 88}]
+    assert unsaid("docs/results/text.md", said) == []
+
+
+def test_separated_members_miss_their_goal_as_the_page_says():
+    found = {each["method"]: each["parts"]["both"] for each in file_of("separation/separation.json")["methods"]}
+    best = sorted(found.values(), key=lambda part: -part["networks"])[:2]
+    low, high = sorted(f"{part['se']:.2f}" for part in best)
+    said = [f"the best ones are worth {best[0]['networks']:.2f} networks, with standard errors of {low} and {high}"]
+    assert f"{best[0]['networks']:.2f}" == f"{best[1]['networks']:.2f}"
+    assert unsaid("docs/results/separation.md", said) == []
+
+
 # ------------------------------------------------------------------------------------ the index of the papers
 
 

@@ -71,8 +71,8 @@ class Common:
         budget: length of the training: quick is minutes, short about an hour on two cores, full the papers' schedules.
         tune: number of trials that choose the learning rate of each row, and the noise level of each method, on
             held-out training rows, never on test rows. Every row has the same number. All seeds use the values chosen
-            with seed 0. It takes about as many trainings more for each row; needs pip install leanbayes[tune]. Default
-            0, no trials.
+            with seed 0. Each row takes up to this number of further trainings. It needs pip install leanbayes[tune].
+            By default there are no trials.
         samples: draws per prediction.
         design: of these draws: independent, or paired with mirrored noise.
         ood: out-of-distribution data sets, separated by commas; "none" for none; default the usual ones for the data
@@ -104,8 +104,8 @@ class Common:
         device: auto, cpu, cuda or mps.
         precision: bf16-mixed runs networks in bfloat16.
         devices: processes on this machine; torchrun overrides it.
-        workers: number of runs at a time, each a process with one thread; useful for small networks on a CPU. Default
-            1, on a Ray cluster as many as it has resources for.
+        workers: number of runs at a time, each a process with one thread; useful for small networks on a CPU.
+            The default is one, on a Ray cluster as many as it has resources for.
         backend: ray, or local processes. auto is ray if it is installed and there are several workers or RAY_ADDRESS
             names a cluster, else local. Results are the same.
         log: also log every epoch: csv and tensorboard into the folder of the run, wandb and mlflow to their servers.

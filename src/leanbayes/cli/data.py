@@ -16,8 +16,19 @@ from leanbayes.cli.main import complain, parse
 from leanbayes.cli.names import first_line
 from leanbayes.compare.time_limit import STOPPED, TimeIsUp
 from leanbayes.data import describe, describe_annotated, prepare
+from leanbayes.data.cache import data_root
 from leanbayes.methods import closest
 from leanbayes.report.text import Table
+
+USAGE = """usage: leanbayes data list [--root FOLDER]
+       leanbayes data prepare NAME [--root FOLDER] [--source FOLDER]
+
+  list       the known data sets: task, numbers of rows, shape, and whether they are here
+  prepare    download the data set NAME, verify it, and put it into the folder of the data sets
+
+  --root FOLDER      the folder of the data sets; default $LEANBAYES_DATA, else your cache folder
+  --source FOLDER    a folder with the original files, if you have them already: nothing is downloaded
+"""
 
 
 @dataclass(frozen=True)
@@ -50,22 +61,27 @@ def data(arguments: list[str]) -> int:
     """List or prepare data sets."""
     if not arguments or arguments[0] not in ("list", "prepare"):
         asked = bool(arguments) and arguments[0] in ("-h", "--help")
-        sys.stdout.write("usage: leanbayes data list | leanbayes data prepare NAME [--source FOLDER]\n")
+        sys.stdout.write(USAGE)
         return 0 if asked else 2
     if arguments[0] == "prepare":
         wanted = parse(DataPrepare, arguments[1:], "data prepare")
         prepare(wanted.name, wanted.root, wanted.source)
         return 0
     root = parse(DataList, arguments[1:], "data list").root
-    _print_sets("name", "task", [(row, row.task) for row in describe(root)])
-    annotated = [(row, row.annotators) for row in describe_annotated(root)]
-    _print_sets("lb.data.load_annotated", "annotators", annotated)
+    folder = data_root(root)
+    _print_sets("task", [(row, row.task) for row in describe(root)], folder)
+    sys.stdout.write("Sets with several annotators for each image (lb.data.load_annotated):\n")
+    _print_sets("annotators", [(row, row.annotators) for row in describe_annotated(root)], folder)
+    sys.stdout.write(f"Cached sets are in {folder}. leanbayes data prepare NAME fetches another one.\n")
     return 0
 
 
-def _print_sets(name: str, kind: str, sets: Sequence[tuple[Any, str]]) -> None:
-    rows = [(r.name, own, f"{r.train:,}", f"{r.test:,}", "x".join(map(str, r.shape)), r.where) for r, own in sets]
-    Table(heads=(name, kind, "train", "test", "shape", "where"), rows=rows, left=6).print()
+def _print_sets(kind: str, sets: Sequence[tuple[Any, str]], folder: Path) -> None:
+    rows = [
+        (r.name, own, f"{r.train:,}", f"{r.test:,}", "x".join(map(str, r.shape)), r.where.replace(f" at {folder}", ""))
+        for r, own in sets
+    ]
+    Table(heads=("name", kind, "train", "test", "shape", "where"), rows=rows, left=6).print()
 
 
 @dataclass(frozen=True)
@@ -73,9 +89,9 @@ class Reproduce:
     """Repeat a table or figure of a paper and print our numbers next to the paper's.
 
     Attributes:
-        name: a name of leanbayes list suites.
+        name: of the suite; leanbayes list suites has them.
         budget: quick shows that it works, short takes about an hour on a GPU, full is the paper's schedule.
-        seeds: separated by commas.
+        seeds: separated by commas; several give standard errors.
         device: auto, cpu, cuda or mps.
         precision: bf16-mixed runs networks in bfloat16.
         root: folder of the known data sets; default $LEANBAYES_DATA, else your cache folder.

@@ -45,7 +45,7 @@ usage: leanbayes COMMAND ...
   report      write the report of a folder of results again
   reproduce   repeat a table or figure of a paper, our numbers next to the paper's
   list        list methods, nets, data and suites
-  data        data sets: list, prepare NAME
+  data        list the known data sets, or fetch one: data prepare NAME
   bench       measure the cost of each method on this machine
 
 Begin with:
@@ -54,9 +54,10 @@ Begin with:
   leanbayes compare --data fashion-mnist --net lenet    a known data set and network
   leanbayes compare --data my.npz --net my_module:make_network --methods plain,rank1,implicit
 
-leanbayes COMMAND --help explains the flags; compare, train and evaluate have more of them: --help-all.
-Exit codes: 0 done, 1 a run failed, 2 wrong usage or input, 3 stopped by --stop-after, 130 interrupted (3
-and 130: finished work is kept, the same command resumes).
+leanbayes COMMAND --help explains the flags. For compare, train and evaluate it shows the most used ones;
+leanbayes compare --help-all shows all of them.
+Exit codes: 0 done, 1 a run failed, 2 wrong usage or input, 3 stopped by --stop-after, 130 interrupted.
+After 3 and 130 finished work is kept, and the same command resumes.
 """
 
 
@@ -160,17 +161,18 @@ data
   --task TASK           classification or regression, for your own data; default by its targets
   --train-rows N        number of training rows, --test-images N of test rows; 0 is all
   --hold-out N          evaluate on N training rows instead of the test set, to choose settings
-  --validation SHARE    of the training rows, which give temperature, noise and, for tables, the
-                        epochs; default 0.1; 0 trains on all rows
+  --validation SHARE    share of the training rows to hold out, default 0.1; they give temperature,
+                        noise and, for tables, the epochs; 0 trains on all rows
 methods and network
-  --methods LIST        such as plain,rank1,patch[crossed=true]; default all (list methods)
+  --methods LIST        such as plain,rank1,patch[crossed=true]; default all: leanbayes list methods
   --net NET             a known name (leanbayes list nets), or your own as package.module:function
   --where GLOBS         layers to convert, such as "fc*", or last_stage, last_block, head (cheap
                         answers); --late SHARE of the epochs before the conversion
 training
   --budget BUDGET       quick (default, minutes), short (an hour on two cores), full (as in papers)
-  --seeds LIST          default 0,1,2 for quick and short, 0 for full; one seed recommends nothing
-  --tune N              N trials a row choose learning rate and noise level, on held-out rows
+  --seeds LIST          default 0,1,2 for quick and short, 0 for full; one seed gives no advice
+  --tune N              choose learning rate and noise level of each row of the table by N trials,
+                        on held-out training rows
   --recipe.FIELD VALUE  such as --recipe.epochs 30, --recipe.lr 0.05, --recipe.batch-size 64
   --METHOD.FIELD VALUE  such as --rank1.components 8
 
@@ -186,7 +188,7 @@ training
 
 evaluation
   --samples N           draws per prediction, default 16; --design paired mirrors their noise
-  --ood LIST            out-of-distribution sets; none for none; default the usual ones for the data
+  --ood LIST            out-of-distribution data sets, or none; default the usual ones for the data
   --no-shift            leave out corrupted images; --shift-images N, default 1000
 machine and results
   --out FOLDER          default runs/DATA. Finished runs are kept, others resume; or --fresh

@@ -27,8 +27,8 @@ class Predict:
             rows. Default the test rows of the run.
         net: the network of the run as package.module:function, if it is your own. A name in the run's folder is never
             imported.
-        out: folder of the predictions: predictions.csv for a spreadsheet, part-*.npz for Python (read_scores). Default
-            predictions/DATA.
+        out: folder of the predictions: predictions.csv for a spreadsheet, part-*.npz for Python (read_scores).
+            The default is predictions/DATA.
         samples: draws per prediction.
         seed: of the draws.
         part_rows: rows per file; an interrupt keeps finished files.

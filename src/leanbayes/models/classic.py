@@ -168,7 +168,7 @@ class MLP(Chain):
 
 
 def deep_mlp(depth: int = 100, width: int = 100, *, num_outputs: int = 100, input_shape: tuple[int, ...] = (1,)) -> MLP:
-    """Make an MLP of ``depth`` linear layers without biases, a batch norm and a ReLU between each two.
+    """Make an MLP of 100 linear layers (``depth``) without biases, with a batch norm and a ReLU between them.
 
     Every hidden layer has ``width`` units. The axes of an example are flattened first.
     """
@@ -288,7 +288,7 @@ def vgg11(
     head: Scale | Head | None = None,
     batch_norm: bool = False,
 ) -> VGG:
-    """Make the VGG of 8 convolutions and 3 linear layers; see ``VGG`` for the arguments."""
+    """Make the VGG of 8 convolutions and 3 linear layers."""
     return VGG(_VGG11, num_outputs=num_outputs, input_shape=input_shape, head=head, batch_norm=batch_norm)
 
 
@@ -299,12 +299,12 @@ def vgg11_bn(
     *,
     width: float = 1,
 ) -> VGG:
-    """Make the VGG of 8 convolutions, each with a batch norm, and 3 linear layers; see ``VGG`` for the arguments."""
+    """Make the VGG of 8 convolutions, each with a batch norm, and 3 linear layers."""
     return VGG(_VGG11, num_outputs=num_outputs, input_shape=input_shape, head=head, batch_norm=True, width=width)
 
 
 def vgg11_dense(num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), *, width: float = 1) -> VGG:
-    """Make the VGG of 8 convolutions of this width, all with norms, a linear layer of 256 with one, and the output."""
+    """Make the VGG of 8 convolutions, a linear layer of 256 units, all with norms, and the output layer."""
     return vgg11_bn(num_outputs, input_shape, DENSE_HEAD, width=width)
 
 
@@ -314,7 +314,7 @@ def vgg16(
     head: Scale | Head | None = None,
     batch_norm: bool = False,
 ) -> VGG:
-    """Make the VGG of 13 convolutions and 3 linear layers; see ``VGG`` for the arguments."""
+    """Make the VGG of 13 convolutions and 3 linear layers."""
     return VGG(_VGG16, num_outputs=num_outputs, input_shape=input_shape, head=head, batch_norm=batch_norm)
 
 
@@ -363,7 +363,7 @@ class VGGLike(Chain):
 def vgg_like(
     num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), *, width: float = 1, dropout: bool = False
 ) -> VGGLike:
-    """Make the VGG-like network for CIFAR with norms and no biases; see ``VGGLike`` for the arguments."""
+    """Make the VGG-like network for CIFAR, with norms and without biases."""
     return VGGLike(num_outputs, input_shape, width=width, dropout=dropout)
 
 

@@ -129,12 +129,12 @@ def _stem(scale: Scale, channels: int) -> nn.Sequential:
 
 
 def resnet18(num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), stem: Scale | None = None) -> ResNet:
-    """Make the ResNet of 8 basic blocks; see ``ResNet`` for the arguments."""
+    """Make the ResNet of 8 basic blocks."""
     return ResNet((2, 2, 2, 2), num_outputs=num_outputs, input_shape=input_shape, stem=stem)
 
 
 def resnet50(num_outputs: int = 10, input_shape: tuple[int, ...] = (3, 32, 32), stem: Scale | None = None) -> ResNet:
-    """Make the ResNet of 16 bottleneck blocks; see ``ResNet`` for the arguments."""
+    """Make the ResNet of 16 bottleneck blocks."""
     depths = (3, 4, 6, 3)
     return ResNet(depths, bottleneck=True, num_outputs=num_outputs, input_shape=input_shape, stem=stem)
 
@@ -196,7 +196,7 @@ class PreactBlock(nn.Module):
 
 
 class WideResNet(PooledChain):
-    """WRN-depth-widen: three stages of ``(depth - 4) / 6`` blocks, 16, 32 and 64 times ``widen``.
+    """WRN-depth-widen: three stages of ``(depth - 4) / 6`` blocks, with 16, 32 and 64 times ``widen`` channels.
 
     Args:
         depth: Number of convolutions along the longest path, plus the linear layer; ``6n + 4``.
