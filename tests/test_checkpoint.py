@@ -303,3 +303,16 @@ def test_a_network_that_is_converted_already_is_refused_as_such(method, tmp_path
     lb.save(bnn, tmp_path / "m.safetensors")
     with pytest.raises(ValueError, match=r"expected a plain network.*got one that is converted already"):
         lb.load(tmp_path / "m.safetensors", bnn)
+
+
+@pytest.mark.parametrize("only", ["all", "posterior"])
+def test_a_likelihood_of_a_later_layer_is_read_there(tmp_path, only):
+    """The first layer is converted after the one that keeps the likelihood."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    first = lb.convert(net, lb.Rank1(), where="2", likelihood=lb.Gaussian(std=0.3, learn=True))
+    model, x = lb.convert(first, lb.Rank1(components=3), where="0"), torch.randn(7, 6)
+    lb.save(model, tmp_path / "model.safetensors", only=only)
+    again = lb.load(tmp_path / "model.safetensors", net)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(lb.predict(again, x).total, lb.predict(model, x).total)
+    assert again[2].likelihood is not None and again[0].likelihood is None

@@ -159,8 +159,17 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
     likelihood = _likelihood(header, tensors, path)
     if likelihood is not None:
         attach_likelihood(model, likelihood)
+        _move_likelihood(model, likelihood, tensors)
     _fill(model, tensors, header, path)
     return cast(Network, model)
+
+
+def _move_likelihood(model: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor]) -> None:
+    """Attach a likelihood with tensors where the file has them: an earlier layer may have been converted later."""
+    keys = {path: f"{path}.likelihood." if path else "likelihood." for path, _ in stochastic_layers(model)}
+    keepers = {path for path, key in keys.items() if any(name.startswith(key) for name in tensors)}
+    for path, layer in stochastic_layers(model) if keepers else ():
+        layer.likelihood = copy.deepcopy(likelihood) if path in keepers else None
 
 
 def _student_step(student: Student) -> dict[str, Any]:
