@@ -16,7 +16,7 @@ from leanbayes.methods._checks import whole_number
 from leanbayes.methods.ensemble import member_of, members_of
 from leanbayes.runtime.noise import Design
 from leanbayes.runtime.passes import draws, Width
-from leanbayes.runtime.twins import copied, tensors_of, twin
+from leanbayes.runtime.twins import at_rest, copied, tensors_of, twin
 
 
 def draw(
@@ -60,7 +60,7 @@ def mean(model: Network, *, component: int | None = None) -> Network:
 
 
 def _frozen_copy(model: nn.Module, **draw: Any) -> nn.Module:
-    model = twin(model, share_plain=True)
+    model = twin(at_rest(model), share_plain=True)
     with draws(model, **draw):
         return _on_its_own(raise_back(frozen(model)), model)
 
