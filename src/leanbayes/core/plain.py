@@ -12,7 +12,7 @@ from torch import nn
 from leanbayes.core.conversion import Network, stochastic_layers, unwrap
 from leanbayes.layers.composites.lowering import raise_back
 from leanbayes.layers.hooks import copy_hooks
-from leanbayes.methods._checks import whole_number
+from leanbayes.methods._checks import check_at_least_zero, whole_number
 from leanbayes.methods.ensemble import member_of, members_of
 from leanbayes.runtime.noise import Design
 from leanbayes.runtime.passes import draws, Width
@@ -36,7 +36,8 @@ def draw(
         >>> plain = lb.draw(bnn, seed=0)
     """
     inner: Any = unwrap(model)
-    seed = whole_number("seed", seed)
+    seed, index = whole_number("seed", seed), whole_number("index", index)
+    check_at_least_zero(index=index)
     members = members_of(inner)
     if members:
         member, own = member_of(members, index, component)

@@ -185,7 +185,7 @@ class Predictor:
         memory: int = MEMORY,
         capture: bool = False,
     ) -> None:
-        _check(samples, chunk_size, noise, memory)
+        _check(samples, chunk_size, noise, memory, likelihood)
         check_design(design, shared=noise == "function")
         _check_tolerance(tolerance, noise)
         self.tolerance = tolerance
@@ -464,7 +464,12 @@ def _check_tolerance(tolerance: float | None, noise: str) -> None:
         )
 
 
-def _check(samples: int, chunk_size: int | None, noise: str, memory: float) -> None:
+def _check(samples: int, chunk_size: int | None, noise: str, memory: float, likelihood: object) -> None:
+    if not (likelihood is None or isinstance(likelihood, Likelihood)):
+        raise TypeError(
+            f"expected a likelihood such as lb.Gaussian() or lb.Categorical(), got {likelihood!r}; name other arguments: "
+            "samples=16"
+        )
     if not _counts(samples):
         raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
     if not (chunk_size is None or _counts(chunk_size)):

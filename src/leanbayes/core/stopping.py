@@ -8,8 +8,8 @@ all S draws differs from it by the divergence (second order in the difference)
 
 averaged over the positions of a dense output. A row stops if this is at most the tolerance, unless all its draws so far
 are equal: few draws of a discrete posterior may be one function (a patch, a mask), which says nothing about the others.
-The rule is checked after 4, 8, 16, ... draws. The variance is taken over independent units: draws, or pairs of draws under `design="paired"`,
-where v is twice the variance of the means of pairs. No other row has a part in it.
+The rule is checked after 4, 8, 16, ... draws. The variance is taken over independent units: draws, or pairs of draws
+under `design="paired"`, where v is twice the variance of the means of pairs. No other row has a part in it.
 """
 
 from __future__ import annotations
