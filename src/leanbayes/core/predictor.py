@@ -467,8 +467,8 @@ def _check_tolerance(tolerance: float | None, noise: str) -> None:
 def _check(samples: int, chunk_size: int | None, noise: str, memory: float, likelihood: object) -> None:
     if not (likelihood is None or isinstance(likelihood, Likelihood)):
         raise TypeError(
-            f"expected a likelihood such as lb.Gaussian() or lb.Categorical(), got {likelihood!r}; name other arguments: "
-            "samples=16"
+            f"expected a likelihood such as lb.Gaussian() or lb.Categorical(), got {likelihood!r}; name other "
+            "arguments: samples=16"
         )
     if not _counts(samples):
         raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
