@@ -21,6 +21,7 @@ from typing import Any, cast, get_type_hints, Literal
 
 import torch
 from torch import nn, Tensor
+from torch.nn.utils import parametrize
 
 from leanbayes.core.conversion import (
     attach_likelihood,
@@ -188,9 +189,19 @@ def _student(net: nn.Module, header: Mapping[str, Any], tensors: Mapping[str, Te
         (layer,) = header["paths"]
         place = Place(path=layer, **fields)
         assert likelihood is not None, "a student has a likelihood"
-        return Student(widened(net, place.path, place.extra), likelihood, place, report)
+        return Student(widened(_with_plain_weights(net, tensors), place.path, place.extra), likelihood, place, report)
     except (AssertionError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"'{path}' does not fit this network, or is damaged ({error})") from error
+
+
+def _with_plain_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of a network without the parametrisations that its mean network, the start of a student, lost."""
+    net = copy.deepcopy(net)
+    for path, layer in list(net.named_modules()):
+        held = layer.parametrizations if parametrize.is_parametrized(layer) else ()
+        for name in [name for name in held if f"network.{path}.{name}".replace("..", ".") in tensors]:
+            parametrize.remove_parametrizations(layer, name)
+    return net
 
 
 def header_of(path: PathLike) -> dict[str, Any]:
