@@ -303,3 +303,35 @@ def test_a_network_that_is_converted_already_is_refused_as_such(method, tmp_path
     lb.save(bnn, tmp_path / "m.safetensors")
     with pytest.raises(ValueError, match=r"expected a plain network.*got one that is converted already"):
         lb.load(tmp_path / "m.safetensors", bnn)
+
+
+@pytest.mark.parametrize("only", ["all", "posterior"])
+def test_a_likelihood_of_a_later_layer_is_read_there(tmp_path, only):
+    """The first layer is converted after the one that keeps the likelihood."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    first = lb.convert(net, lb.Rank1(), where="2", likelihood=lb.Gaussian(std=0.3, learn=True))
+    model, x = lb.convert(first, lb.Rank1(components=3), where="0"), torch.randn(7, 6)
+    lb.save(model, tmp_path / "model.safetensors", only=only)
+    again = lb.load(tmp_path / "model.safetensors", net)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    assert torch.equal(lb.predict(again, x).total, lb.predict(model, x).total)
+    assert [again[k].likelihood is None for k in (0, 2)] == [True, False]
+
+
+def test_a_student_of_parametrised_layers_is_read(tmp_path):
+    """The mean network, where a student starts, has plain weights in converted layers alone."""
+    norm = nn.utils.parametrizations.weight_norm
+
+    def network():
+        return nn.Sequential(norm(nn.Linear(6, 8)), nn.ReLU(), norm(nn.Linear(8, 8)), nn.ReLU(), nn.Linear(8, 3))
+
+    net, x = network(), torch.randn(40, 6)
+    model = lb.convert(net, lb.Rank1(), where=["0", "4"])
+    recipe = lb.Recipe(epochs=1, optimizer="adam", lr=1e-3)
+    student = lb.distill(model, (x, torch.zeros(40).long()), recipe=recipe, progress=False)
+    assert "network.2.parametrizations.weight.original0" in student.state_dict()
+    lb.save(student, tmp_path / "student.safetensors")
+    given = network()
+    again = lb.load(tmp_path / "student.safetensors", given)
+    assert torch.equal(lb.predict(again, x).epistemic, lb.predict(student, x).epistemic)
+    assert given.state_dict().keys() == net.state_dict().keys()

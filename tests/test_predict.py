@@ -345,3 +345,25 @@ def test_members_of_ensembles_may_be_ensembles():
     torch.testing.assert_close(lb.predict(whole, x, samples=6).samples, expected)
     alone = lb.Ensemble([lb.convert(nn.Linear(4, 3), lb.Rank1(components=2))])
     torch.testing.assert_close(lb.predict(alone, x, samples=3).mean, lb.predict(alone.members[0], x, samples=3).mean)
+
+
+def test_spectral_norms_in_training_stay_unchanged():
+    """Torch updates their vectors whenever a weight is read in train mode."""
+    torch.manual_seed(0)
+    norm = nn.utils.parametrizations.spectral_norm
+    net = nn.Sequential(norm(nn.Linear(6, 8), n_power_iterations=1), nn.ReLU(), norm(nn.Linear(8, 3)))
+    model, x = lb.convert(net, lb.Rank1(), where="0").train(), torch.randn(5, 6)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    predictor, first = lb.Predictor(model), lb.predict(model, x)
+    kept = predictor.changes
+    for again in (lb.predict(model, x), predictor(x), predictor(x)):
+        assert torch.equal(again.samples, first.samples)
+    plain = lb.draw(model, index=3)
+    assert all(module.training for module in plain.modules())
+    torch.testing.assert_close(plain.eval()(x).softmax(1), first.samples[3])
+    assert not lb.mean(model.eval()).training
+    model.train()
+    assert predictor.changes is kept
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    model(x)
+    assert not torch.equal(model[0].base.parametrizations.weight[0]._u, before["0.base.parametrizations.weight.0._u"])

@@ -343,3 +343,43 @@ def memory_used():
 def test_memory_does_not_grow_with_the_draws(memory_used, case):
     few, many = memory_used[case]
     assert many <= 1.05 * few
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "fused sgd": lambda p: torch.optim.SGD(p, lr=0.1, fused=True),
+    "fused adam": lambda p: torch.optim.Adam(p, lr=0.1, fused=True),
+    "foreach adam": lambda p: torch.optim.Adam(p, lr=0.1, foreach=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_of_every_optimizer_take_effect(name):
+    """The kernels of fused optimisers change parameters without a new version."""
+    model, x = lb.convert(nn.Linear(6, 3), lb.Rank1()), torch.randn(5, 6)
+    predictor, optimizer = lb.Predictor(model, samples=4), OPTIMIZERS[name](model.parameters())
+    before = predictor(x).mean
+    for _ in range(2):
+        lb.elbo(model, x, torch.zeros(5, dtype=torch.long), num_data=5).loss.backward()
+        optimizer.step()
+        assert torch.equal(predictor(x).samples, lb.predict(model, x, samples=4).samples)
+    assert not torch.allclose(predictor(x).mean, before, atol=1e-4)
+
+
+def test_a_training_by_fit_takes_effect():
+    model, x = lb.convert(nn.Linear(6, 3), lb.Rank1()), torch.randn(32, 6)
+    predictor = lb.Predictor(model, samples=4)
+    predictor(x)
+    lb.fit(model, (x, torch.zeros(32).long()), lb.Recipe(epochs=1, optimizer="adam", lr=0.01), progress=False)
+    assert torch.equal(predictor(x).samples, lb.predict(model, x, samples=4).samples)
+
+
+def test_steps_of_another_model_keep_the_folded_weights():
+    model, other = lb.convert(nn.Linear(6, 3), lb.Rank1()), nn.Linear(6, 3)
+    predictor = lb.Predictor(model, samples=4)
+    predictor(torch.randn(5, 6))
+    kept = predictor.changes
+    other(torch.randn(5, 6)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1, fused=True).step()
+    predictor(torch.randn(5, 6))
+    assert predictor.changes is kept

@@ -304,3 +304,27 @@ def test_norms_without_running_statistics_see_all_rows():
     for size in (3, 6):
         assert torch.equal(lb.predict(bnn, X, samples=2, chunk_size=size).samples, whole.samples)
     torch.testing.assert_close(whole.samples[0], lb.draw(bnn, seed=0)(X).softmax(1))
+
+
+@pytest.mark.parametrize("given", ["gaussian", 16, lb.Gaussian])
+def test_predict_refuses_what_is_no_likelihood(given):
+    bnn = lb.convert(network(), lb.Rank1())
+    with pytest.raises(TypeError, match=r"expected a likelihood such as lb\.Gaussian\(\).*name other arguments"):
+        lb.predict(bnn, X, given)
+
+
+@pytest.mark.parametrize(("index", "says"), [(1.5, "index to be a whole number"), (-1, "index to be")])
+def test_draw_refuses_what_is_no_index(index, says):
+    with pytest.raises(ValueError, match=f"expected {says}"):
+        lb.draw(lb.convert(network(), lb.Rank1()), index=index)
+
+
+def test_a_laplace_approximation_is_not_left_out_in_silence():
+    """The posterior of a model is computed by the method that it was converted with."""
+    model, other = lb.convert(network(), lb.LastLayerLaplace()), lb.LastLayerLaplace(prior_precision=3.0)
+    with pytest.raises(ValueError, match=r"was converted with LastLayerLaplace\(prior_precision=3"):
+        other.after_training(model, (X, Y))
+    with pytest.raises(ValueError, match="got no such layer; use the same method"):
+        other.after_training(network(), (X, Y))
+    lb.LastLayerLaplace().after_training(model, (X, Y))
+    assert lb.predict(model, X).epistemic.any()

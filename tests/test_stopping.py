@@ -150,3 +150,15 @@ def test_few_sizes_of_batches():
 def test_wrong_tolerances_give_one_clear_sentence(change):
     with pytest.raises(ValueError, match=r"expected (tolerance|noise)"):
         lb.predict(lb.convert(network(), NOISY), X, **change)
+
+
+def test_equal_draws_do_not_stop_a_row():
+    """With two patches, the first four draws are one function in an eighth of the seeds."""
+    model = lb.convert(network(), lb.ModelPatch(components=2, patch="output", init_spread=0.5))
+    seeds = [seed for seed in range(60) if not lb.predict(model, X, samples=4, seed=seed).epistemic.any()]
+    assert seeds
+    for seed in seeds:
+        p, whole = (lb.predict(model, X, seed=seed, tolerance=tolerance) for tolerance in (0.01, 0))
+        assert (p.draws > 4).all()
+        assert p.epistemic.max() > 1e-4
+        assert set(whole.draws.tolist()) == {16}

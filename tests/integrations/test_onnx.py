@@ -269,3 +269,25 @@ def test_a_student_is_one_pass_of_the_graph(likelihood, outputs, tmp_path):
     described = json.loads(session_of(path).get_modelmeta().custom_metadata_map["leanbayes"])
     assert described["methods"] == [{"method": "student", "fields": {}}]
     assert described["samples"] == 1
+
+
+class Flat(nn.Module):
+    """A network whose single output has no axis: the wider one of a student keeps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = mlp(1)
+
+    def forward(self, x):
+        return self.inner(x).squeeze(-1)
+
+
+def test_a_student_without_an_axis_for_its_output_is_exported(tmp_path):
+    student = student_of(Flat(), lb.Gaussian(), torch.randn(2, 5))
+    with torch.no_grad():
+        student.network.inner[-1].weight.normal_()
+    x, session = torch.randn(7, 5), session_of(bridge.export(student, torch.randn(2, 5), tmp_path / "student.onnx"))
+    assert_same(session, {"input": x}, lb.predict(student, x))
+    plain = Flat()
+    path = bridge.export(plain, torch.randn(2, 5), tmp_path / "plain.onnx", likelihood=lb.Gaussian())
+    assert_same(session_of(path), {"input": x}, lb.predict(plain, x, lb.Gaussian()))

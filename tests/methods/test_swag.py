@@ -307,3 +307,29 @@ def test_a_state_of_draws_without_deviations_is_another_network(tmp_path):
     model = lb.convert(network(), lb.SWAG(components=1, rank=3, extra_epochs=0.5))
     with pytest.raises(ValueError, match=r"'collector\.squares' is missing there"):
         lb.fit(model, (X, Y), RECIPE, folder=tmp_path, resume=True, progress=False)
+
+
+class Normed(nn.Module):
+    """A network whose statistics are not those of a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.InstanceNorm1d(2, track_running_stats=True), nn.Linear(2, 3)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.seen += 1
+        return self.head(self.norm(x).relu().mean(2))
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_all_members_have_the_trained_buffers(average):
+    torch.manual_seed(0)
+    x, y = 3 * torch.randn(32, 2, 6) + 1, torch.randint(3, (32,))
+    model = lb.convert(Normed(), lb.SWAG(components=3, average=average))
+    lb.fit(model, (x, y), lb.Recipe(epochs=4, batch_size=16), progress=False)
+    for member in model.members:
+        assert member.seen == 2 * (4 + 2)
+        torch.testing.assert_close(member.norm.running_mean, model.members[0].norm.running_mean)
+        assert member.norm.running_var.min() > 2

@@ -21,6 +21,7 @@ from typing import Any, cast, get_type_hints, Literal
 
 import torch
 from torch import nn, Tensor
+from torch.nn.utils import parametrize
 
 from leanbayes.core.conversion import (
     attach_likelihood,
@@ -159,8 +160,17 @@ def load(path: PathLike, net: Network, *, method: Method | None = None) -> Netwo
     likelihood = _likelihood(header, tensors, path)
     if likelihood is not None:
         attach_likelihood(model, likelihood)
+        _move_likelihood(model, likelihood, tensors)
     _fill(model, tensors, header, path)
     return cast(Network, model)
+
+
+def _move_likelihood(model: nn.Module, likelihood: Likelihood, tensors: Mapping[str, Tensor]) -> None:
+    """Attach a likelihood with tensors where the file has them: an earlier layer may have been converted later."""
+    keys = {path: f"{path}.likelihood." if path else "likelihood." for path, _ in stochastic_layers(model)}
+    keepers = {path for path, key in keys.items() if any(name.startswith(key) for name in tensors)}
+    for path, layer in stochastic_layers(model) if keepers else ():
+        layer.likelihood = copy.deepcopy(likelihood) if path in keepers else None
 
 
 def _student_step(student: Student) -> dict[str, Any]:
@@ -179,9 +189,19 @@ def _student(net: nn.Module, header: Mapping[str, Any], tensors: Mapping[str, Te
         (layer,) = header["paths"]
         place = Place(path=layer, **fields)
         assert likelihood is not None, "a student has a likelihood"
-        return Student(widened(net, place.path, place.extra), likelihood, place, report)
+        return Student(widened(_with_plain_weights(net, tensors), place.path, place.extra), likelihood, place, report)
     except (AssertionError, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"'{path}' does not fit this network, or is damaged ({error})") from error
+
+
+def _with_plain_weights(net: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
+    """Return a copy of a network without the parametrisations that its mean network, the start of a student, lost."""
+    net = copy.deepcopy(net)
+    for path, layer in list(net.named_modules()):
+        held = layer.parametrizations if parametrize.is_parametrized(layer) else ()
+        for name in [name for name in held if f"network.{path}.{name}".replace("..", ".") in tensors]:
+            parametrize.remove_parametrizations(layer, name)
+    return net
 
 
 def header_of(path: PathLike) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from leanbayes.runtime.batches import call, Inputs, Output, versions
 from leanbayes.runtime.distributed import may_have_shards, refuse_shards
 from leanbayes.runtime.noise import Design, designed_noise, Noise
 from leanbayes.runtime.passes import check_draws, draws, many_draws, states_of, Variables, Width
-from leanbayes.runtime.twins import to_eval, twin
+from leanbayes.runtime.twins import at_rest, to_eval, twin
 
 DRAWS_AT_ONCE = 16
 """Draws whose random variables are sampled together, in a few large operations."""
@@ -79,6 +79,7 @@ class Sampler:
     """
 
     def __init__(self, model: nn.Module, name: Name) -> None:
+        model = at_rest(model)
         states = states_of(model)
         holders = [layer for _, layers in states for layer in layers]
         check_draws(name.component, name.width, holders)

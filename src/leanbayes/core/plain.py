@@ -12,11 +12,11 @@ from torch import nn
 from leanbayes.core.conversion import Network, stochastic_layers, unwrap
 from leanbayes.layers.composites.lowering import raise_back
 from leanbayes.layers.hooks import copy_hooks
-from leanbayes.methods._checks import whole_number
+from leanbayes.methods._checks import check_at_least_zero, whole_number
 from leanbayes.methods.ensemble import member_of, members_of
 from leanbayes.runtime.noise import Design
 from leanbayes.runtime.passes import draws, Width
-from leanbayes.runtime.twins import copied, tensors_of, twin
+from leanbayes.runtime.twins import at_rest, copied, tensors_of, twin
 
 
 def draw(
@@ -36,7 +36,8 @@ def draw(
         >>> plain = lb.draw(bnn, seed=0)
     """
     inner: Any = unwrap(model)
-    seed = whole_number("seed", seed)
+    seed, index = whole_number("seed", seed), whole_number("index", index)
+    check_at_least_zero(index=index)
     members = members_of(inner)
     if members:
         member, own = member_of(members, index, component)
@@ -60,7 +61,7 @@ def mean(model: Network, *, component: int | None = None) -> Network:
 
 
 def _frozen_copy(model: nn.Module, **draw: Any) -> nn.Module:
-    model = twin(model, share_plain=True)
+    model = twin(at_rest(model), share_plain=True)
     with draws(model, **draw):
         return _on_its_own(raise_back(frozen(model)), model)
 

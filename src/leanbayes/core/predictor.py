@@ -13,7 +13,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +24,7 @@ from typing_extensions import override
 
 from leanbayes.core.answer_graphs import Graphs, NotCapturableError, Source
 from leanbayes.core.batched import Way
+from leanbayes.core.changes import Changes
 from leanbayes.core.chunks import check_alike, Chunks
 from leanbayes.core.conversion import is_stochastic, layers_of, own_likelihood, unwrap
 from leanbayes.core.frozen import Budget, FrozenDraws, Name, RowDraws
@@ -42,8 +42,6 @@ from leanbayes.runtime.passes import components_of, Width
 from leanbayes.runtime.twins import tensors_of
 
 NoiseOf = Literal["function", "activation"]
-
-VERSION = operator.attrgetter("_version")
 
 MEMORY = 256 * 2**20
 """Bytes of folded weights that a `Predictor` keeps by default."""
@@ -187,7 +185,7 @@ class Predictor:
         memory: int = MEMORY,
         capture: bool = False,
     ) -> None:
-        _check(samples, chunk_size, noise, memory)
+        _check(samples, chunk_size, noise, memory, likelihood)
         check_design(design, shared=noise == "function")
         _check_tolerance(tolerance, noise)
         self.tolerance = tolerance
@@ -214,13 +212,8 @@ class Predictor:
 
     def _watch(self) -> None:
         """Remember the tensors of the model, to notice later changes."""
-        modules = [*every_module(self.model), *every_module(self.likelihood)]
-        self.holders = [d for m in modules for d in (m._parameters, m._buffers) if d]
         self.kind = device_of(self.model).type
-        tensors = [tensor for holder in self.holders for tensor in holder.values() if tensor is not None]
-        self.addressed = [tensor for tensor in tensors if type(tensor) in (Tensor, nn.Parameter)]
-        self.counted = [tensor for tensor in tensors if not tensor.is_inference()]
-        self.seen = self._fingerprint()
+        self.changes = Changes([*every_module(self.model), *every_module(self.likelihood)], self.kind)
 
     def _rest(self) -> None:
         """Drop everything that the next call must not see."""
@@ -245,7 +238,7 @@ class Predictor:
     def __call__(self, x: Inputs | NDArray[Any] | DataLoader[Any] | Iterator[Inputs]) -> Prediction:
         """Return the prediction for inputs, as `predict` takes them."""
         with self.lock:
-            if self._fingerprint() != self.seen:
+            if self.changes.found():
                 self.refresh()
             return self.run(x)
 
@@ -279,16 +272,6 @@ class Predictor:
                     counts.append((multiply_adds(run), 1 if index == 0 else calls[id(leaf)] - 1))
                 leaf.draws.rest()
         return Price(self.number, counts[0][0] // rows, sum(one * times for one, times in counts) // rows)
-
-    def _fingerprint(self) -> list[Any]:
-        """Return a value that changes with every tensor of the model that is replaced or changed in place.
-
-        Folded weights also depend on the precision of autocast. The tensors whose addresses and versions are read are
-        those that `_watch` has found; others have other identities.
-        """
-        precision = torch.get_autocast_dtype(self.kind) if torch.is_autocast_enabled(self.kind) else None
-        identities = map(id, chain.from_iterable(holder.values() for holder in self.holders))
-        return [precision, *identities, *map(Tensor.data_ptr, self.addressed), *map(VERSION, self.counted)]
 
     def select(self, index: int) -> Chunks:
         """Return the source of draw `index`, ready to run; with K members, draw i // K of member i mod K."""
@@ -481,7 +464,12 @@ def _check_tolerance(tolerance: float | None, noise: str) -> None:
         )
 
 
-def _check(samples: int, chunk_size: int | None, noise: str, memory: float) -> None:
+def _check(samples: int, chunk_size: int | None, noise: str, memory: float, likelihood: object) -> None:
+    if not (likelihood is None or isinstance(likelihood, Likelihood)):
+        raise TypeError(
+            f"expected a likelihood such as lb.Gaussian() or lb.Categorical(), got {likelihood!r}; name other "
+            "arguments: samples=16"
+        )
     if not _counts(samples):
         raise ValueError(f"expected samples to be a whole number of at least 1, got {samples!r}")
     if not (chunk_size is None or _counts(chunk_size)):

@@ -6,9 +6,10 @@ all S draws differs from it by the divergence (second order in the difference)
     E KL(p_S || p_s)  =  1/2 (1/s - 1/S) sum_c v_c / p_c        nats, for classes,
                          1/2 (1/s - 1/S) v / (total variance)   nats, for real targets, summed over targets,
 
-averaged over the positions of a dense output. A row stops if this is at most the tolerance. The rule is checked after
-4, 8, 16, ... draws. The variance is taken over independent units: draws, or pairs of draws under `design="paired"`,
-where v is twice the variance of the means of pairs. No other row has a part in it.
+averaged over the positions of a dense output. A row stops if this is at most the tolerance, unless all its draws so far
+are equal: few draws of a discrete posterior may be one function (a patch, a mask), which says nothing about the others.
+The rule is checked after 4, 8, 16, ... draws. The variance is taken over independent units: draws, or pairs of draws
+under `design="paired"`, where v is twice the variance of the means of pairs. No other row has a part in it.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ class _State:
         else:
             per_position = (variance / (mean + SMALLEST_PROBABILITY)).sum(1).flatten(1 if mean.dim() > 2 else 0)
             per_position = per_position.mean(1) if mean.dim() > 2 else per_position
-        return 0.5 * (1 / self.draws.count - 1 / number) * per_position
+        change = 0.5 * (1 / self.draws.count - 1 / number) * per_position
+        return change.masked_fill(variance.flatten(1).amax(1) == 0, torch.inf)
 
     def result(self, rows: Tensor) -> Decomposition:
         return Decomposition(*(part[rows] for part in self.draws.result()))

@@ -244,8 +244,22 @@ class Tracer:
             ) from error
         assert onnx is not None, "without a file name, the program is returned"
         traced = onnx.model
+        _drop_idle_squeezes(traced)
         optimizer.optimize_ir(traced)
         return traced
+
+
+def _drop_idle_squeezes(traced: Any) -> None:
+    """Replace squeezes of an axis longer than one, which torch ignores and ONNX refuses."""
+    for node in traced.graph:
+        if node.op_type == "Squeeze" and _rank(node.inputs) == _rank(node.outputs) is not None:
+            node.op_type = "Identity"
+            node.resize_inputs(1)
+
+
+def _rank(values: Any) -> int | None:
+    shape = values[0].shape
+    return None if shape is None else len(shape)
 
 
 class Assembly:

@@ -341,9 +341,12 @@ class LastLayerLaplace(Method):
                 "LastLayerLaplace needs the curvature of a likelihood, lb.Categorical(), lb.Bernoulli() or "
                 f"lb.Gaussian(), got {type(loss).__name__}; pass one of them as likelihood="
             )
-        for layer in stochastic:
-            if isinstance(layer, LaplaceLayer) and layer.method == self:
-                yield layer, loss
+        own = [layer for layer in stochastic if isinstance(layer, LaplaceLayer)]
+        mine = [layer for layer in own if layer.method == self]
+        if not mine:
+            found = ", ".join(dict.fromkeys(repr(layer.method) for layer in own)) or "no such layer"
+            raise ValueError(f"expected a model that was converted with {self!r}, got {found}; use the same method")
+        yield from ((layer, loss) for layer in mine)
 
     @override
     @classmethod

@@ -208,8 +208,11 @@ class SWAG(Method):
         if not isinstance(model, SWAGNetworks):
             raise TypeError(f"expected a model of lb.convert(net, lb.SWAG()), got {type(model).__name__}")
         moments, here = model.kept[0] if model.kept else model.new_collector(), device_of(model.members[0])
+        trained = list(model.members[0].buffers())  # those of batch norms are collected again
         for index, member in enumerate(model.members):
             home = device_of(member)
+            for buffer, last in zip(member.buffers(), trained, strict=True):
+                buffer.copy_(last)
             drawn = moments.draw(index) if isinstance(moments, Moments) else moments.average()
             _assign(member.to(here), drawn)
             _collect_norms(member, data)

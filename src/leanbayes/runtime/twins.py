@@ -11,6 +11,7 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from torch import nn, Tensor
+from torch.nn.utils.parametrize import ParametrizationList
 
 from leanbayes.layers.hooks import every_module, follow_ties, HOOKS
 from leanbayes.runtime.distributed import refuse_shards
@@ -41,6 +42,22 @@ def twin(model: nn.Module, replace: Mapping[int, nn.Module] | None = None, *, sh
         _remove_pass_hooks(module)
     follow_ties(found)
     return found
+
+
+def at_rest(model: nn.Module) -> nn.Module:
+    """Return the model, or a twin of it if draws would change it: spectral norms iterate at every read in training."""
+    if not any(module.training for module in _parametrizations(model)):
+        return model
+    found = twin(model)
+    for module in _parametrizations(found):
+        to_eval(module)
+    return found
+
+
+def _parametrizations(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the parametrisations of stochastic layers."""
+    inside = (module for _, layers in states_of(model) for layer in layers for module in every_module(layer))
+    return (module for module in inside if isinstance(module, ParametrizationList))
 
 
 def copied(model: nn.Module, kept: Mapping[int, Any] | None = None) -> nn.Module:
