@@ -214,7 +214,8 @@ def cost_figure(group: Group) -> Figure | None:
         key="cost",
         title="Quality against cost",
         caption="Means over seeds; whiskers are standard errors. Costs are on a logarithmic scale; a shaded side is "
-        "beyond a limit of the rule that decides. The cost of one answer counts all its passes, one for every draw or member.",
+        "beyond a limit of the rule that decides. The cost of one answer counts all its passes, one for every draw "
+        "or member.",
         panels=panels,
         numbers=Numbers(("Method", column.title, *(", ".join(COSTS[name]) for name in shown)), rows),
         legend=tuple(each.contender for each in found),

@@ -91,8 +91,9 @@ def pooled_reliability(runs: Sequence[Run]) -> list[Bin]:
 def pooled_histograms(groups: Sequence[Sequence[Run]], kind: str, *, rooted: bool = False) -> list[Histogram | None]:
     """Average the histograms of an uncertainty over the runs of each group, on common edges.
 
-    The bins are equal, and not narrower than those of the runs, or logarithmic if more than half of the test inputs of a group would fall into the first bin
-    and all runs have such bins. `rooted` turns variances into standard deviations.
+    The bins are equal, and not narrower than those of the runs, or logarithmic if more than half of the test inputs of
+    a group would fall into the first bin and all runs have such bins. `rooted` turns variances into standard
+    deviations.
     """
     found = [_read_all(runs, "histograms", kind, rooted) for runs in groups]
     everything = [h for group in found for h in group]
