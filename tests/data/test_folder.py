@@ -169,6 +169,20 @@ def test_an_image_that_is_cut_short_is_named(tmp_path):
         data.load(path)
 
 
+@pytest.mark.parametrize("cut", [-40, 4], ids=["pixels", "header"])
+def test_all_files_with_faults_are_named_at_a_time(tmp_path, cut):
+    path = make(tmp_path / "mine", *[Image.fromarray(COLOUR)] * 12)
+    files = sorted(path.glob("train/*/*.png"))
+    for file in files[:2]:
+        file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=rf"{files[0]} cannot be read .* 2 files have faults, also {files[1]}\.$"):
+        data.load(path)
+    for file in files[2:]:
+        file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=rf"24 files have faults, also .*{files[9].name}, \.\.\.\.$"):
+        data.load(path)
+
+
 # ---------------------------------------------------------------- new images, for a trained network
 
 
@@ -210,6 +224,12 @@ def test_new_images_are_found_by_file_folder_and_pattern(tmp_path):
     for given, sentence in (("none.png", "there is no image"), ("empty", "has no images; expected files")):
         with pytest.raises(FileNotFoundError, match=sentence):
             names(given)
+
+
+def test_an_image_that_is_given_twice_is_read_twice(tmp_path):
+    Image.fromarray(GREY).save(tmp_path / "a.png")
+    new = ImageFiles.like([tmp_path / "a.png"] * 2, (1, 8, 8), deep=False)
+    np.testing.assert_array_equal(new[:2], np.stack([GREY[None]] * 2))
 
 
 def test_new_images_that_cannot_be_read_are_named(tmp_path):

@@ -16,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from leanbayes.data.dataset import Array, Raw
 from leanbayes.data.files.npz import check_memory, USUAL
 
+Result = TypeVar("Result")
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # "I" has 32 bits; for a 16-bit .pgm file Pillow uses 16 of them
 _GREY = ("1", "L", "LA", *_DEEP)
 _COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")
@@ -32,6 +33,7 @@ _UNREAD = (".jfif", ".jpe", ".heic", ".heif", ".avif", ".jp2", ".tga", ".dcm", "
 _PATTERN = "*?["  # signs of a pattern of file names
 _TEST_NAMES = ("test", "val", "validation")
 _LARGEST = 224  # pixels of a side
+_MOST_NAMED = 10  # files with faults
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # tag of EXIF, and its values that exchange height and width
 
 
@@ -95,8 +97,7 @@ class ImageFiles:
                 f"expected rows of shape {shape}, as in training, got image files, which are grey or have three "
                 "colours. Save the rows to an .npz or .csv file."
             )
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(read_header, paths))
+        _read_headers(paths)
         return cls(paths, Form((shape[1], shape[2]), colour=shape[0] == 3, deep=deep))
 
     def __len__(self) -> int:
@@ -313,8 +314,7 @@ def _warn_of_unread(folder: Path, files: dict[str, list[Path]]) -> None:
 
 def _common_form(paths: list[Path]) -> Form:
     """Return the common form of all images; warn if it changes any."""
-    with ThreadPoolExecutor() as pool:
-        headers = list(pool.map(read_header, paths))
+    headers = _read_headers(paths)
     heights, widths = zip(*(header.size for header in headers), strict=True)
     height, width = (min(_LARGEST, int(np.median(lengths))) for lengths in (heights, widths))
     form = Form(
@@ -358,6 +358,31 @@ def read_all(paths: list[Path], read: Callable[[Path], Array], shape: tuple[int,
     def fill(index: int) -> None:
         images[index] = read(paths[index])
 
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(fill, range(len(paths))))
+    _read_each(fill, paths)
     return images
+
+
+def _read_headers(paths: list[Path]) -> list[Header]:
+    return _read_each(lambda index: read_header(paths[index]), paths)
+
+
+def _read_each(read: Callable[[int], Result], paths: list[Path]) -> list[Result]:
+    """Call a function for the number of each file, in threads; the error for files with faults names all of them."""
+    faults: dict[int, ValueError] = {}
+
+    def attempt(index: int) -> Any:
+        try:
+            return read(index)
+        except ValueError as error:
+            faults[index] = error
+            return None
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(attempt, range(len(paths))))
+    if faults:
+        first, *more = sorted(faults)
+        some = ", ".join(str(paths[index]) for index in more[: _MOST_NAMED - 1])
+        rest = ", ..." * (len(faults) > _MOST_NAMED)
+        also = f" {len(faults)} files have faults, also {some}{rest}." if more else ""
+        raise ValueError(f"{faults[first]}{also}") from faults[first]
+    return found
