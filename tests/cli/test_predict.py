@@ -70,6 +70,22 @@ def test_figures_are_those_of_the_report(digits, method, tmp_path, capsys):
     assert "predictions.csv" in said
 
 
+def test_draws_are_those_of_the_evaluation(tmp_path, capsys):
+    flags = ["--net", "small", "--methods", "plain,rank1", "--seeds", "0", "--train-rows", "200", "--ood", "none"]
+    flags += ["--recipe.epochs", "3", "--no-shift", "--samples", "6", "--design", "paired", "--out", str(tmp_path)]
+    assert main(["compare", *flags]) == 0
+    run = tmp_path / "digits" / "small" / "rank1" / "seed0"
+    capsys.readouterr()
+    assert main(["predict", str(run), "--device", "cpu", "--out", str(tmp_path / "p")]) == 0
+    told = capsys.readouterr()
+    assert f"NLL {said_in_the_report(run)['nll']:.4f}" in told.out
+    assert "temperature" not in told.err
+    plain = run.parent.parent / "plain" / "seed0"
+    assert main(["predict", str(plain), "--device", "cpu", "--out", str(tmp_path / "plain")]) == 0
+    temperature = json.loads((plain / "validation.json").read_text())["temperature"]
+    assert f"plain + temperature, which divides logits by {temperature:.4g}" in capsys.readouterr().err
+
+
 def test_the_table_says_what_the_parts_hold(digits, tmp_path):
     assert predict(digits / "rank1" / "seed0" / "model.safetensors", "--part-rows", "300", out=tmp_path) == 0
     rows, found = lines(tmp_path / "predictions.csv"), read_scores(tmp_path)

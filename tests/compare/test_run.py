@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -204,6 +205,27 @@ def test_own_networks_are_found_and_get_what_they_accept(tmp_path, monkeypatch):
             maker(name, num_outputs=3, input_shape=(2,))
     with pytest.raises(ValueError, match=r"mine_for_test:bare cannot take inputs of shape \(2, 1, 8, 8\)"):
         Experiment(SOURCE, "mine_for_test:bare", JUDGING)
+
+
+def test_outputs_that_are_no_logits_are_told(tmp_path, monkeypatch):
+    (tmp_path / "outputs_for_test.py").write_text(
+        "from torch import nn\n"
+        "def sure(num_outputs): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_outputs), nn.Softmax(1))\n"
+        "def logits(num_outputs): return nn.Sequential(nn.Flatten(), nn.Linear(64, num_outputs), nn.LogSoftmax(1))\n"
+        "def few(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 3))\n"
+        "class Named(nn.Linear):\n"
+        "    def forward(self, x): return {'logits': super().forward(x.flatten(1))}\n"
+        "def named(num_outputs): return Named(64, num_outputs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match=r"outputs_for_test:sure seems to end in a softmax: .*taken for logits"):
+        Experiment(SOURCE, "outputs_for_test:sure", JUDGING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Experiment(SOURCE, "outputs_for_test:logits", JUDGING)
+    for name, got in (("few", r"\(2, 3\)"), ("named", "dict")):
+        with pytest.raises(ValueError, match=rf"shape \(rows, 10\) for digits, got {got}\. Return one tensor"):
+            Experiment(SOURCE, f"outputs_for_test:{name}", JUDGING)
 
 
 def test_held_out_rows_take_the_place_of_the_test_set():

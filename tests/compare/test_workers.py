@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, strategies
 
 from leanbayes.compare.workers import on_processes, run_on_workers, split_items
+from leanbayes.runtime.display import brief_warnings
 
 
 @given(strategies.lists(strategies.integers(), unique=True), strategies.integers(1, 9))
@@ -36,6 +38,19 @@ def test_each_task_has_a_process_and_one_thread(tmp_path, capfd, monkeypatch):
     assert (threads, arguments) == ("1", "['typed']")
     assert not (tmp_path / "b").exists()
     assert "leanbayes: this one cannot be done" in capfd.readouterr().err
+
+
+def _warn(path: Path) -> None:
+    for text in ("known before", f"found by {path.name}", f"found by {path.name}"):
+        warnings.warn(text, stacklevel=1)
+
+
+def test_warnings_of_a_worker_are_sentences_and_not_said_again(tmp_path, capfd):
+    with brief_warnings():
+        warnings.simplefilter("always")
+        warnings.warn("known before", stacklevel=1)
+        on_processes(_warn, [(tmp_path / "a",)])
+    assert capfd.readouterr().err == "leanbayes: warning: known before\nleanbayes: warning: found by a\n"
 
 
 def test_no_workers_are_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import warnings
 import zlib
@@ -168,6 +169,20 @@ def test_an_image_that_is_cut_short_is_named(tmp_path):
         data.load(path)
 
 
+@pytest.mark.parametrize("cut", [-40, 4], ids=["pixels", "header"])
+def test_all_files_with_faults_are_named_at_a_time(tmp_path, cut):
+    path = make(tmp_path / "mine", *[Image.fromarray(COLOUR)] * 12)
+    files = sorted(path.glob("train/*/*.png"))
+    for file in files[:2]:
+        file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=rf"{files[0]} cannot be read .* 2 files have faults, also {files[1]}\.$"):
+        data.load(path)
+    for file in files[2:]:
+        file.write_bytes(file.read_bytes()[:cut])
+    with pytest.raises(ValueError, match=rf"24 files have faults, also .*{files[9].name}, \.\.\.\.$"):
+        data.load(path)
+
+
 # ---------------------------------------------------------------- new images, for a trained network
 
 
@@ -211,6 +226,12 @@ def test_new_images_are_found_by_file_folder_and_pattern(tmp_path):
             names(given)
 
 
+def test_an_image_that_is_given_twice_is_read_twice(tmp_path):
+    Image.fromarray(GREY).save(tmp_path / "a.png")
+    new = ImageFiles.like([tmp_path / "a.png"] * 2, (1, 8, 8), deep=False)
+    np.testing.assert_array_equal(new[:2], np.stack([GREY[None]] * 2))
+
+
 def test_new_images_that_cannot_be_read_are_named(tmp_path):
     Image.fromarray(GREY).save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"junk")
@@ -218,3 +239,36 @@ def test_new_images_that_cannot_be_read_are_named(tmp_path):
         ImageFiles.like(find_images(str(tmp_path)), (1, 8, 8), deep=False)
     with pytest.raises(ValueError, match="which are grey or have three colours"):
         ImageFiles.like([tmp_path / "a.png"], (4,), deep=False)
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tif", "webp"])
+def test_photos_are_turned_as_their_exif_orientation_says(tmp_path, ending):
+    stored = Image.fromarray(np.repeat(np.repeat(COLOUR[:, :4], 4, 0), 4, 1))  # 32 high, 16 wide; seen 16 high, 32 wide
+    turned = Image.Exif()
+    turned[0x0112] = 6  # to be turned by a quarter, clockwise
+    mine = data.load(make(tmp_path / "photos", stored, ending=ending, exif=turned, quality=100))
+    assert mine.input_shape == (3, 16, 32)
+    seen = np.rot90(np.asarray(stored), -1).transpose(2, 0, 1).astype(int)
+    assert np.abs(mine.train.x[0].numpy().astype(int) - seen).mean() < 12
+    new = ImageFiles.like([tmp_path / "photos" / "test" / "a" / f"0.{ending}"], (3, 16, 32), deep=False)
+    np.testing.assert_array_equal(new[:1][0], mine.test.x[0].numpy())
+
+
+def test_hidden_files_of_other_systems_are_no_images(tmp_path):
+    folder = make(tmp_path / "mine", Image.fromarray(GREY))
+    (folder / "train" / "a" / "._0.png").write_bytes(b"\0\5\26\7 made by another system")
+    (folder / "train" / "a" / ".DS_Store").write_bytes(b"")
+    (folder / "train" / "a" / "notes.txt").write_bytes(b"")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(data.load(folder).train) == 2
+
+
+@pytest.mark.parametrize("place", ["train/loose.png", "train/a/1.jfif", "train/a/more/1.png", "test/b/1.heic"])
+def test_images_that_are_not_read_are_said(tmp_path, place):
+    folder = make(tmp_path / "mine", Image.fromarray(GREY))
+    (folder / place).parent.mkdir(exist_ok=True)
+    shutil.copy(folder / "train" / "a" / "0.png", folder / place)
+    with pytest.warns(UserWarning, match=f"images in .* that are not read: 1, such as {place};") as told:
+        assert len(data.load(folder).train) == 2
+    assert [warning.filename for warning in told] == [__file__]

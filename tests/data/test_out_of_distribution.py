@@ -53,6 +53,22 @@ def test_sizes_change_as_in_pillow(tmp_path, size):
         assert np.abs(resized.numpy().astype(int) - expected).max() <= 1
 
 
+def test_a_folder_of_images_needs_no_classes(tmp_path):
+    """Images of any size, brought to the form of the set as new images are."""
+    (tmp_path / "others").mkdir()
+    x = np.random.default_rng(1).integers(0, 256, (3, 16, 12, 3), np.uint8)
+    for number, image in enumerate(x):
+        Image.fromarray(image).save(tmp_path / "others" / f"{number}.png")
+    Image.fromarray(x[0]).resize((40, 20)).save(tmp_path / "others" / "3.png")
+    seen = data.ood(str(tmp_path / "others"), like(3, 16, 12))
+    assert torch.equal(seen[:3], torch.from_numpy(x).permute(0, 3, 1, 2))
+    assert (seen.shape, seen.dtype) == ((4, 3, 16, 12), torch.uint8)
+    assert data.ood(str(tmp_path / "others"), like(1, 16, 12, dtype=torch.float32)).shape == (4, 1, 16, 12)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(FileNotFoundError, match="has no images"):
+        data.ood(str(tmp_path / "none"), like(3, 16, 12))
+
+
 def test_float_images_become_bytes(tmp_path):
     x = np.random.default_rng(1).integers(0, 256, (9, 8, 8), np.uint8)
     np.savez(tmp_path / "other.npz", x_test=x / 255)

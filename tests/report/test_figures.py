@@ -263,3 +263,34 @@ def test_what_is_no_small_png_is_not_shown(tmp_path, image):
     example = {"image": image, "label": 1, "predicted": 1, "probabilities": [], "spread": []}
     (gallery,) = galleries(one_run(tmp_path, figures={"examples": {"certain": [example]}}))
     assert gallery.shelves[0][1][0].image is None
+
+
+def test_bins_are_not_narrower_than_those_of_the_runs(tmp_path):
+    """All inputs are in the last of 30 bins: one bar says so, thirty equal ones would invent a distribution."""
+    edges = [i / 10 for i in range(24)]
+    counts = {"test": [0.0] * 22 + [1.0], "noise": [0.0] * 22 + [1.0]}
+    group = one_run(tmp_path, figures={"histograms": {"total": {"edges": edges, "counts": counts}}})
+    (found,) = pooled_histograms([group.runs], "total")
+    assert found.edges == pytest.approx([2.2, 2.3])
+    assert found.shares["test"] == pytest.approx([1.0])
+
+
+def test_a_curve_of_one_epoch_is_a_point(tmp_path):
+    """The KL of a network that is converted for its last epoch."""
+    history = [{"epoch": e, "loss": 3 - e / 10, "kl": 40.0 * (e == 3)} for e in (1, 2, 3)]
+    found = next(figure for figure in figures(one_run(tmp_path, history=history)) if figure.key == "training")
+    marks = {panel.title: panel.svg.count('class="marker') for panel in found.panels}
+    assert marks == {"Loss, nats per input": 0, "KL, nats": 1}
+    assert "epoch 3: 40" in next(panel.svg for panel in found.panels if panel.title == "KL, nats")
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(30.0, False), (90.0, True)])
+def test_a_limit_that_does_not_decide_is_not_shown(tmp_path, seconds, shown):
+    make.tree(tmp_path, THREE)
+    for path in tmp_path.rglob("result.json"):
+        record = json.loads(path.read_text())
+        record["cost"]["train_seconds"] = seconds
+        path.write_text(json.dumps(record))
+    found = next(figure for figure in figures(group_of(tmp_path)) if figure.key == "cost")
+    training = next(panel for panel in found.panels if panel.title == "Training")
+    assert ("limit 2" in training.svg) == shown

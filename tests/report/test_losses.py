@@ -49,7 +49,7 @@ def test_the_reference_is_the_mean_of_all_plain_networks_each_counted_once():
     gains = [each.paired[REFERENCE][seed] - each.paired["deep_ensemble"][seed] for seed in range(3)]
     assert gains == pytest.approx([0.03, 0.03, 0.03])
     assert each.paired["rank1"] == each.losses["rank1"]
-    assert each.note("deep_ensemble") == ", 0.4933 over 9 plain networks"
+    assert each.note("deep_ensemble") == " and 0.4933 over all 9 plain networks, which decides"
     assert each.note("rank1") == ""
     assert each.mixtures == {"deep_ensemble"}
 
@@ -58,14 +58,43 @@ def test_members_make_the_gain_of_an_ensemble_clear():
     (group,) = grouped(comparison())
     said = verdict(group)
     assert said.choice == "deep_ensemble"
-    assert "against 0.500 ± 0.058 of plain + temperature, 0.4933 over 9 plain networks" in said.sentence
+    assert "against 0.500 ± 0.058 of plain + temperature and 0.4933 over all 9 plain networks, which" in said.sentence
     need = next(need for need in said.needs if need.name == "Best probabilities")
     assert need.choice == "deep_ensemble"
     assert need.sentence.startswith(
-        "deep_ensemble (NLL 0.4633) against plain + temperature (NLL 0.5), 0.4933 over 9 plain networks."
+        "deep_ensemble (NLL 0.4633) against plain + temperature (NLL 0.5) and 0.4933 over all 9 plain "
+        "networks, which decides."
     )
     (without,) = grouped(one for one in comparison() if not one.record["metrics"].pop("members", None) or True)
     assert next(need for need in verdict(without).needs if need.name == "Best probabilities").choice is None
+
+
+def test_a_row_with_the_best_figure_is_named_where_the_mean_of_all_networks_hides_its_gain():
+    """The ensemble has a better NLL than the plain row, by the luck of its other members alone."""
+    runs = [one for one in comparison(lambda seed: MEANS[seed] + 0.001) if one.name != "rank1"]
+    for one in runs:
+        one.record["metrics"]["test"]["nll"] += 0.002 * (one.name == "plain")
+    (group,) = grouped(runs)
+    need = next(need for need in verdict(group).needs if need.name == "Best probabilities")
+    assert need.choice is None
+    assert need.sentence == (
+        "No clear difference: deep_ensemble (NLL 0.4943), plain + temperature (NLL 0.5) and 0.4933 over all 9 plain "
+        "networks, which decides."
+    )
+
+
+@pytest.mark.parametrize(
+    ("auroc", "found"), [(0.45, "No row: the largest AUROC by total uncertainty is 0.46."), (0.6, "rank1")]
+)
+def test_no_row_finds_inputs_that_look_more_familiar_than_test_inputs(auroc, found):
+    runs = [one for one in comparison() if one.name != "deep_ensemble"]
+    for one in runs:
+        area = auroc + 0.01 * (one.name == "rank1")
+        for each in (one.record["metrics"], one.record["metrics"].get("tempered", {})):
+            each["ood"] = {"noise": {"scores": {"entropy": {"auroc": area}}}}
+    need = next(need for need in verdict(grouped(runs)[0]).needs if need.name == "Finds out-of-distribution inputs")
+    assert need.sentence.startswith(found)
+    assert need.choice == (None if auroc < 0.5 else "rank1")
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,20 @@ def test_results_that_do_not_tell_of_layers_have_no_such_line(tmp_path, layers):
     assert "layers converted" not in build(tmp_path).read_text()
 
 
+def test_rows_without_layers_to_convert_say_nothing_of_them(tmp_path):
+    record = make.record("student", 0, "digits", "lenet", "classification")
+    record["cost"]["layers"] = {
+        "converted": 0,
+        "total": 0,
+        "eligible": 0,
+        "things": "layers",
+        "covered": 0,
+        "skipped": [],
+    }
+    make.write(tmp_path, record | {"metrics": {"test": {"nll": 1.0}}})
+    assert "layers converted" not in build(tmp_path).read_text()
+
+
 def test_nothing_but_damage_still_gives_a_page(tmp_path):
     (tmp_path / "result.json").write_text("?")
     assert "1 file could not be read" in build(tmp_path).read_text()

@@ -109,3 +109,9 @@ def test_the_style_sheet_knows_every_look():
     many = looks_of([("patch", f"patch[components={i}]") for i in range(9)])
     for each in many:
         assert f".curve.v{each.version} " in style
+
+
+def test_rows_of_one_colour_have_lines_of_their_own():
+    """A student and the plain network with its temperature are both of the colour of the plain network."""
+    pairs = [("plain", "plain"), ("tempered", "plain + temperature"), ("student", "student[of=rank1]")]
+    assert len({(look.colour, look.version) for look in looks_of(pairs)}) == 3

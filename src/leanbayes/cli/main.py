@@ -11,9 +11,7 @@ import difflib
 import importlib
 import io
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 Options = TypeVar("Options")
@@ -74,9 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         meant = f"; did you mean {near[0]!r}?" if near else "; see leanbayes --help"
         complain(f"expected a command among {', '.join(COMMANDS)}, got {name!r}{meant}")
         return 2
+    from leanbayes.runtime.display import brief_warnings
+
     module, _, function = COMMANDS[name].partition(":")
     try:
-        with _brief_warnings():
+        with brief_warnings():
             code: int = getattr(importlib.import_module(f"leanbayes.cli.{module}"), function)(rest)
             return code
     except SystemExit as stop:  # the parser's own: 0 after --help, 2 after a wrong flag
@@ -120,21 +120,6 @@ def parse(kind: type[Options], arguments: list[str], command: str) -> Options:
 def complain(text: str) -> None:
     """Write one message to stderr."""
     sys.stderr.write(f"leanbayes: {text}\n")
-
-
-@contextmanager
-def _brief_warnings() -> Iterator[None]:
-    """Show each warning once, as a sentence without its place in the code."""
-    seen: set[str] = set()
-
-    def show(message: Warning | str, *_: object, **__: object) -> None:
-        if str(message) not in seen:
-            seen.add(str(message))
-            complain(f"warning: {message}")
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield
 
 
 def _replace_unknown_signs() -> None:

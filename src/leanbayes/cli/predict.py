@@ -29,7 +29,7 @@ class Predict:
             imported.
         out: folder of the predictions: predictions.csv for a spreadsheet, part-*.npz for Python (read_scores).
             The default is predictions/DATA.
-        samples: draws per prediction.
+        samples: draws per prediction. The default is the number in the evaluation of the run.
         seed: of the draws.
         part_rows: rows per file; an interrupt keeps finished files.
         workers: processes, each with one thread; default this one, on a Ray cluster as many as it has resources for.
@@ -44,7 +44,7 @@ class Predict:
     data: str = ""
     net: str = ""
     out: Path | None = None
-    samples: int = 16
+    samples: int | None = None
     seed: int = 0
     part_rows: int = 4096
     workers: int | None = None
@@ -63,8 +63,13 @@ def predict(arguments: list[str]) -> int:
     out = options.out or Path("predictions") / _default_name(options.data or run.data.name)
     sys.stderr.write(f"{request.name}; network {run.net}, {run.method}, of '{run.folder}'\n")
     sys.stderr.writelines(f"  {note}\n" for note in request.notes)
+    if run.temperature is not None:
+        sys.stderr.write(
+            f"  without the temperature of the row plain + temperature, which divides logits by {run.temperature:.4g}\n"
+        )
     run.model.to(device)
-    how = {name: getattr(options, name) for name in ("samples", "seed", "part_rows", "workers", "backend", "fresh")}
+    how = {name: getattr(options, name) for name in ("seed", "part_rows", "workers", "backend", "fresh")}
+    how["samples"] = run.samples if options.samples is None else options.samples
     try:
         predict_rows(run, request, out, **how)
     except RuntimeError as error:  # a worker died, or there was too little memory

@@ -43,6 +43,7 @@ from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.evaluation.evaluate import in_units, Units
 from leanbayes.evaluation.result import difference, read_json, write_json
 from leanbayes.runtime._files import local, PathLike, remove_leftovers, write_whole
+from leanbayes.runtime.noise import Design, INDEPENDENT
 from leanbayes.training.progress import display
 
 SETTINGS_FILE = "scores.json"
@@ -66,6 +67,7 @@ class Work:
     units: Units | None
     samples: int
     seed: int
+    design: Design
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
     units: Units | None = None,
     samples: int = 16,
     seed: int = 0,
+    design: Design = INDEPENDENT,
     part_rows: int = 4096,
     workers: int | None = None,
     backend: Backend = "auto",
@@ -109,6 +112,7 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
         units: mean and standard deviation that standardised real targets; the files are then in the targets' own units.
         samples: number of draws.
         seed: of the draws.
+        design: of the draws, as in `lb.predict`.
         part_rows: rows per file.
         workers: processes, each with one thread; default this one, on a Ray cluster as many as it has resources for.
         backend: "local" processes, "ray", or "auto". "auto" uses Ray if it is installed and there are several workers
@@ -148,6 +152,7 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
         units=units,
         samples=samples,
         seed=seed,
+        design=design,
     )
     _reserve_folder(folder, _settings(work, rows, part_rows), fresh=fresh)
     starts = range(0, rows, part_rows)
@@ -198,7 +203,8 @@ def _predict(work: Work, parts: list[Part]) -> None:
             x = x if work.inputs is None else work.inputs(x)
         except ValueError as error:
             raise ValueError(f"rows {part.start} to {part.stop - 1}: {error}") from error
-        found = predict(model, x, likelihood, samples=work.samples, seed=work.seed, keep_samples=False).to("cpu")
+        drawn: dict[str, Any] = {name: getattr(work, name) for name in ("samples", "seed", "design")}
+        found = predict(model, x, likelihood, **drawn, keep_samples=False).to("cpu")
         found = found if work.units is None else in_units(found, *work.units)
         remove_leftovers(part.path)
         write_whole(part.path, partial(_write_part, {name: getattr(found, name).numpy() for name in FIELDS}))
@@ -256,6 +262,7 @@ def _settings(work: Work, rows: int, part_rows: int) -> dict[str, Any]:
         "likelihood": type(work.likelihood).__name__,
         "model": _digest(*(tensor for _, tensor in sorted(work.model.state_dict().items()))),
         "data": _identify(work.data),
+        **({} if work.design == INDEPENDENT else {"design": work.design}),
         **({} if work.units is None else {"units": [moment.tolist() for moment in work.units]}),
     }
 
@@ -334,10 +341,12 @@ def find_rows(given: str, run: LoadedRun, root: str | None = None) -> Request:
 def predict_rows(run: LoadedRun, request: Request, out: Path, *, part_rows: int, fresh: bool, **how: Any) -> list[Path]:
     """Predict rows into the folder `out`, show the progress, write the table, and return the files of the parts.
 
-    `part_rows`, `fresh` and `how` (samples, seed, workers, backend) are those of `score`.
+    `part_rows`, `fresh` and `how` (samples, seed, workers, backend) are those of `score`. The design of the draws is
+    that of the run's evaluation.
     """
     rows = len(open_rows(request.x))
     own: dict[str, Any] = {"inputs": Preparation.of(run.data), "likelihood": run.likelihood, "units": run.units}
+    own["design"] = run.design
     before = 0 if fresh else _count_parts(out)
     with progress(out, rows, part_rows, before):
         parts = score(run.model, request.x, out, part_rows=part_rows, fresh=fresh, **own, **how)

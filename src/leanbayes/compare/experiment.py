@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -132,8 +133,19 @@ class Experiment:
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise ValueError(
                 f"expected the network {net} to give outputs of shape (rows, {self.data.num_outputs}) for "
-                f"{self.data.name}, got {got}"
+                f"{self.data.name}, got {got}. Return one tensor, with one output for each class or target."
             )
+        if self.data.task == "classification" and _probabilities(y):
+            warnings.warn(
+                f"the network {net} seems to end in a softmax: its outputs are not negative, and each row sums to 1. "
+                "They are taken for logits. Leave the softmax out",
+                stacklevel=2,
+            )
+
+
+def _probabilities(y: Tensor) -> bool:
+    """Return whether outputs look like probabilities of classes."""
+    return bool((y >= 0).all() and torch.allclose(y.float().sum(1), torch.ones(len(y), device=y.device), atol=1e-4))
 
 
 def refusal(method: Method | None, net: str, data: DataSet, where: tuple[str, ...] = ()) -> str | None:

@@ -24,8 +24,11 @@ from leanbayes.data.files.npz import channel_axis_like, channels_first, tensor
 from leanbayes.data.table import FILE as TABLE_FILE
 from leanbayes.data.table import prepared_by, TablePreparation
 from leanbayes.distributions.likelihoods import Likelihood
-from leanbayes.evaluation.result import read_json
+from leanbayes.evaluation.result import FILE as RESULT_FILE
+from leanbayes.evaluation.result import read_json, read_result
+from leanbayes.evaluation.statistics import number
 from leanbayes.runtime._files import conforms, local, parse_json, read_tensors, tied
+from leanbayes.runtime.noise import check_design, Design, INDEPENDENT
 from leanbayes.training import state
 from leanbayes.training.early_stopping import best_file
 
@@ -34,7 +37,11 @@ NOISE = f"{state.MODEL}likelihood."  # prefix of the likelihood's parameters in 
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """The trained network of a run as it was evaluated, the names of network and method, its likelihood and data."""
+    """The trained network of a run as it was evaluated, the names of network and method, its likelihood and data.
+
+    `samples` and `design` are those of the draws of its evaluation; the defaults if it was not evaluated. `temperature`
+    is that of the row "plain + temperature", if the run is a plain network with held-out rows.
+    """
 
     folder: Path
     net: str
@@ -43,6 +50,9 @@ class LoadedRun:
     likelihood: Likelihood
     source: DataSpec
     data: DataSet
+    samples: int = 16
+    design: Design = INDEPENDENT
+    temperature: float | None = None
 
     @property
     def units(self) -> tuple[Tensor, Tensor] | None:
@@ -118,7 +128,24 @@ def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
     network = experiment.maker(net, num_outputs=data.num_outputs, input_shape=shape, embedded=data.embedded)()
     model = at_full_width(load_model(folder / MODEL, network, method), data)
     likelihood = own_likelihood(model) or _load_likelihood(folder, data)
-    return LoadedRun(folder, net, method, model, likelihood, source, data)
+    return LoadedRun(
+        folder, net, method, model, likelihood, source, data, *_draws_of(folder), _temperature(folder, method, data)
+    )
+
+
+def _draws_of(folder: Path) -> tuple[int, Design]:
+    """Return number and design of the draws of the evaluation of a run; the defaults if it was not evaluated."""
+    drawn = (read_result(folder) or {}).get("prediction")
+    if drawn is None:
+        return LoadedRun.samples, LoadedRun.design
+    try:
+        samples, design = drawn["samples"], drawn.get("design", INDEPENDENT)
+        check_design(design)
+        if not isinstance(samples, int) or samples < 1:
+            raise ValueError(f"expected a number of draws, got {samples!r}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"'{folder / RESULT_FILE}' is damaged ({error}); evaluate the run again") from error
+    return samples, design
 
 
 def _find_folder(path: Path) -> Path:
@@ -201,6 +228,13 @@ def _load_likelihood(folder: Path, data: DataSet) -> Likelihood:
         raise FileNotFoundError(f"the learned noise of the run is stored in '{path}', which does not exist")
     likelihood.load_state_dict(state.with_prefix(read_tensors(path)[1], NOISE))
     return with_noise(likelihood, _noise_factor(folder))
+
+
+def _temperature(folder: Path, method: str, data: DataSet) -> float | None:
+    """Return the temperature of the held-out rows of a plain network for classes; None without it."""
+    path = folder / VALIDATION
+    found = read_json(path).get("temperature") if path.is_file() else None
+    return number(found) if method == PLAIN and data.task == "classification" else None
 
 
 def _noise_factor(folder: Path) -> float:

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -24,7 +24,7 @@ from leanbayes.compare.run import MODEL, Stage
 from leanbayes.compare.run_all import complete, look_ahead, plan_runs, run_all, run_in_order, to_tune, tune_all
 from leanbayes.compare.time_limit import STOPPED, TimeIsUp, TimeLimit
 from leanbayes.evaluation.result import commit, read_result
-from leanbayes.runtime.display import counted
+from leanbayes.runtime.display import brief_warnings, counted, said_warnings
 from leanbayes.training.devices import pick_device
 
 Item = TypeVar("Item")
@@ -88,7 +88,8 @@ def on_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]],
         TimeIsUp: if the time limit stopped one of them.
     """
     spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_work, args=(function, task, how, sys.argv)) for task in tasks]
+    told = sys.argv, said_warnings()
+    processes = [spawn.Process(target=_work, args=(function, task, how, *told)) for task in tasks]
     for process in processes:
         process.start()
     try:
@@ -102,13 +103,20 @@ def on_processes(function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]],
         raise TimeIsUp(f"stopped on {counted(stopped, 'worker')}: the time of --stop-after is over")
 
 
-def _work(function: Callable[..., Any], task: tuple[Any, ...], how: dict[str, Any], argv: list[str]) -> None:
+def _work(
+    function: Callable[..., Any],
+    task: tuple[Any, ...],
+    how: dict[str, Any],
+    argv: list[str],
+    said: frozenset[str] | None,
+) -> None:
     import torch
 
     sys.argv = argv  # results record the user's command
     torch.set_num_threads(1)
     try:
-        function(*task, **how)
+        with nullcontext() if said is None else brief_warnings(said):
+            function(*task, **how)
     except KeyboardInterrupt:
         sys.exit(130)
     except TimeIsUp:

@@ -39,7 +39,7 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     - "inverted": dark and light, or low and high, exchanged.
 
     A further split of `like` is taken by its name ("left-out" of fashion-demo). Else `name` is a known set, or the path
-    of the user's own; `root` is the cache, as in ``load``.
+    of the user's own, which may be any folder of images; `root` is the cache, as in ``load``.
     """
     if like.kind not in ("image", "table"):
         raise ValueError(
@@ -54,6 +54,8 @@ def ood(name: str, like: DataSet, root: str | Path | None = None) -> Tensor:
     own = isinstance(known, Path)
     if isinstance(known, Path) and is_table(known) and like.table is not None and not like.table.plain:
         return tensor(like.table.read(read_own_table(known, names=like.table.header))[0])
+    if isinstance(known, Path) and known.is_dir() and like.kind == "image" and not (known / "train").is_dir():
+        return _in_form_of(like, find_images(str(known)) or [])
     raw, channels = read_test_inputs(name, root)
     channels = channels or channel_axis_like(raw.shape[1:], like.input_shape, like.channels if own else None)
     return _like(raw, like, f"{name}: x_test", channels, f"Pick a table with as many columns, or {_CHOICE}.")
@@ -163,8 +165,13 @@ def _images_of_folder(path: Path, like: DataSet) -> tuple[Tensor, Array]:
         raise ValueError(
             f"expected images in one folder a class, {path}/CLASS/, got images without a class. Sort them."
         )
+    return _in_form_of(like, images), np.array([image.parent.name for image in images])
+
+
+def _in_form_of(like: DataSet, images: list[Path]) -> Tensor:
+    """Return the pixels of image files in the size, the colours and the depth of a data set."""
     rows = ImageFiles.like(images, like.input_shape, deep=like.train.x.is_floating_point())
-    return tensor(rows[: len(rows)]), np.array([image.parent.name for image in images])
+    return tensor(rows[: len(rows)])
 
 
 def _targets(y: Array, like: DataSet, where: str) -> Tensor:

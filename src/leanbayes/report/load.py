@@ -43,8 +43,8 @@ VERSIONS = 4  # looks of one colour: the method, and three for its versions
 DASHED = {
     "mean": 2,
     "seed_ensemble": 1,
-    "student": 1,
-}  # rows that share the colour of another, and the version that they look like
+    "student": 2,
+}  # rows that share the colour of another, and the version that they look like first
 UNKNOWN_SHAPE = 7  # the marker of methods that are not in FIXED
 FIXED = {  # colour and marker
     "plain": (0, 0),
@@ -101,7 +101,7 @@ def looks_of(contenders: Iterable[tuple[str, str]]) -> list[Look]:
         version = DASHED.get(name, 0)
         if label != name:
             versions[name] = versions.get(name, 0) + 1
-            version = 1 + (versions[name] - 1) % (VERSIONS - 1)
+            version = 1 + (max(version, 1) + versions[name] - 2) % (VERSIONS - 1)
         # the colour of an unknown method is a checksum of its name
         fixed = FIXED.get(name) or (1 + zlib.crc32(name.encode()) % (COLOURS - 1), UNKNOWN_SHAPE)
         found.append(Look(series, *fixed, version))

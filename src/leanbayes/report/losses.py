@@ -54,7 +54,7 @@ class Compared:
         """Return the figure of all plain networks in words, if it is the reference of a row; else ""."""
         if self.mean is None or row not in self.rows:
             return ""
-        return f", {sign * self.mean:.4g} over {self.networks} plain networks"
+        return f" and {sign * self.mean:.4g} over all {self.networks} plain networks, which decides"
 
 
 def compared(group: Group, read: Read, reference: str) -> Compared:

@@ -29,6 +29,8 @@ def _layers(contender: Contender) -> Layers | None:
     for run in contender.runs:
         names = ("converted", "total", "eligible", "things", "covered", "skipped")
         converted, total, eligible, things, covered, skipped = (run.part("cost", "layers", name) for name in names)
+        if eligible == 0:  # a plain network with a temperature, a student
+            return None
         if isinstance(converted, int) and isinstance(total, int):
             sentence = f"{converted} of {total} layers converted"
             if isinstance(eligible, int) and isinstance(things, str):  # older results count layers of all kinds

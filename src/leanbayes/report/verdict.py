@@ -34,6 +34,7 @@ FLOORS = {  # cost and value below which a limit does not decide
     "parameter_ratio": ("parameters", 1e6),
 }
 SMALLEST_SHARE, SMALLEST_NATS, SMALLEST_AREA = 0.01, 0.01, 0.005  # smallest gains of NLL, LPD and AUROC that count
+FINDS, CHANCE = "Finds out-of-distribution inputs", 0.5  # AUROC of a guess
 NARROW, COVERED = "Narrow intervals", ("test", "coverage_validated")
 LEVEL, COVERAGE_ERRORS = 0.95, 2.0  # of the intervals; standard errors by which their test coverage may be lower
 NOTHING = Estimate(0.0, None, 0)
@@ -345,9 +346,12 @@ def _needs(group: Group, column: Column, reference: Candidate, ranked: list[Cand
     if areas.losses:
         score = "total" if group.task == "classification" else "epistemic"
         title = f"AUROC by {score} uncertainty"
-        lines.append(_line("Finds out-of-distribution inputs", title, areas, reference.label, SMALLEST_AREA, sign=-1))
+        lines.append(_line(FINDS, title, areas, reference.label, SMALLEST_AREA, sign=-1))
+        if (largest := -min(map(_mean, areas.losses.values()))) < CHANCE:
+            told = f"No row: the largest {title} is {largest:.4g}. Below 0.5, out-of-distribution inputs look familiar."
+            lines[-1] = Need(FINDS, told)
     else:
-        lines.append(Need("Finds out-of-distribution inputs", "Not measured: add --ood with the name of a data set."))
+        lines.append(Need(FINDS, "Not measured: add --ood with the name of a data set."))
     best = ranked[0].label if losses.mean is None else best_of(losses.paired) or ranked[0].label
     good = about_as_good(losses.paired, best, smallest, errors)
     for name, key, unit in (("Smallest file", "size", "parameters"), ("Cheapest answer", "answer_passes", "passes")):
@@ -374,7 +378,7 @@ def _narrow(group: Group, reference: str) -> Need:
     widths = losses_of(group, ("test", "interval_width_validated"))
     if not widths:
         return Need(NARROW, "Not measured: add --validation with a share of the training rows.")
-    held = {label: statistics.fmean(by.values()) for label, by in losses_of(group, COVERED).items()}
+    held = {label: _mean(by) for label, by in losses_of(group, COVERED).items()}
     rows = min((run.number("data", "test") or 1 for run in group.runs), default=1)
     least = LEVEL - COVERAGE_ERRORS * math.sqrt(LEVEL * (1 - LEVEL) / max(rows, 1))
     good = {label: by for label, by in widths.items() if held.get(label, 1.0) >= least}
@@ -386,10 +390,14 @@ def _narrow(group: Group, reference: str) -> Need:
     return replace(found, sentence=found.sentence + missed)
 
 
+def _mean(by_seed: Mapping[int, float]) -> float:
+    return statistics.fmean(by_seed.values())
+
+
 def _share(losses: Mapping[str, Mapping[int, float]], reference: str) -> float:
     """Return the smallest gain that counts: a share of the reference's mean; 0 without a reference."""
     base = losses.get(reference, {})
-    return SMALLEST_SHARE * abs(statistics.fmean(base.values())) if base else 0.0
+    return SMALLEST_SHARE * abs(_mean(base)) if base else 0.0
 
 
 def _line(
@@ -405,7 +413,7 @@ def _line(
     assert chosen.best is not None
 
     def written(label: str) -> str:
-        return f"{label} ({title} {sign * statistics.fmean(losses.losses[label].values()):.4g})"
+        return f"{label} ({title} {sign * _mean(losses.losses[label]):.4g})"
 
     if chosen.recommended is not None:
         note = losses.note(chosen.recommended, sign)
@@ -413,12 +421,13 @@ def _line(
         return Need(name, f"{written(chosen.recommended)}{against}.{_by_another(chosen)}", chosen.recommended)
     if chosen.single:
         return Need(name, f"For this one training {written(chosen.best)}.")
-    if chosen.best == reference:
+    best = best_of(losses.losses) or reference if chosen.best == reference else chosen.best
+    if best == reference:
         return Need(name, f"No clear difference; the best is {written(reference)}.")
     needed = chosen.seeds_needed
     more = "" if needed is None else f" If the gain of {chosen.promising} stays, about {needed} seeds show it."
-    other = f", {written(reference)}" if reference in losses.losses else ""
-    return Need(name, f"No clear difference: {written(chosen.best)}{other}.{more}", None, needed)
+    other = f", {written(reference)}{losses.note(best, sign)}" if reference in losses.losses else ""
+    return Need(name, f"No clear difference: {written(best)}{other}.{more}", None, needed)
 
 
 def _cheapest_line(group: Group, name: str, key: str, unit: str, good: Sequence[str], best: str) -> Need:

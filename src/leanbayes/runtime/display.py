@@ -1,12 +1,16 @@
-"""Text and HTML of records for a prompt and a notebook: short, on any device, never an error."""
+"""Text and HTML of records for a prompt and a notebook: short, on any device, never an error. Warnings as sentences."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from typing import Any
+import sys
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # the command line imports this file, and lists need no torch
+    from torch import Tensor
 
 UNKNOWN = "?"
 
@@ -52,3 +56,28 @@ def html_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], 
 
 def _cells(tag: str, row: Sequence[str]) -> str:
     return "".join(f"<{tag}>{html.escape(each)}</{tag}>" for each in row)
+
+
+class _Sentence:
+    """Writes each warning once, as a sentence without its place in the code."""
+
+    def __init__(self, said: Collection[str]) -> None:
+        self.said = set(said)
+
+    def __call__(self, message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in self.said:
+            self.said.add(str(message))
+            sys.stderr.write(f"leanbayes: warning: {message}\n")
+
+
+@contextmanager
+def brief_warnings(said: Collection[str] = ()) -> Iterator[None]:
+    """Show each warning once, as a sentence without its place in the code; leave out those that were said before."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _Sentence(said)
+        yield
+
+
+def said_warnings() -> frozenset[str] | None:
+    """Return the warnings that `brief_warnings` has shown so far; None outside of it."""
+    return frozenset(show.said) if isinstance(show := warnings.showwarning, _Sentence) else None

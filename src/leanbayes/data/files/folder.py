@@ -1,7 +1,8 @@
 """Read a folder of images in ImageNet's layout: train/<class>/*.png and test/<class>/*.png (or val/<class>/).
 
 Pixels of 8 bits stay uint8. If one image of a set has 16 bits, all are float32 from 0 to 1: 16-bit values are divided
-by 65535, 8-bit values by 255. Palettes and CMYK become RGB. An opaque alpha channel is dropped.
+by 65535, 8-bit values by 255. Palettes and CMYK become RGB. An opaque alpha channel is dropped. Photos are turned as
+their EXIF orientation says.
 """
 
 from __future__ import annotations
@@ -15,28 +16,32 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from leanbayes.data.dataset import Array, Raw
 from leanbayes.data.files.npz import check_memory, USUAL
 
+Result = TypeVar("Result")
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N", "I")  # "I" has 32 bits; for a 16-bit .pgm file Pillow uses 16 of them
 _GREY = ("1", "L", "LA", *_DEEP)
 _COLOUR = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV")
 _BRIGHTEST = 65535
 _ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
+_UNREAD = (".jfif", ".jpe", ".heic", ".heif", ".avif", ".jp2", ".tga", ".dcm", ".npy")  # images, too
 _PATTERN = "*?["  # signs of a pattern of file names
 _TEST_NAMES = ("test", "val", "validation")
 _LARGEST = 224  # pixels of a side
+_MOST_NAMED = 10  # files with faults
+_ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # tag of EXIF, and its values that exchange height and width
 
 
 class Header(NamedTuple):
     """Properties of an image file.
 
     Attributes:
-        size: height and width.
+        size: height and width of the upright image.
         colour: whether it has colours.
         deep: whether grey levels have 16 bits.
         cut: whether several channels have 16 bits each; Pillow reads 8 of them.
@@ -92,8 +97,7 @@ class ImageFiles:
                 f"expected rows of shape {shape}, as in training, got image files, which are grey or have three "
                 "colours. Save the rows to an .npz or .csv file."
             )
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(read_header, paths))
+        _read_headers(paths)
         return cls(paths, Form((shape[1], shape[2]), colour=shape[0] == 3, deep=deep))
 
     def __len__(self) -> int:
@@ -157,6 +161,8 @@ def read_header(path: Path) -> Header:
     with _readable(path), Image.open(path) as image:
         mode, size, frames = image.mode, (image.height, image.width), bool(getattr(image, "is_animated", False))
         tiles = str(getattr(image, "tile", ""))
+        if "exif" in image.info and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:  # Pillow turns .tif files itself
+            size = size[::-1]
     if mode not in (*_GREY, *_COLOUR):
         raise ValueError(
             f"{path} has pixels of the mode {mode}; expected grey, colour, a palette or CMYK. Convert it to one of "
@@ -166,7 +172,7 @@ def read_header(path: Path) -> Header:
 
 
 def decode(path: Path, form: Form) -> Array:
-    """Return the pixels (C, H, W) of an image: scaled so that it covers the size, and cut around the centre.
+    """Return the pixels (C, H, W) of an image: turned upright, scaled to cover the size, and cut around the centre.
 
     Raises:
         ValueError: The file is damaged, has transparent pixels, or values beyond 16 bits.
@@ -174,7 +180,7 @@ def decode(path: Path, form: Form) -> Array:
     from PIL import Image, ImageOps
 
     with _readable(path), Image.open(path) as image:
-        whole = image.copy()
+        whole = ImageOps.exif_transpose(image)
     _check_opaque(whole, path)
     deep = whole.mode in _DEEP
     picture = _grey_levels(whole, path) if deep else whole.convert("RGB" if form.colour else "L")
@@ -240,6 +246,7 @@ def read_folder(folder: Path) -> Raw:
     the centre. If one image has colours, all become colour images.
     """
     files = image_files(folder)
+    _warn_of_unread(folder, files)
     classes = sorted({path.parent.name for path in files["train"]})
     for path in files["test"]:
         if path.parent.name not in classes:
@@ -275,7 +282,7 @@ def image_files(folder: Path) -> dict[str, list[Path]]:
 
 def _of_split(split: Path) -> list[Path]:
     folders = sorted(path for path in split.iterdir() if path.is_dir() and not path.name.startswith("."))
-    classes = {folder: sorted(p for p in folder.iterdir() if p.suffix.lower() in _ENDINGS) for folder in folders}
+    classes = {folder: sorted(filter(is_image, folder.iterdir())) for folder in folders}
     empty = [folder for folder, images in classes.items() if not images]
     if len(empty) == len(classes):
         raise FileNotFoundError(
@@ -290,10 +297,24 @@ def _of_split(split: Path) -> list[Path]:
     return [image for images in classes.values() for image in images]
 
 
+def _warn_of_unread(folder: Path, files: dict[str, list[Path]]) -> None:
+    """Warn of images in the folders of the splits that are not read: in other folders, or with other endings."""
+    splits = {path.parent.parent for paths in files.values() for path in paths}
+    read = {path for paths in files.values() for path in paths}
+    found = (path for split in splits for path in split.rglob("*") if path.suffix.lower() in (*_ENDINGS, *_UNREAD))
+    named = {path: path.relative_to(folder) for path in found if path.is_file() and path not in read}
+    unread = sorted(name for name in named.values() if not any(part.startswith(".") for part in name.parts))
+    if unread:
+        warnings.warn(
+            f"images in {folder} that are not read: {len(unread)}, such as {unread[0]}; an image is read if it is "
+            f"directly in a class folder and has one of the endings {', '.join(_ENDINGS)}",
+            stacklevel=5,
+        )
+
+
 def _common_form(paths: list[Path]) -> Form:
     """Return the common form of all images; warn if it changes any."""
-    with ThreadPoolExecutor() as pool:
-        headers = list(pool.map(read_header, paths))
+    headers = _read_headers(paths)
     heights, widths = zip(*(header.size for header in headers), strict=True)
     height, width = (min(_LARGEST, int(np.median(lengths))) for lengths in (heights, widths))
     form = Form(
@@ -337,6 +358,31 @@ def read_all(paths: list[Path], read: Callable[[Path], Array], shape: tuple[int,
     def fill(index: int) -> None:
         images[index] = read(paths[index])
 
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(fill, range(len(paths))))
+    _read_each(fill, paths)
     return images
+
+
+def _read_headers(paths: list[Path]) -> list[Header]:
+    return _read_each(lambda index: read_header(paths[index]), paths)
+
+
+def _read_each(read: Callable[[int], Result], paths: list[Path]) -> list[Result]:
+    """Call a function for the number of each file, in threads; the error for files with faults names all of them."""
+    faults: dict[int, ValueError] = {}
+
+    def attempt(index: int) -> Any:
+        try:
+            return read(index)
+        except ValueError as error:
+            faults[index] = error
+            return None
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(attempt, range(len(paths))))
+    if faults:
+        first, *more = sorted(faults)
+        some = ", ".join(str(paths[index]) for index in more[: _MOST_NAMED - 1])
+        rest = ", ..." * (len(faults) > _MOST_NAMED)
+        also = f" {len(faults)} files have faults, also {some}{rest}." if more else ""
+        raise ValueError(f"{faults[first]}{also}") from faults[first]
+    return found

@@ -162,6 +162,8 @@ def _curve_chart(
         line = [(x, scale * point.mean) for x, point in named]
         seen = [place for place in line if y_axis.low <= place[1] <= y_axis.high] if axis is wide_axis else line
         chart.line(seen, f"curve {look.classes}", "" if across.marked else titles[-1])
+        if len(seen) == 1 and not across.marked:  # a line of one point is not seen
+            chart.marker(seen[0], look, titles[line.index(seen[0])])
         for place, point, title in zip(line, found.values(), titles, strict=True) if across.marked else ():
             if point.sem:
                 chart.line([(place[0], scale * end) for end in ends(point)], f"whisker {look.classes}")
@@ -182,12 +184,13 @@ SEEN = 0.7  # a limit is plotted only if a cost exceeds this share of it
 
 @dataclass(frozen=True)
 class Priced:
-    """A contender with its quality, the same as text, and its costs by the names of COSTS."""
+    """A contender with its quality, the same as text, its costs by the names of COSTS, and those that do not decide."""
 
     contender: Contender
     quality: Estimate
     written: str
     costs: Mapping[str, Estimate]
+    free: frozenset[str]
 
     @property
     def label(self) -> str:
@@ -210,8 +213,9 @@ def cost_figure(group: Group) -> Figure | None:
     return Figure(
         key="cost",
         title="Quality against cost",
-        caption="Means over seeds; whiskers are standard errors. Costs are on a logarithmic scale; the shaded side is "
-        "beyond the limit of the rule. The cost of one answer counts all its passes, one for every draw or member.",
+        caption="Means over seeds; whiskers are standard errors. Costs are on a logarithmic scale; a shaded side is "
+        "beyond a limit of the rule that decides. The cost of one answer counts all its passes, one for every draw "
+        "or member.",
         panels=panels,
         numbers=Numbers(("Method", column.title, *(", ".join(COSTS[name]) for name in shown)), rows),
         legend=tuple(each.contender for each in found),
@@ -226,7 +230,7 @@ def _priced(group: Group) -> list[Priced]:
         measured = estimates[each.contender.series]
         times = {name: measured[key] for name in ("answer_ms", "answer_ms_one") if (key := ("cost", name)) in measured}
         positive = {name: time for name, time in times.items() if time.mean > 0}  # a logarithm needs it
-        found.append(Priced(each.contender, each.quality, each.written, {**each.costs, **positive}))
+        found.append(Priced(each.contender, each.quality, each.written, {**each.costs, **positive}, each.free))
     return found
 
 
@@ -241,7 +245,8 @@ def _scatter(found: list[Priced], name: str, quality: str) -> str:
         x = svg.ratio_axis(unit, [*reach, *([1.1 * limit] if max(reach) > SEEN * limit else [])])
     y = linear_axis(quality, [end for each in found for end in ends(each.quality)])
     chart = Chart(x, y)
-    taken = _plot_limit(chart, limit, unit) if limit is not None and x.high > limit else []
+    decides = limit is not None and _decides(found, name, limit)
+    taken = _plot_limit(chart, limit, unit) if limit is not None and decides and x.high > limit else []
     places = [(each.costs[name].mean, each.quality.mean) for each in found]
     crosses = []
     for each, (cost, good) in zip(found, places, strict=True):
@@ -253,6 +258,12 @@ def _scatter(found: list[Priced], name: str, quality: str) -> str:
     for each, place in zip(found, places, strict=True):
         chart.marker(place, each.contender.look, f"{each.label}: {each.written} at {write(each.costs[name])} {unit}")
     return chart.render(f"{quality} against {title.lower()}, {unit}")
+
+
+def _decides(found: list[Priced], name: str, limit: float) -> bool:
+    """Return whether the limit of a cost decides for a row beyond it, or no row is beyond it."""
+    beyond = [each for each in found if each.costs[name].mean > limit]
+    return not beyond or any(name not in each.free for each in beyond)
 
 
 def _plot_limit(chart: Chart, limit: float, unit: str) -> list[Box]:

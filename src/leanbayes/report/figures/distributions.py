@@ -91,15 +91,18 @@ def pooled_reliability(runs: Sequence[Run]) -> list[Bin]:
 def pooled_histograms(groups: Sequence[Sequence[Run]], kind: str, *, rooted: bool = False) -> list[Histogram | None]:
     """Average the histograms of an uncertainty over the runs of each group, on common edges.
 
-    The bins are equal, or logarithmic if more than half of the test inputs of a group would fall into the first bin
-    and all runs have such bins. `rooted` turns variances into standard deviations.
+    The bins are equal, and not narrower than those of the runs, or logarithmic if more than half of the test inputs of
+    a group would fall into the first bin and all runs have such bins. `rooted` turns variances into standard
+    deviations.
     """
     found = [_read_all(runs, "histograms", kind, rooted) for runs in groups]
     everything = [h for group in found for h in group]
     if not everything:
         return [None for _ in groups]
     low, high = min(h.reach[0] for h in everything), max(h.reach[1] for h in everything)
-    edges = [low + (high - low) * i / SLOTS for i in range(SLOTS + 1)]
+    widths = [b - a for h in everything if not h.is_zero for a, b in pairwise(h.edges)]
+    slots = max(1, min(SLOTS, round((high - low) / min(widths)))) if widths else SLOTS  # none narrower than those read
+    edges = [low + (high - low) * i / slots for i in range(slots + 1)]
     equal = [_average(group, edges) if group else None for group in found]
     fine = [_read_all(runs, "log_histograms", kind, rooted) for runs in groups]
     complete = all(len(logs) >= len(plain) for logs, plain in zip(fine, found, strict=True))
@@ -294,7 +297,7 @@ def _histogram(contender: Contender, histogram: Histogram, label: str, others: l
     else:
         ticks = tuple(tick for tick in linear_axis("", edges, wanted=3).ticks if edges[0] <= tick <= edges[-1])
         across = Axis(label, edges[0], edges[-1], ticks)
-    upwards = tuple(tick for tick in (0.05, 0.2, 0.5, 1.0) if tick <= tallest * 1.1) or (tallest,)
+    upwards = tuple(tick for tick in (0.05, 0.2, 0.5, 1.0) if tick <= tallest * 1.1) or (float(f"{tallest:.2g}"),)
     chart = Chart(across, Axis("", 0, tallest, (0.0, *upwards), math.sqrt), SMALL)
     steps = {
         name: [(x, share) for ends, share in zip(pairwise(edges), values, strict=True) for x in ends]
