@@ -259,7 +259,7 @@ def test_a_mixture_of_plain_networks_is_tested_by_its_own_variance():
     assert found.recommended == "mixture"
     gain = found.gains["mixture"]
     assert gain.error == pytest.approx(np.std([0.035, 0.040, 0.035], ddof=1) / math.sqrt(3))
-    assert gain.threshold == pytest.approx(max(0.005, 2 * gain.error))
+    assert gain.threshold == pytest.approx(max(0.005, stats.t.ppf(0.95, 2) * gain.error))
     others = choose(losses, "plain", 0.005).gains
     assert all(found.gains[label] == others[label] for label in NOISY)
 
@@ -268,6 +268,15 @@ def test_a_mixture_of_plain_networks_is_tested_by_its_own_variance():
 def test_a_mixture_with_a_tiny_or_an_uncertain_gain_is_not_recommended(mixture):
     losses = {"plain": REFERENCE, "mixture": mixture} | NOISY
     assert choose(losses, "plain", 0.005, mixtures={"mixture"}).recommended is None
+
+
+def test_a_mixture_without_a_gain_is_called_better_in_one_of_twenty_comparisons():
+    source, seeds, count = np.random.default_rng(0), 3, 4000
+    clear = 0
+    for gains in source.normal(size=(count, seeds)):
+        losses = {"plain": by_seed(*[0.0] * seeds), "mixture": by_seed(*-gains)} | NOISY
+        clear += choose(losses, "plain", 0.0, mixtures={"mixture"}).gains["mixture"].clear
+    assert abs(clear / count - 0.05) < 3 * (0.05 * 0.95 / count) ** 0.5
 
 
 def test_a_mixture_has_at_most_the_mean_log_loss_of_its_members():

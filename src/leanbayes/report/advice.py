@@ -18,9 +18,10 @@ of the others. A gain is clear if it is above t e_m and at least the smallest ga
 1 - 0.05 / M of Student's distribution for M rows, with the degrees of freedom of all rows. A row with s_m^2 > 3 V is
 unlike the others, and has its own n - 1.
 
-A mixture of these plain networks needs no such proof for a log loss: by Jensen's inequality it loses at most the mean
-of its members at every row. Chance has no part in the sign, only in the size. So its gain is clear from 2 e_m on, with
-its own variance.
+A mixture of these plain networks is one planned comparison for a log loss: by Jensen's inequality it loses at most the
+mean of its members at every row, so a gain is expected before any data. (Members have temperatures of their own, the
+mixture has none, so the inequality is only nearly true of the figures.) Its gain is clear from t e_m on with its own
+variance, and t the quantile 0.95 with n - 1 degrees of freedom.
 
 If some row has a clear gain, one of the rows with gains of at least 2 e_m is recommended, by the largest g_m - e_m: the
 clear row says that there is something to gain, the means say where, and of two similar means the more certain one
@@ -212,7 +213,8 @@ def gains_of(
             free = len(found) - 1 if variance > UNLIKE * typical else freedom
         quantile = float(student.ppf(1 - LEVEL / len(paired), free))
         if label in mixtures and label in own:
-            error, quantile = math.sqrt(own[label] / len(found)), STEADY
+            error = math.sqrt(own[label] / len(found))
+            quantile = float(student.ppf(1 - LEVEL, len(found) - 1))
         threshold = max(smallest, quantile * (error or 0.0))
         gains[label] = Gain(statistics.fmean(found), error, threshold, len(found), free)
     return gains
