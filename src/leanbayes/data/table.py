@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanbayes.data.cells import are_gaps, Notation, notation_of, to_numbers
+from leanbayes.data.cells import are_gaps, is_number, Notation, notation_of, to_numbers
 from leanbayes.data.checks import check_precision, EXACT
 from leanbayes.data.columns import Column, Faults, fit_column, TYPES, unclear_dates
 from leanbayes.data.dataset import Array, DataSet
@@ -368,10 +368,7 @@ def parse_types(text: str | Mapping[str, str] | None) -> dict[str, str]:
 def _is_plain(column: Column | str, cells: Array) -> bool:
     if isinstance(column, str) or column.kind != "number" or column.notation != "point":
         return False
-    try:
-        return bool(np.isfinite(cells.astype(np.float64)).all())
-    except ValueError:
-        return False
+    return all(map(is_number, cells)) and bool(np.isfinite(cells.astype(np.float64)).all())
 
 
 def _is_constant(column: Column, cells: Array) -> bool:

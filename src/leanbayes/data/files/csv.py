@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leanbayes.data.cells import are_gaps, GAPS, is_value
+from leanbayes.data.cells import are_gaps, GAPS, is_number, is_value
 from leanbayes.data.dataset import Array
 from leanbayes.data.files.npz import check_memory
 
@@ -76,15 +76,6 @@ class Table:
 
 def _is_finite(cell: str) -> bool:
     return is_number(cell) and abs(float(cell)) < float("inf")
-
-
-def is_number(cell: str) -> bool:
-    """Return whether a cell can be read as a number."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def read_table(path: Path, fewest: int, names: Collection[str] = ()) -> Table:
