@@ -131,7 +131,7 @@ class TablePreparation:
                 "targets to be scored."
             )
         cells = table.columns[table.header.index(self.target)]
-        there = ~are_gaps(cells)
+        there = ~are_gaps(cells) | np.isin(cells, list(classes))
         missing = len(cells) - int(there.sum())
         if missing == len(cells):
             raise ValueError(f"{table.where}, column {self.target!r} has no target in {missing} rows. Fill it.")
