@@ -139,7 +139,14 @@ def test_rows_with_targets_are_scored(table, tmp_path, capsys):
     assert main(["predict", str(run), "--data", str(path), "--out", str(tmp_path / "p"), "--device", "cpu"]) == 0
     found = lines(tmp_path / "p" / "predictions.csv")
     right = np.mean([row["predicted"] == label for row, label in zip(found, columns()["label"], strict=True)])
-    assert f"accuracy {100 * right:.2f} %" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"accuracy {100 * right:.2f} %" in said.out
+    assert "no scores" not in said.err
+    path = write(tmp_path / "again.csv", columns() | {"label": ["", *columns()["label"][1:]]})
+    assert main(["predict", str(run), "--data", str(path), "--out", str(tmp_path / "q"), "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    assert "no scores: column 'label' has gaps" in said.err
+    assert "accuracy" not in said.out
 
 
 def test_a_missing_column_is_one_sentence(table, tmp_path, capsys):

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from leanbayes import data
+from leanbayes.data.files.csv import read_table
+from leanbayes.data.table import TablePreparation
 
 ROWS = 60
 
@@ -77,3 +79,40 @@ def test_weights_that_may_be_thousands_are_refused(tmp_path):
     with pytest.raises(ValueError, match="--types w=comma or --types w=number"):
         data.load(path, weight="w")
     assert set(data.load(path, weight="w", types="w=comma").train.weight.tolist()) == {1.5}
+
+
+# ---------------------------------------------------------------- new rows
+
+
+def trained(tmp_path, notation):
+    """Return a preparation of numbers with one decimal sign, in features and targets."""
+    values = [f"{1 + i},25" if notation == "comma" else f"{1 + i}.25" for i in range(ROWS)]
+    return data.load(write(tmp_path / "t.csv", {"x": values, "y": values}, ";")).table
+
+
+@pytest.mark.parametrize(("notation", "cells"), [("point", ["1,250", "2,5"]), ("comma", ["1.250", "2.5"])])
+def test_new_rows_with_the_other_decimal_sign_are_refused(tmp_path, notation, cells):
+    table = trained(tmp_path, notation)
+    new = read_table(write(tmp_path / "new.csv", {"x": cells * 3 + ["7"] * 9, "y": ["1"] * 15}, ";"), 1)
+    with pytest.raises(ValueError, match=f"column 'x': expected numbers with a decimal {notation} as in training, got"):
+        table.read(new)
+
+
+def test_new_targets_have_the_decimal_sign_of_training(tmp_path):
+    table = TablePreparation.from_json(trained(tmp_path, "comma").to_json())
+    new = read_table(write(tmp_path / "new.csv", {"x": ["1,5"], "y": ["1,500"]}), 1)
+    assert table.read(new)[0].tolist() == [[1.5]]
+    assert table.known_targets(new, ())[0].tolist() == [[1.5]]
+    new = read_table(write(tmp_path / "new.csv", {"x": ["1,5"] * 2, "y": ["1.500", "2.5"]}), 1)
+    with pytest.raises(ValueError, match="column 'y': expected numbers with a decimal comma as in training, got"):
+        table.known_targets(new, ())
+
+
+@pytest.mark.parametrize("separator", [",", ";"])
+def test_a_row_of_gaps_among_new_rows_counts(tmp_path, separator):
+    path = tmp_path / "new.csv"
+    lines = ["x,z,y", "1,a,2", ",,", "", "3,b,4", ",,", ""]
+    path.write_text("\n".join(lines).replace(",", separator), encoding="utf-8")
+    table = read_table(path, 1)
+    assert table.columns[0].tolist() == ["1", "", "3"]  # empty lines, and separators at the end, are no rows
+    assert table.lines == [2, 3, 5]

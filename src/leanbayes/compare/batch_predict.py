@@ -394,6 +394,8 @@ def _find_in_table(path: Path, run: LoadedRun) -> Request:
     cells = read_own_table(path, names=table.header)
     x, notes = table.read(cells)
     y = table.targets(cells, run.data.classes)
+    if y is None and table.target in cells.header:
+        notes = [*notes, f"no scores: column {table.target!r} has gaps, or targets unlike those of training"]
     return Request(path.name, x, None if y is None else torch.from_numpy(y).to(run.data.test.y), notes=tuple(notes))
 
 

@@ -105,6 +105,17 @@ def notation_of(cells: Array) -> Notation | None:
     return "comma" if found == {"comma"} else "point"
 
 
+def check_notation(cells: Array, notation: Notation, where: str) -> None:
+    """Raise ``ValueError`` for new cells with the other decimal sign alone, such as 2,5 instead of 2.5."""
+    other: Notation = "point" if notation == "comma" else "comma"
+    own, others = (np.isfinite(to_numbers(cells, sign)) for sign in (notation, other))
+    if (others & ~own).any() and not (own & ~others).any():
+        raise ValueError(
+            f"{where}: expected numbers with a decimal {notation} as in training, got "
+            f"{cells[np.argmax(others & ~own)]!r}. Write them with a {notation}."
+        )
+
+
 def is_value(cell: str) -> bool:
     """Return whether a cell is a number in any notation, or a date."""
     return any(math.isfinite(_number(cell, n)) for n in NOTATIONS) or math.isfinite(_days(cell, "day"))

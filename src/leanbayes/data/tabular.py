@@ -76,7 +76,7 @@ def load_table(table: Table, options: TableOptions) -> LoadedTable:
         raise ValueError(f"{table.where} has one column; expected features in addition to the target. Add columns.")
     types = parse_types(options.types)
     types = {table.header[table.position(name)]: kind for name, kind in types.items()}
-    table, values, task, notes = _targets(table, target, options.task, types.pop(table.header[target], None))
+    table, values, task, notation, notes = _targets(table, target, options.task, types.pop(table.header[target], None))
     if len(values) < _FEWEST_ROWS:
         raise ValueError(
             f"{table.where} has {len(values)} rows with a target; expected at least {_FEWEST_ROWS}: two to train, one "
@@ -85,7 +85,9 @@ def load_table(table: Table, options: TableOptions) -> LoadedTable:
     extra, unclear = _extra(table, options, types)
     notes += unclear
     test = _test_rows(table, values, task, options.split, extra)
-    about = TablePreparation((), special, table.header[target], tuple(table.header), table.titled)
+    about = TablePreparation(
+        (), special, table.header[target], tuple(table.header), table.titled, comma=notation == "comma"
+    )
     rows = TableRows(table, about, types, np.flatnonzero(~test), np.flatnonzero(test))
     preparation, x_train, x_test, own = rows.fit()
     notes += _leaks(preparation, rows, values[~test].astype(str) if task == "classification" else values[~test])
@@ -127,8 +129,10 @@ def _special(table: Table, options: TableOptions, target: int) -> dict[str, str]
     return found
 
 
-def _targets(table: Table, target: int, task: str | None, wanted: str | None) -> tuple[Table, Array, Task, list[str]]:
-    """Return the table of the rows with a target, the targets, the task, and notes."""
+def _targets(
+    table: Table, target: int, task: str | None, wanted: str | None
+) -> tuple[Table, Array, Task, Notation, list[str]]:
+    """Return the table of the rows with a target, the targets, the task, the decimal sign, and notes."""
     cells, name = table.columns[target], table.header[target]
     there = ~are_gaps(cells)
     if (cells == "+").any():
@@ -158,7 +162,7 @@ def _targets(table: Table, target: int, task: str | None, wanted: str | None) ->
     lines = [line for line, keep in zip(table.lines, kept, strict=True) if keep]
     values = columns[target].astype(str) if are_words else numbers[kept]
     notes = _rows_left_out(cells[~kept], name)
-    return replace(table, columns=columns, lines=lines), values, chosen, notes
+    return replace(table, columns=columns, lines=lines), values, chosen, notation, notes
 
 
 def _notation(table: Table, name: str, cells: Array, wanted: str | None) -> Notation:
