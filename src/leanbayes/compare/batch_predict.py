@@ -432,7 +432,7 @@ def _columns(found: dict[str, Any], classes: Sequence[str]) -> dict[str, list[st
 
 
 def _format(values: Any) -> list[str]:
-    return [f"{value:.6g}" for value in values.tolist()]
+    return list(values.astype(str))  # as many digits as distinguish it from the next float: a year has a fraction
 
 
 @contextmanager
