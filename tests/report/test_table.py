@@ -194,6 +194,8 @@ def test_groups_of_columns_span_all_columns(tmp_path):
         ((123.4, 130.2), None, ("123", "")),
         ((0.5, 0.4), 0.00003, ("0.50000", "0.00003")),
         ((0.0, 0.0), None, ("0.0", "")),
+        ((7.653e-10, 9.1e-10), None, ("0.000000000765", "")),
+        ((0.5, 0.4), 1e-9, ("0.50000", "<0.00001")),
     ],
 )
 def test_decimals_suit_values_and_errors(means, sem, written):
