@@ -5,6 +5,7 @@ Read Parquet files and frames of pandas, polars and pyarrow as cells of text; th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -320,6 +321,7 @@ def _leaks(preparation: TablePreparation, rows: TableRows, y: Array) -> list[str
 
 
 _BYTES_A_CELL = 80  # memory of a cell as text
+_MISSING = ("NAType", "NaTType")  # of pandas; the first refuses every comparison
 _TYPES = (("dictionary", "category"), ("categorical", "category"), ("category", "category"), ("enum", "category"))
 """Types of frames that say what a column is, by the beginning of their name."""
 
@@ -407,7 +409,7 @@ def _cells(values: Iterable[Any]) -> Array:
 
 
 def _text(value: Any) -> str:
-    if value is None or value != value:  # NaN differs from itself
+    if value is None or type(value).__name__ in _MISSING or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
