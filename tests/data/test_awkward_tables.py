@@ -67,6 +67,21 @@ def test_the_type_of_the_times_decides_the_latest_rows(tmp_path):
     assert any("'when': 01/12/2024 is read with the month first (--types when=day" in note for note in mine.notes)
 
 
+def test_groups_that_the_times_split_are_counted(tmp_path):
+    groups = [f"g{i % 4}" for i in range(ROWS)]
+    path = write(tmp_path / "t.csv", {"x": numbers(), "g": groups, "when": list(range(ROWS)), "y": numbers()})
+    assert any(
+        "groups with training and test rows: 4" in note for note in data.load(path, group="g", time="when").notes
+    )
+    assert not any("groups with" in note for note in data.load(path, group="g").notes)
+
+
+@pytest.mark.parametrize(("rows", "few"), [(290, True), (310, False)])
+def test_few_test_rows_have_a_warning(tmp_path, rows, few):
+    path = write(tmp_path / "t.csv", {"x": numbers(rows), "y": numbers(rows)})
+    assert any("29 test rows depend on the rows" in note for note in data.load(path).notes) == few
+
+
 def test_weights_may_have_a_decimal_comma(tmp_path):
     weights = [("1,500", "2", "0,25")[i % 3] for i in range(ROWS)]
     path = write(tmp_path / "t.csv", {"x": numbers(), "w": weights, "y": numbers()}, ";")

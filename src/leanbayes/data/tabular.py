@@ -30,6 +30,7 @@ _FEWEST_OF_A_CLASS = 5
 _FEW_ODD = 0.05  # share of the targets that may be unreadable as numbers
 _FEWEST_READABLE = 0.5  # share of the real targets
 _SHOWN = 5  # classes in a message
+_FEW_TEST_ROWS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +87,7 @@ def load_table(table: Table, options: TableOptions) -> LoadedTable:
     extra, unclear = _extra(table, options, types)
     notes += unclear
     test = _test_rows(table, values, task, options.split, extra)
+    notes += _of_test_rows(test, extra)
     about = TablePreparation(
         (), special, table.header[target], tuple(table.header), table.titled, comma=notation == "comma"
     )
@@ -260,6 +262,18 @@ def _test_rows(table: Table, values: Array, task: Task, split: int, extra: Mappi
     if "group" in extra:
         return _whole_groups(table, extra["group"], split)
     return _held_out(values if task == "classification" else np.zeros(len(values)), split)
+
+
+def _of_test_rows(test: Array, extra: Mapping[str, Array]) -> list[str]:
+    """Return notes on few test rows, and on groups that the times split."""
+    notes = []
+    if (count := int(test.sum())) < _FEW_TEST_ROWS:
+        others = "" if "time" in extra else "; --split 1 takes others"
+        notes.append(f"figures of {count} test rows depend on the rows, by more than their ± over seeds{others}")
+    if extra.keys() >= {"group", "time"}:
+        split = len(np.intersect1d(extra["group"][test], extra["group"][~test]))
+        notes += [f"groups with training and test rows: {split}; the time decides, leave out --time"] if split else []
+    return notes
 
 
 def _check_counts(table: Table, labels: Array) -> None:
