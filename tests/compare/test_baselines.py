@@ -9,6 +9,7 @@ from sklearn.linear_model import LinearRegression
 from sklearn.model_selection import cross_val_predict, KFold
 
 from leanbayes.compare.baselines import BASELINES, Fitted
+from leanbayes.compare.row_training import Held
 from leanbayes.metrics import interval_coverage, nll
 
 
@@ -80,3 +81,36 @@ def test_the_same_seed_gives_the_same_prediction(name):
     x, y = blobs(90)
     first, again = (BASELINES[name](x, y, 3, 5).predict(x).mean for _ in range(2))
     assert torch.equal(first, again)
+
+
+def patients(rows, visits=10):
+    """Return inputs by which trees recognise a patient, targets that are the patient's own, and the patients."""
+    generator = torch.Generator().manual_seed(2)
+    who = torch.arange(rows) // visits
+    level, mark = (torch.randn(len(who.unique()), generator=generator)[who] for _ in range(2))
+    return torch.stack([mark, torch.randn(rows, generator=generator)], 1), level[:, None], who
+
+
+@pytest.mark.parametrize("rows", [400, 2400])
+def test_noise_and_temperature_come_from_whole_groups(rows):
+    x, y, who = patients(2 * rows)
+    train, test = slice(0, rows), slice(rows, None)
+    for held, fair in ((Held(0.1), False), (Held(0.1, who[train]), True)):
+        p = BASELINES["boosting"](x[train], y[train], 0, 0, held=held).predict(x[test])
+        assert (float(p.total[0]) > 0.6 * float((p.mean - y[test]).square().mean())) == fair
+        fitted = BASELINES["boosting"](x[train], (y[train, 0] > 0).long(), 2, 0, held=held)
+        assert (fitted.temperature > 2) == fair
+
+
+def test_groups_that_hold_all_rows_of_a_class_are_split():
+    x, y = blobs(60)
+    for name in BASELINES:
+        assert BASELINES[name](x, y, 3, 0, held=Held(0.1, y)).predict(x).mean.shape == (60, 3)
+
+
+def test_the_latest_of_many_rows_give_the_noise():
+    x, y = line(2400)
+    y[-240:] += 3
+    time = torch.arange(len(y))
+    random, latest = (BASELINES["linear"](x, y, 0, 0, held=Held(0.1, time=t)).predict(x) for t in (None, time))
+    assert float(latest.total[0]) > 4 * float(random.total[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import pickle
 import sys
 
@@ -12,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import leanbayes as lb
 from leanbayes.compare import batch_predict
-from leanbayes.compare.batch_predict import FIELDS, read_scores, score
+from leanbayes.compare.batch_predict import FIELDS, read_scores, score, write_table
 
 
 def problem(rows: int = 25):
@@ -122,3 +123,13 @@ def test_wrong_input_is_told(tmp_path):
             score(**({"model": model, "out": tmp_path / "out"} | how))
     with pytest.raises(ValueError, match="that score filled"):
         read_scores(tmp_path)
+
+
+def test_the_table_keeps_the_differences_of_targets_far_from_zero(tmp_path):
+    mean, variance = np.array([[1_000_000.25], [1_000_003.5]], np.float32), np.full((2, 1), 0.1, np.float32)
+    np.savez(tmp_path / "part-00000.npz", mean=mean, total=variance, aleatoric=variance, epistemic=variance)
+    write_table([tmp_path / "part-00000.npz"], tmp_path / "predictions.csv", ())
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["mean"]) for row in rows] == [1_000_000.25, 1_000_003.5]
+    assert rows[0]["total"] == "0.1"

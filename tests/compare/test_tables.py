@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from PIL import Image
 from leanbayes import data
 from leanbayes.cli.compare import comparison_options, plan_of
 from leanbayes.cli.main import main, parse
+from leanbayes.compare.baselines import BASELINES
 from leanbayes.compare.experiment import Experiment, load
 from leanbayes.compare.job import DataSpec, EvaluationSpec, Job
 from leanbayes.compare.load_run import load_run
 from leanbayes.compare.row_training import weighted
-from leanbayes.compare.run import row_of
+from leanbayes.compare.run import fit_baseline, row_of
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.data.holdout import held_out
 from leanbayes.data.table import TablePreparation
@@ -139,7 +141,14 @@ def test_rows_with_targets_are_scored(table, tmp_path, capsys):
     assert main(["predict", str(run), "--data", str(path), "--out", str(tmp_path / "p"), "--device", "cpu"]) == 0
     found = lines(tmp_path / "p" / "predictions.csv")
     right = np.mean([row["predicted"] == label for row, label in zip(found, columns()["label"], strict=True)])
-    assert f"accuracy {100 * right:.2f} %" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert f"accuracy {100 * right:.2f} %" in said.out
+    assert "no scores" not in said.err
+    path = write(tmp_path / "again.csv", columns() | {"label": ["", *columns()["label"][1:]]})
+    assert main(["predict", str(run), "--data", str(path), "--out", str(tmp_path / "q"), "--device", "cpu"]) == 0
+    said = capsys.readouterr()
+    assert "no scores: column 'label' has gaps" in said.err
+    assert "accuracy" not in said.out
 
 
 def test_a_missing_column_is_one_sentence(table, tmp_path, capsys):
@@ -188,7 +197,7 @@ def test_rows_to_evaluate_on_are_whole_groups_or_the_latest(tmp_path):
     assert plain.train.x.shape[1] == len(plain.table.inputs)
 
 
-def test_rows_that_validate_are_whole_groups(tmp_path):
+def test_rows_that_validate_are_whole_groups(tmp_path, monkeypatch):
     path = str(write(tmp_path / "t.csv", columns() | {"patient": [f"p{i // 8}" for i in range(160)]}))
     source = DataSpec(name=path, target="label", group="patient", weight="weight", validation=0.1)
     recipe = Recipe(epochs=1)
@@ -196,6 +205,11 @@ def test_rows_that_validate_are_whole_groups(tmp_path):
     row = row_of(job, Experiment(source, "mlp", job.evaluation), tmp_path)
     inputs, targets, weights = row.data
     assert len(inputs) == len(targets) == len(weights) == len(row.held.groups)
+    seen = {}
+    monkeypatch.setitem(BASELINES, "linear", lambda *given: seen.update(held=given[-1]))
+    experiment = Experiment(source, "mlp", job.evaluation)
+    fit_baseline(replace(job, baseline="linear"), experiment)
+    assert torch.equal(seen["held"].groups, experiment.data.train.group)
     held = held_out(targets, row.held.share, 0, groups=row.held.groups, time=row.held.time)
     assert not set(row.held.groups[held].tolist()) & set(row.held.groups[~held].tolist())
 

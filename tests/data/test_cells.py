@@ -44,7 +44,8 @@ def test_numbers(text, notation, value):
 @pytest.mark.parametrize(
     ("text", "notation"),
     [("1,5", "point"), ("1,50,000", "point"), ("1.5", "comma"), ("abc", "point"), ("", "point"), ("<5", "point"),
-     ("1 2", "point"), ("5 kg", "point"), ("1..2", "point"), ("1" + " " * 40_000 + "x", "point")],
+     ("1 2", "point"), ("5 kg", "point"), ("1..2", "point"), ("0,713", "point"), ("-0.713", "comma"),
+     ("10_20", "point"), ("1" + " " * 40_000 + "x", "point")],
 )  # fmt: skip
 def test_no_numbers(text, notation):
     assert np.isnan(to_numbers(cells(text), notation)).all()
@@ -56,6 +57,7 @@ def test_no_numbers(text, notation):
         (("1", "2.5"), "point"),
         (("1,5", "2"), "comma"),
         (("1,500", "2,5"), "comma"),
+        (("1,500", "0,713"), "comma"),
         (("1,500.5", "1,500"), "point"),
         (("1,234,567",), "point"),
         (("$1,500",), "point"),

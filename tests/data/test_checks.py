@@ -84,6 +84,14 @@ WRONG = {
         {"y_train": np.where(np.arange(50) % 2, 0.1 + 0.2, 0.3), "y_test": np.ones(20)},
         r"all training targets are 0\.3; expected targets that vary",
     ),
+    "huge": (
+        {"y_train": np.linspace(0, 1e30, 50), "y_test": np.linspace(0, 1e30, 20), "task": "regression"},
+        r"training targets have a standard deviation of 2.95e\+29; expected 1e-15 to 1e\+15, .* Change the unit",
+    ),
+    "tiny": (
+        {"y_train": np.linspace(0, 1e-30, 50), "y_test": np.linspace(0, 1e-30, 20), "task": "regression"},
+        r"training targets have a standard deviation of 2.95e-31; expected 1e-15 to 1e\+15, .* Change the unit",
+    ),
     "target lost in float32": (
         {"y_train": 1.7e9 + np.arange(50.0), "y_test": 1.7e9 + np.arange(20.0)},
         r"mine: y_train has values about 1700000024 with a standard deviation of 14\.4; expected .*Subtract an offset",

@@ -58,6 +58,23 @@ def test_a_frame_of_pandas(tmp_path):
         data.load(frame[:0])
 
 
+def test_missing_values_of_every_type_of_pandas():
+    pandas = pytest.importorskip("pandas")
+    here = [i % 7 > 0 for i in range(ROWS)]
+    frame = pandas.DataFrame({
+        "count": pandas.array([i if known else None for i, known in enumerate(here)], dtype="Int64"),
+        "flag": pandas.array([i % 2 == 0 if known else None for i, known in enumerate(here)], dtype="boolean"),
+        "day": pandas.to_datetime([f"2024-01-{1 + i % 28:02}" if known else None for i, known in enumerate(here)]),
+        "mixed": [float(i) if known else np.float64("nan") for i, known in enumerate(here)],
+        "lists": [[1, 2] if known else None for known in here],
+        "y": [i % 10 + 0.5 for i in range(ROWS)],
+    })  # fmt: skip
+    mine = data.load(frame)
+    assert {column.name: column.gaps for column in mine.table.columns} == dict.fromkeys(
+        ("count", "flag", "day", "mixed", "lists"), True
+    )
+
+
 def test_a_frame_of_polars(tmp_path):
     polars = pytest.importorskip("polars", reason="needs polars, of the tables extra")
     frame = polars.DataFrame(columns())

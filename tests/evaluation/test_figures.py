@@ -12,6 +12,7 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.evaluation import figures
+from leanbayes.evaluation.evaluate import in_units
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,19 @@ def test_the_error_of_kept_rows_grows_from_the_smallest_variance(targets):
     for share, rmse in zip(found["coverage"], found["rmse"], strict=True):
         assert rmse == pytest.approx(errors[: round(share * 250)].mean().sqrt().item(), rel=1e-4)
     assert found["rmse"][-1] == pytest.approx(lb.metrics.rmse(p.mean, y).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_histograms_do_not_depend_on_the_unit_of_the_target(targets, unit):
+    p, _ = targets
+    scaled = in_units(p, torch.zeros(1), torch.tensor([unit]))
+    for plain, found in zip(figures.histograms(p, {}).values(), figures.histograms(scaled, {}).values(), strict=True):
+        np.testing.assert_allclose(found["edges"], np.multiply(plain["edges"], unit**2), rtol=1e-4)
+        assert found["counts"] == plain["counts"]
+    logarithmic = figures.log_histograms(p, {}), figures.log_histograms(scaled, {})
+    for plain, found in zip(*(each.values() for each in logarithmic), strict=True):
+        assert found["below"] == plain["below"]
+        assert len(found["edges"]) == pytest.approx(len(plain["edges"]), abs=1)
 
 
 def test_confusions_are_counted_by_true_and_predicted_class(classes):

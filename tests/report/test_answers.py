@@ -229,3 +229,14 @@ def test_every_column_and_term_is_explained_on_the_page(tmp_path):
     assert opened == set(re.findall(r'<div popover id="(\w+)"', text))
     for column in columns_of("classification"):
         assert text.count(column.help.replace("'", "&#39;")) >= 1, column.title
+
+
+def test_rows_of_real_targets_keep_their_numbers_and_their_differences(tmp_path):
+    record = make.regression("plain", 0)
+    row = {"row": 12345, "target": 1_000_003.5, "predicted": 1_000_001.25, "low": 999_995.5, "high": 1_000_006.0}
+    row |= {"std": 2.6789, "epistemic_std": 0.1}
+    record["figures"]["examples"] = {"certain": [row]}
+    make.write(tmp_path, record)
+    (gallery,) = galleries(group_of(tmp_path))
+    ((_, (found,)),) = gallery.tables
+    assert found.cells == ("12345", "1000003.5", "1000001.2", "999995.5", "1000006", "2.679", "0.1")

@@ -179,6 +179,17 @@ def test_regression_has_its_own_columns(tmp_path):
     assert column(table, "test", "rmse")["deep_ensemble"].mark == "best"
 
 
+def test_a_row_without_a_network_has_no_passes(tmp_path):
+    make.regression_tree(tmp_path, seeds=1)
+    record = make.regression("plain", 0)
+    record["method"], record["cost"] = {"name": "boosting", "fields": {}}, {"train_seconds": 1.0, "answer_ms": 0.05}
+    record["settings"] = {"judging": {"samples": 16}}
+    make.write(tmp_path, record)
+    passes = column(table_of(tmp_path), "cost", "passes")
+    assert passes["boosting"] is None
+    assert passes["rank1"].text
+
+
 def test_groups_of_columns_span_all_columns(tmp_path):
     table = table_of(make.tree(tmp_path, THREE, seeds=1)).only("brief", "main")
     groups = table.groups()
@@ -194,6 +205,8 @@ def test_groups_of_columns_span_all_columns(tmp_path):
         ((123.4, 130.2), None, ("123", "")),
         ((0.5, 0.4), 0.00003, ("0.50000", "0.00003")),
         ((0.0, 0.0), None, ("0.0", "")),
+        ((7.653e-10, 9.1e-10), None, ("0.000000000765", "")),
+        ((0.5, 0.4), 1e-9, ("0.50000", "<0.00001")),
     ],
 )
 def test_decimals_suit_values_and_errors(means, sem, written):

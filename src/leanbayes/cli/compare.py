@@ -394,7 +394,8 @@ def _recipe(options: Any, loaded: data.DataSet) -> tuple[Recipe, float | None]:
 def _describe(loaded: data.DataSet, net: str, jobs: list[Job]) -> str:
     """Return a sentence on data and flags, so that a mistake is seen before hours of work."""
     shape = "x".join(map(str, loaded.input_shape))
-    what = f"{len(loaded.classes)} classes" if loaded.task == "classification" else f"{loaded.num_outputs} real targets"
+    what = f"{len(loaded.classes)} classes" if loaded.task == "classification" else f"{loaded.num_outputs} real target"
+    what += "s" if loaded.task == "regression" and loaded.num_outputs > 1 else ""
     own = isinstance(resolve(jobs[0].source.name), Path)
     where = f" (channels {loaded.channels} in the file)" if loaded.channels and own else ""
     rows = {"image": f"images {shape}{where}", "series": f"series {shape}", "text": f"texts of {shape} tokens"}

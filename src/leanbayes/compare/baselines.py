@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leanbayes.compare.row_training import TEMPERATURE_PRIOR
+from leanbayes.compare.row_training import Held, TEMPERATURE_PRIOR
 from leanbayes.core.prediction import Prediction
 from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.likelihoods import Categorical, entropy, Gaussian
@@ -71,7 +71,13 @@ Values = Mapping[str, float]
 """Settings of a model by name, chosen by `--tune`; without them, linear models choose their penalty by folds."""
 
 
-def fit_mean(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({})) -> Fitted:
+ANY = Held(0.1)
+"""A tenth of the rows, or folds, by class or target; with groups, whole groups."""
+
+
+def fit_mean(
+    x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({}), held: Held = ANY
+) -> Fitted:
     """Return the prediction that ignores the inputs; every class counts once more than it was seen."""
     if classes:
         shares = (torch.bincount(y, minlength=classes) + 1).double() / (len(y) + classes)
@@ -82,23 +88,27 @@ def fit_mean(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = Map
     return Fitted(lambda rows: of_targets(mean.expand(len(rows), -1), variance), 2 * y.shape[1], interval=interval)
 
 
-def fit_linear(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({})) -> Fitted:
+def fit_linear(
+    x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({}), held: Held = ANY
+) -> Fitted:
     """Return ridge or logistic regression; the penalty is chosen by five folds, unless it is given."""
-    make = _linear(y, classes, seed, values)
+    make = _linear(y, classes, seed, values, held)
     if classes:
-        return _classifier(make, x, y, classes, seed, tempered=False)
-    return _regressor(make, x, y, seed, parameters=(x.shape[1] + 2) * y.shape[1])
+        return _classifier(make, x, y, classes, seed, held, tempered=False)
+    return _regressor(make, x, y, seed, held, parameters=(x.shape[1] + 2) * y.shape[1])
 
 
-def fit_boosting(x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({})) -> Fitted:
+def fit_boosting(
+    x: Tensor, y: Tensor, classes: int, seed: int, values: Values = MappingProxyType({}), held: Held = ANY
+) -> Fitted:
     """Return gradient-boosted trees, which stop by held-out rows of their own."""
     make = _boosting(y, classes, seed, values)
     if classes:
-        return _classifier(make, x, y, classes, seed)
-    return _regressor(make, x, y, seed, quantile=lambda tail: make(loss="quantile", quantile=tail))
+        return _classifier(make, x, y, classes, seed, held)
+    return _regressor(make, x, y, seed, held, quantile=lambda tail: make(loss="quantile", quantile=tail))
 
 
-def _linear(y: Tensor, classes: int, seed: int, values: Values) -> Callable[[], Any]:
+def _linear(y: Tensor, classes: int, seed: int, values: Values, held: Held = ANY) -> Callable[[], Any]:
     """Return a maker of linear models; the penalty of given `values` is that of ridge regression, or 1 / C."""
     from sklearn import linear_model as linear  # type: ignore[import-untyped]
 
@@ -106,7 +116,7 @@ def _linear(y: Tensor, classes: int, seed: int, values: Values) -> Callable[[], 
     if penalty is not None:
         return lambda: linear.LogisticRegression(C=1 / penalty, max_iter=500) if classes else linear.Ridge(penalty)
     if classes:
-        folds = list(_pairs_of(fold_of(y, _folds(y), seed)))
+        folds = _held_out_folds(y, seed, held)
         model = linear.LogisticRegressionCV(Cs=8, cv=folds, scoring="neg_log_loss", max_iter=500)
         return lambda: model
     return lambda: linear.RidgeCV(alphas=PENALTIES)
@@ -122,12 +132,12 @@ def _boosting(y: Tensor, classes: int, seed: int, values: Values) -> Callable[..
     return partial(kind, **shared, **values)
 
 
-def default_values(name: str, x: Tensor, y: Tensor, classes: int, seed: int) -> dict[str, float]:
+def default_values(name: str, x: Tensor, y: Tensor, classes: int, seed: int, held: Held = ANY) -> dict[str, float]:
     """Return the settings of a model that is not tuned: the penalty that folds choose, or scikit-learn's defaults."""
     if name == "boosting":
         model = _boosting(y, classes, seed, {})()
         return {"learning_rate": model.learning_rate, "max_leaf_nodes": model.max_leaf_nodes}
-    make = _linear(y, classes, seed, {})
+    make = _linear(y, classes, seed, {}, held)
     if classes:
         return {"penalty": 1 / float(np.median(_fit(make(), x, y).C_))}
     return {"penalty": float(np.median([_fit(make(), x, y[:, target]).alpha_ for target in range(y.shape[1])]))}
@@ -154,12 +164,13 @@ def held_out_nll(
     return -float(prediction.log_prob(true).double().mean())
 
 
-BASELINES: dict[str, Callable[[Tensor, Tensor, int, int, Values], Fitted]] = {
+BASELINES: dict[str, Callable[..., Fitted]] = {
     "mean": fit_mean,
     "linear": fit_linear,
     "boosting": fit_boosting,
 }
-"""Functions of inputs (n, d), targets (classes (n,) or real (n, D)), number of classes (0: real), seed and settings."""
+"""Functions of inputs (n, d), targets (classes (n,) or real (n, D)), classes (0: real), seed, settings and the
+groups or times by which rows are held out."""
 
 
 def of_classes(probabilities: Tensor) -> Prediction:
@@ -188,13 +199,13 @@ def _column(model: Any, rows: Tensor) -> Tensor:
 
 
 def _classifier(
-    make: Callable[[], Any], x: Tensor, y: Tensor, classes: int, seed: int, *, tempered: bool = True
+    make: Callable[[], Any], x: Tensor, y: Tensor, classes: int, seed: int, held: Held, *, tempered: bool = True
 ) -> Fitted:
     probabilities = partial(_probabilities, classes=classes)
     temperature = None
     if tempered:
-        held, there = zip(*_out_of_sample(make, x, y, seed, probabilities), strict=True)
-        targets = torch.cat([y[rows] for rows in held])
+        left_out, there = zip(*_out_of_sample(make, x, y, seed, held, probabilities), strict=True)
+        targets = torch.cat([y[rows] for rows in left_out])
         temperature = float(best_temperature(torch.cat(there), targets, TEMPERATURE_PRIOR))
     model = _fit(make(), x, y)
     count = model.coef_.size + model.intercept_.size if not tempered else None
@@ -211,6 +222,7 @@ def _regressor(
     x: Tensor,
     y: Tensor,
     seed: int,
+    held: Held,
     *,
     parameters: int | None = None,
     quantile: Callable[[float], Any] | None = None,
@@ -218,8 +230,8 @@ def _regressor(
     means, errors, ends = [], [], []
     for target in range(y.shape[1]):
         own = y[:, target]
-        found = _out_of_sample(make, x, own, seed, _column)
-        errors.append(torch.cat([own[held].double() - there for held, there in found]))
+        found = _out_of_sample(make, x, own, seed, held, _column)
+        errors.append(torch.cat([own[rows].double() - there for rows, there in found]))
         means.append(_fit(make(), x, own))
         ends.append([_fit(quantile(tail), x, own) for tail in TAILS] if quantile else [])
     left_out = torch.stack(errors, 1)
@@ -242,15 +254,26 @@ def _interval_factor(errors: Tensor, variance: Tensor) -> float:
 
 
 def _out_of_sample(
-    make: Callable[[], Any], x: Tensor, y: Tensor, seed: int, predict: Callable[[Any, Tensor], Tensor]
+    make: Callable[[], Any], x: Tensor, y: Tensor, seed: int, held: Held, predict: Callable[[Any, Tensor], Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return pairs of row numbers and their predictions by models that were not fitted on them."""
     if len(y) < MANY:
-        pairs = list(_pairs_of(fold_of(y, _folds(y), seed)))
+        pairs = _held_out_folds(y, seed, held)
     else:
-        held = held_out(y, 0.1, seed)
-        pairs = [((~held).nonzero().flatten().numpy(), held.nonzero().flatten().numpy())]
+        out = held_out(y, held.share, seed, groups=held.groups, time=held.time)
+        pairs = [((~out).nonzero().flatten().numpy(), out.nonzero().flatten().numpy())]
     return _predictions(make, x, y, pairs, predict)
+
+
+def _held_out_folds(y: Tensor, seed: int, held: Held) -> list[tuple[Array, Array]]:
+    """Return five folds, or fewer, of whole groups if there are some and each fold leaves rows of all classes."""
+    if held.groups is not None:
+        count = min(_folds(y), len(set(held.groups.tolist())))
+        pairs = list(_pairs_of(fold_of(y, count, seed, groups=held.groups)))
+        classes = set(y.tolist())
+        if y.is_floating_point() or all(set(y[rows].tolist()) == classes for pair in pairs for rows in pair):
+            return pairs
+    return list(_pairs_of(fold_of(y, _folds(y), seed)))
 
 
 def _predictions(

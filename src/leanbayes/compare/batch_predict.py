@@ -403,6 +403,8 @@ def _find_in_table(path: Path, run: LoadedRun) -> Request:
     cells = read_own_table(path, names=table.header)
     x, notes = table.read(cells)
     y = table.targets(cells, run.data.classes)
+    if y is None and table.target in cells.header:
+        notes = [*notes, f"no scores: column {table.target!r} has gaps, or targets unlike those of training"]
     return Request(path.name, x, None if y is None else torch.from_numpy(y).to(run.data.test.y), notes=tuple(notes))
 
 
@@ -439,7 +441,7 @@ def _columns(found: dict[str, Any], classes: Sequence[str]) -> dict[str, list[st
 
 
 def _format(values: Any) -> list[str]:
-    return [f"{value:.6g}" for value in values.tolist()]
+    return list(values.astype(str))  # as many digits as distinguish it from the next float: a year has a fraction
 
 
 @contextmanager

@@ -29,7 +29,16 @@ from leanbayes.compare.progress import RunProgress
 from leanbayes.compare.row_training import FILE as VALIDATION
 from leanbayes.compare.row_training import Held, Row, train_row, Trained
 from leanbayes.compare.time_limit import TimeLimit
-from leanbayes.compare.tuning import codes_of, folder_of, own_values, read_outcome, table_of, tune, with_values
+from leanbayes.compare.tuning import (
+    codes_of,
+    folder_of,
+    held_by,
+    own_values,
+    read_outcome,
+    table_of,
+    tune,
+    with_values,
+)
 from leanbayes.core.checkpoint import save
 from leanbayes.core.conversion import attach_likelihood, is_stochastic, own_likelihood, stochastic_layers
 from leanbayes.core.prediction import Prediction
@@ -248,7 +257,8 @@ def fit_baseline(
     job: Job, experiment: Experiment, values: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[Fitted, Mapping[int, int]]:
     """Fit a row without a network, with values that trials chose; return it with its columns of one-hot codes."""
-    fitted = BASELINES[job.baseline](*table_of(job, experiment.data), job.seed, values)
+    held = held_by(experiment.data)
+    fitted = BASELINES[job.baseline](*table_of(job, experiment.data), job.seed, values, held)
     return fitted, codes_of(job, experiment.data)
 
 

@@ -33,7 +33,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from leanbayes.compare.baselines import default_values, held_out_nll
+from leanbayes.compare.baselines import ANY, default_values, held_out_nll
 from leanbayes.compare.experiment import Experiment
 from leanbayes.compare.job import Job, relocated
 from leanbayes.compare.progress import trial_name
@@ -145,6 +145,11 @@ def table_of(job: Job, data: DataSet) -> tuple[Tensor, Tensor, int]:
     return one_hot_codes(x, codes_of(job, data)), y, data.num_outputs if data.task == "classification" else 0
 
 
+def held_by(data: DataSet) -> Held:
+    """Return the groups or times by which a row without a network holds out rows."""
+    return replace(ANY, groups=data.train.group, time=data.train.time)
+
+
 def folder_of(job: Job, out: Path) -> Path:
     """Return the folder of the trials, which all seeds share."""
     return _row(job).folder(out).parent / FOLDER
@@ -254,7 +259,8 @@ def _key(job: Job) -> dict[str, Any]:
 def _first_values(base: Job, experiment: Experiment, space: Mapping[str, Range]) -> dict[str, float]:
     """Return the values of the row without trials, moved into the space."""
     if base.baseline:
-        usual = default_values(base.baseline, *table_of(base, experiment.data), base.seed)
+        data = experiment.data
+        usual = default_values(base.baseline, *table_of(base, data), base.seed, held_by(data))
         values = {f"{base.baseline}.{name}": value for name, value in usual.items()}
     else:
         own = {} if base.method is None else {f"{base.method.name}.{n}": v for n, v in base.method.fields().items()}

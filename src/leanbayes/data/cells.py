@@ -25,7 +25,7 @@ NO_NUMBERS = GAPS | {"none", "missing", "unknown", "#value!", "#div/0!", "#ref!"
 _WORDS = {"true": 1.0, "yes": 1.0, "t": 1.0, "y": 1.0, "false": 0.0, "no": 0.0, "f": 0.0, "n": 0.0}
 _DRESSED = re.compile(r"[$€£¥]?\s*([+-]?)\s*[$€£¥]?\s*([0-9][0-9.,'\u2019\s]*|[.,][0-9]+)([eE][+-]?[0-9]+)?\s*[%$€£¥]?")
 _THOUSANDS = {
-    sign: re.compile(rf"[0-9]{{1,3}}(?:[{others}\s][0-9]{{3}})+|[0-9]*")
+    sign: re.compile(rf"[1-9][0-9]{{0,2}}(?:[{others}\s][0-9]{{3}})+|[0-9]*")
     for sign, others in ((".", ",'\u2019"), (",", ".'\u2019"))
 }
 
@@ -54,7 +54,7 @@ def to_numbers(cells: Array, notation: Notation = "point") -> Array:
 
     With the notation "comma", 1.234,5 is 1234.5; with "point", 1,234.5 is.
     """
-    if notation == "point":
+    if notation == "point" and not any("_" in cell for cell in cells):
         try:
             return cells.astype(np.float64)
         except ValueError:
@@ -62,12 +62,18 @@ def to_numbers(cells: Array, notation: Notation = "point") -> Array:
     return np.array([_number(cell, notation) for cell in cells], np.float64)
 
 
+def is_number(cell: str) -> bool:
+    """Return whether a cell is a number as Python writes it; 10_20 is a range, not 1020."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return "_" not in cell
+
+
 def _number(cell: str, notation: Notation) -> float:
-    if notation == "point":
-        try:
-            return float(cell)
-        except ValueError:
-            pass
+    if notation == "point" and is_number(cell):
+        return float(cell)
     found = _DRESSED.fullmatch(cell) if len(cell) <= _LONGEST else None
     if found is None:
         return float("nan")
@@ -97,6 +103,17 @@ def notation_of(cells: Array) -> Notation | None:
     if unclear and not found:
         return None
     return "comma" if found == {"comma"} else "point"
+
+
+def check_notation(cells: Array, notation: Notation, where: str) -> None:
+    """Raise ``ValueError`` for new cells with the other decimal sign alone, such as 2,5 instead of 2.5."""
+    other: Notation = "point" if notation == "comma" else "comma"
+    own, others = (np.isfinite(to_numbers(cells, sign)) for sign in (notation, other))
+    if (others & ~own).any() and not (own & ~others).any():
+        raise ValueError(
+            f"{where}: expected numbers with a decimal {notation} as in training, got "
+            f"{cells[np.argmax(others & ~own)]!r}. Write them with a {notation}."
+        )
 
 
 def is_value(cell: str) -> bool:

@@ -12,6 +12,7 @@ MOST_CLASSES = 20  # whole numbers with more distinct values are quantities
 EXACT = 2**53  # larger whole numbers are rounded in float64
 _MOST_LOST = 1e-3  # share of a column's standard deviation that rounding to float32 may change
 _ROUNDING = 1e-12  # relative error of sums in float64
+_SPREADS = (1e-15, 1e15)  # standard deviations of targets
 REGRESSION = "task='regression' (--task regression)"
 CLASSIFICATION = "task='classification' (--task classification)"
 
@@ -205,4 +206,10 @@ def _check_variation(y: Array, name: str) -> None:
         raise ValueError(
             f"{name}: all training targets{which} are {columns[0, target]:g}; expected targets that vary. "
             "Choose another target."
+        )
+    spread = y.reshape(len(y), -1).astype(np.float64).std(0)
+    if (extreme := (spread < _SPREADS[0]) | (spread > _SPREADS[1])).any():
+        raise ValueError(
+            f"{name}: training targets have a standard deviation of {spread[np.argmax(extreme)]:.3g}; expected "
+            f"{_SPREADS[0]:g} to {_SPREADS[1]:g}, because variances are 32-bit floats. Change the unit."
         )

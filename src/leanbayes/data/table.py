@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leanbayes.data.cells import are_gaps, Notation, notation_of, to_numbers
+from leanbayes.data.cells import are_gaps, check_notation, is_number, Notation, notation_of, to_numbers
 from leanbayes.data.checks import check_precision, EXACT
 from leanbayes.data.columns import Column, Faults, fit_column, TYPES, unclear_dates
 from leanbayes.data.dataset import Array, DataSet
@@ -46,6 +46,7 @@ class TablePreparation:
         header: all names of the training table, for files without header.
         titled: whether the training table had a header.
         plain: whether the training table had numbers alone and no gap.
+        comma: whether the targets of the training table have a decimal comma.
     """
 
     columns: tuple[Column, ...]
@@ -54,6 +55,7 @@ class TablePreparation:
     header: tuple[str, ...] = ()
     titled: bool = True
     plain: bool = False
+    comma: bool = False
 
     @cached_property
     def inputs(self) -> tuple[str, ...]:
@@ -131,7 +133,7 @@ class TablePreparation:
                 "targets to be scored."
             )
         cells = table.columns[table.header.index(self.target)]
-        there = ~are_gaps(cells)
+        there = ~are_gaps(cells) | np.isin(cells, list(classes))
         missing = len(cells) - int(there.sum())
         if missing == len(cells):
             raise ValueError(f"{table.where}, column {self.target!r} has no target in {missing} rows. Fill it.")
@@ -139,7 +141,9 @@ class TablePreparation:
         if classes:
             return self._labels(table, cells[there], classes), there, notes
         unclear: Notation = "comma" if table.separator == ";" else "point"
-        values = to_numbers(cells[there], notation_of(cells[there]) or unclear)
+        if self.comma:
+            check_notation(cells[there], "comma", f"{table.where}, column {self.target!r}")
+        values = to_numbers(cells[there], "comma" if self.comma else notation_of(cells[there]) or unclear)
         if (odd := ~np.isfinite(values)).any():
             raise ValueError(
                 f"{table.where}, column {self.target!r}: expected numbers as in training, got "
@@ -167,6 +171,9 @@ class TablePreparation:
         return np.array([number[cell] for cell in cells])
 
     def _check_readable(self, table: Table, column: Column, faults: Faults) -> None:
+        if column.kind == "number" and faults.odd:
+            cells = table.columns[table.header.index(column.name)]
+            check_notation(cells, column.notation, f"{table.where}, column {column.name!r}")
         if column.kind in ("category", "embedding") or faults.odd <= _MOST_UNREADABLE * len(table):
             return
         raise ValueError(
@@ -193,6 +200,7 @@ class TablePreparation:
             "header": list(self.header),
             "titled": self.titled,
             "plain": self.plain,
+            **({"comma": True} if self.comma else {}),
             "columns": [column.to_json() for column in self.columns],
             "left_out": dict(self.left_out),
         }
@@ -203,13 +211,13 @@ class TablePreparation:
         if not isinstance(found, Mapping) or found.get("schema") != SCHEMA:
             raise ValueError(f"expected a preparation of schema {SCHEMA}")
         columns, header, left_out = found.get("columns"), found.get("header"), found.get("left_out")
-        target, flags = found.get("target"), [found.get("titled"), found.get("plain")]
+        target, flags = found.get("target"), [found.get("titled"), found.get("plain"), found.get("comma", False)]
         if not (isinstance(columns, list) and columns and isinstance(target, str)):
             raise ValueError("expected columns and a target")
         if not (_are_texts(header) and isinstance(left_out, Mapping) and _are_texts([*left_out, *left_out.values()])):
             raise ValueError("expected a header of names, and reasons by name of left_out columns")
         if not all(isinstance(flag, bool) for flag in flags):
-            raise ValueError("expected titled and plain to be true or false")
+            raise ValueError("expected titled, plain and comma to be true or false")
         return cls(
             columns=tuple(map(Column.from_json, columns)),
             left_out=dict(left_out),
@@ -217,6 +225,7 @@ class TablePreparation:
             header=tuple(header or ()),
             titled=bool(flags[0]),
             plain=bool(flags[1]),
+            comma=bool(flags[2]),
         )
 
 
@@ -368,10 +377,7 @@ def parse_types(text: str | Mapping[str, str] | None) -> dict[str, str]:
 def _is_plain(column: Column | str, cells: Array) -> bool:
     if isinstance(column, str) or column.kind != "number" or column.notation != "point":
         return False
-    try:
-        return bool(np.isfinite(cells.astype(np.float64)).all())
-    except ValueError:
-        return False
+    return all(map(is_number, cells)) and bool(np.isfinite(cells.astype(np.float64)).all())
 
 
 def _is_constant(column: Column, cells: Array) -> bool:

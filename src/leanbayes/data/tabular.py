@@ -5,6 +5,7 @@ Read Parquet files and frames of pandas, polars and pyarrow as cells of text; th
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -15,9 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from leanbayes.data.cells import are_gaps, NO_NUMBERS, notation_of, to_numbers
+from leanbayes.data.cells import are_gaps, NO_NUMBERS, Notation, notation_of, to_numbers
 from leanbayes.data.checks import check_task, MOST_CLASSES, REGRESSION
-from leanbayes.data.columns import Column, fit_column
+from leanbayes.data.columns import Column, fit_column, unclear_dates
 from leanbayes.data.dataset import Array, Raw, Task
 from leanbayes.data.files.csv import check_names, clean_name, Table
 from leanbayes.data.files.npz import check_memory
@@ -29,6 +30,7 @@ _FEWEST_OF_A_CLASS = 5
 _FEW_ODD = 0.05  # share of the targets that may be unreadable as numbers
 _FEWEST_READABLE = 0.5  # share of the real targets
 _SHOWN = 5  # classes in a message
+_FEW_TEST_ROWS = 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +78,19 @@ def load_table(table: Table, options: TableOptions) -> LoadedTable:
         raise ValueError(f"{table.where} has one column; expected features in addition to the target. Add columns.")
     types = parse_types(options.types)
     types = {table.header[table.position(name)]: kind for name, kind in types.items()}
-    table, values, task, notes = _targets(table, target, options.task, types.pop(table.header[target], None))
+    table, values, task, notation, notes = _targets(table, target, options.task, types.pop(table.header[target], None))
     if len(values) < _FEWEST_ROWS:
         raise ValueError(
             f"{table.where} has {len(values)} rows with a target; expected at least {_FEWEST_ROWS}: two to train, one "
             "to test. Add rows."
         )
-    extra = _extra(table, options)
+    extra, unclear = _extra(table, options, types)
+    notes += unclear
     test = _test_rows(table, values, task, options.split, extra)
-    about = TablePreparation((), special, table.header[target], tuple(table.header), table.titled)
+    notes += _of_test_rows(test, extra)
+    about = TablePreparation(
+        (), special, table.header[target], tuple(table.header), table.titled, comma=notation == "comma"
+    )
     rows = TableRows(table, about, types, np.flatnonzero(~test), np.flatnonzero(test))
     preparation, x_train, x_test, own = rows.fit()
     notes += _leaks(preparation, rows, values[~test].astype(str) if task == "classification" else values[~test])
@@ -126,16 +132,20 @@ def _special(table: Table, options: TableOptions, target: int) -> dict[str, str]
     return found
 
 
-def _targets(table: Table, target: int, task: str | None, wanted: str | None) -> tuple[Table, Array, Task, list[str]]:
-    """Return the table of the rows with a target, the targets, the task, and notes."""
+def _targets(
+    table: Table, target: int, task: str | None, wanted: str | None
+) -> tuple[Table, Array, Task, Notation, list[str]]:
+    """Return the table of the rows with a target, the targets, the task, the decimal sign, and notes."""
     cells, name = table.columns[target], table.header[target]
     there = ~are_gaps(cells)
+    if (cells == "+").any():
+        there |= cells == "-"  # signs are classes
     if not there.any():
         raise ValueError(
             f"{table.where}: column {name!r} has no target, {len(cells)} gaps in {len(cells)} rows. Name another "
             "column as the target."
         )
-    notation = "comma" if wanted == "comma" else notation_of(cells[there]) or _unclear(table, name)
+    notation = _notation(table, name, cells[there], wanted)
     numbers = to_numbers(cells, notation)
     readable = np.isfinite(numbers)
     few_odd = readable[there].mean() >= 1 - _FEW_ODD and len(np.unique(numbers[readable])) > MOST_CLASSES
@@ -155,10 +165,17 @@ def _targets(table: Table, target: int, task: str | None, wanted: str | None) ->
     lines = [line for line, keep in zip(table.lines, kept, strict=True) if keep]
     values = columns[target].astype(str) if are_words else numbers[kept]
     notes = _rows_left_out(cells[~kept], name)
-    return replace(table, columns=columns, lines=lines), values, chosen, notes
+    return replace(table, columns=columns, lines=lines), values, chosen, notation, notes
 
 
-def _unclear(table: Table, name: str) -> Any:
+def _notation(table: Table, name: str, cells: Array, wanted: str | None) -> Notation:
+    """Return the decimal sign of a column, as wanted or by its cells; raise ``ValueError`` if neither decides."""
+    if wanted == "comma":
+        return "comma"
+    if found := notation_of(cells):
+        return found
+    if wanted == "number":
+        return "point"
     if table.separator == ";":
         return "comma"
     raise ValueError(
@@ -171,7 +188,10 @@ def _rows_left_out(cells: Array, name: str) -> list[str]:
     if not len(cells):
         return []
     odd = cells[~are_gaps(cells, NO_NUMBERS)]
-    examples = f", {len(odd)} of them unreadable, such as {odd[0][:20]!r}" if len(odd) else ""
+    words = cells[cells != ""]
+    examples = f", such as {words[0][:20]!r}" if len(words) else ""
+    if len(odd):
+        examples = f", {len(odd)} of them unreadable, such as {odd[0][:20]!r}"
     count = "1 row is" if len(cells) == 1 else f"{len(cells)} rows are"
     return [f"{count} left out: no target in column {name!r}{examples}"]
 
@@ -186,34 +206,39 @@ def _numbered(values: Array, task: Task) -> tuple[Array, tuple[str, ...]]:
     return codes, tuple(str(int(value)) for value in classes)
 
 
-def _extra(table: Table, options: TableOptions) -> dict[str, Array]:
-    """Return weights, groups and times of all rows, where they are asked for."""
+def _extra(table: Table, options: TableOptions, types: Mapping[str, str]) -> tuple[dict[str, Array], list[str]]:
+    """Return weights, groups and times of all rows, where they are asked for, and notes on the times."""
     found: dict[str, Array] = {}
+    notes: list[str] = []
     if options.weight is not None:
-        found["weight"] = _weights(table, table.position(options.weight)).astype(np.float32)
+        found["weight"] = _weights(table, table.position(options.weight), types).astype(np.float32)
     if options.group is not None:
         cells = table.columns[table.position(options.group)].astype(str)
         found["group"] = np.unique(cells, return_inverse=True)[1].astype(np.int64)
     if options.time is not None:
-        found["time"] = _times(table, table.position(options.time))
-    return found
+        column = table.position(options.time)
+        name, cells = table.header[column], table.columns[column]
+        found["time"] = _times(table, name, cells, types.get(name, table.types.get(name)))
+        unclear = unclear_dates(name, cells) if name not in types else None
+        notes += [unclear] if unclear else []
+    return found, notes
 
 
-def _weights(table: Table, column: int) -> Array:
-    weights = to_numbers(table.columns[column])
+def _weights(table: Table, column: int, types: Mapping[str, str]) -> Array:
+    name, cells = table.header[column], table.columns[column]
+    weights = to_numbers(cells, _notation(table, name, cells, types.get(name)))
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any() or not weights.any():
-        got = repr(table.columns[column][np.argmax(wrong)]) if wrong.any() else "zeros alone"
+        got = repr(cells[np.argmax(wrong)]) if wrong.any() else "zeros alone"
         raise ValueError(
-            f"{table.where}, column {table.header[column]!r}: expected weights, numbers of at least zero in every row, "
+            f"{table.where}, column {name!r}: expected weights, numbers of at least zero in every row, "
             f"got {got}. Fill them, or leave out --weight."
         )
     return weights
 
 
-def _times(table: Table, column: int) -> Array:
-    name, cells = table.header[column], table.columns[column]
-    fitted = fit_column(name, cells, table.types.get(name))
+def _times(table: Table, name: str, cells: Array, wanted: str | None) -> Array:
+    fitted = fit_column(name, cells, wanted)
     if isinstance(fitted, str) or fitted.kind not in ("number", "date"):
         kind = fitted if isinstance(fitted, str) else fitted.kind
         raise ValueError(f"{table.where}: expected dates or numbers in the column of times {name!r}, got {kind}.")
@@ -237,6 +262,18 @@ def _test_rows(table: Table, values: Array, task: Task, split: int, extra: Mappi
     if "group" in extra:
         return _whole_groups(table, extra["group"], split)
     return _held_out(values if task == "classification" else np.zeros(len(values)), split)
+
+
+def _of_test_rows(test: Array, extra: Mapping[str, Array]) -> list[str]:
+    """Return notes on few test rows, and on groups that the times split."""
+    notes = []
+    if (count := int(test.sum())) < _FEW_TEST_ROWS:
+        others = "" if "time" in extra else "; --split 1 takes others"
+        notes.append(f"figures of {count} test rows depend on the rows, by more than their ± over seeds{others}")
+    if extra.keys() >= {"group", "time"}:
+        split = len(np.intersect1d(extra["group"][test], extra["group"][~test]))
+        notes += [f"groups with training and test rows: {split}; the time decides, leave out --time"] if split else []
+    return notes
 
 
 def _check_counts(table: Table, labels: Array) -> None:
@@ -298,6 +335,7 @@ def _leaks(preparation: TablePreparation, rows: TableRows, y: Array) -> list[str
 
 
 _BYTES_A_CELL = 80  # memory of a cell as text
+_MISSING = ("NAType", "NaTType")  # of pandas; the first refuses every comparison
 _TYPES = (("dictionary", "category"), ("categorical", "category"), ("category", "category"), ("enum", "category"))
 """Types of frames that say what a column is, by the beginning of their name."""
 
@@ -385,7 +423,7 @@ def _cells(values: Iterable[Any]) -> Array:
 
 
 def _text(value: Any) -> str:
-    if value is None or value != value:  # NaN differs from itself
+    if value is None or type(value).__name__ in _MISSING or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"

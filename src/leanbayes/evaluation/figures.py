@@ -63,6 +63,11 @@ def _uncertainties(p: Prediction, others: Mapping[str, Prediction], measure: str
     return {name: per_row(getattr(each, measure)).double() for name, each in sets.items()}
 
 
+def least_of(p: Prediction) -> float:
+    """Return the uncertainty below which there are rounding errors alone; variances have the scale of the target."""
+    return LEAST * min(1.0, float(p.total.max())) if isinstance(p.likelihood, Gaussian) else LEAST
+
+
 def _shares(values: Mapping[str, Tensor], edges: Tensor) -> dict[str, Any]:
     counts = {name: torch.histogram(rows, edges).hist / len(rows) for name, rows in values.items()}
     return {name: [round(share, 6) for share in shares.tolist()] for name, shares in counts.items()}
@@ -73,9 +78,12 @@ def histograms(p: Prediction, others: Mapping[str, Prediction]) -> dict[str, Any
     found = {}
     for measure in ("total", "epistemic"):
         values = _uncertainties(p, others, measure)
-        top = max(1e-9, *(float(rows.max()) for rows in values.values()))
+        zero = least_of(p) / 10
+        top = max(zero, *(float(rows.max()) for rows in values.values()))
         edges = torch.linspace(0, top, BINS + 1, dtype=torch.float64, device="cpu")
-        found[measure] = {"edges": [round(edge, 6) for edge in edges.tolist()], "counts": _shares(values, edges)}
+        tiny = zero < top < 1e-3 and isinstance(p.likelihood, Gaussian)  # of a target in a large unit
+        written = [float(f"{edge:.6g}") if tiny else round(edge, 6) for edge in edges.tolist()]
+        found[measure] = {"edges": written, "counts": _shares(values, edges)}
     return found
 
 
@@ -84,15 +92,15 @@ def log_histograms(p: Prediction, others: Mapping[str, Prediction]) -> dict[str,
 
     An uncertainty that is zero for every row has no edges, and a share of 1 below.
     """
-    found = {}
+    found, least = {}, least_of(p)
     for measure in ("total", "epistemic"):
         values = _uncertainties(p, others, measure)
         every = torch.cat(list(values.values()))
         top, low = float(every.max()), float(every.quantile(0.001)) if len(every) < 1 << 24 else 0.0
         powers: list[int] = []
-        if top > LEAST:
+        if top > least:
             last = math.floor(BINS_PER_DECADE * math.log10(top)) + 1
-            first = math.floor(BINS_PER_DECADE * math.log10(max(low, LEAST, top * 10.0**-DECADES)))
+            first = math.floor(BINS_PER_DECADE * math.log10(max(low, least, top * 10.0**-DECADES)))
             powers = list(range(min(first, last - 1), last + 1))
         edges = torch.tensor([10 ** (k / BINS_PER_DECADE) for k in powers], dtype=torch.float64, device="cpu")
         shares = _shares(values, edges) if powers else {name: [] for name in values}

@@ -13,6 +13,8 @@ from leanbayes.evaluation.statistics import Estimate
 from leanbayes.report.load import cut
 
 Key = tuple[str, ...]
+MOST_DECIMALS = 5
+TINY = 1e-4  # columns of smaller values have as many decimals as they need
 SCORES = {"entropy": "total uncertainty", "mutual_information": "epistemic uncertainty", "confidence": "confidence"}
 
 
@@ -80,7 +82,8 @@ class Column:
         middle = _middle([abs(e.mean * self.scale) for e in known])
         error = _middle([e.sem * self.scale for e in known if e.sem]) if self.marked else 0.0
         wanted = self.digits - 1 - math.floor(math.log10(middle)) if middle else 1
-        return min(max(wanted, -math.floor(math.log10(error)) if error else 0, 0), 5)
+        needed = max(wanted, -math.floor(math.log10(error)) if error else 0, 0)
+        return wanted if 0 < middle < TINY else min(needed, MOST_DECIMALS)
 
     def write(self, estimate: Estimate, decimals: int) -> tuple[str, str]:
         """Return the mean and its standard error as text; a constant cost has no error."""

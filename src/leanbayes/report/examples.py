@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -91,8 +92,17 @@ def _target_rows(run: Run, shelf: str) -> list[TargetRow]:
         known = {name: value for name, value in values.items() if value is not None}
         if len(known) == len(values):
             inside = known["low"] <= known["target"] <= known["high"]
-            found.append(TargetRow(tuple(f"{value:.4g}" for value in known.values()), inside))
+            found.append(TargetRow(tuple(_number(name, value, known) for name, value in known.items()), inside))
     return found
+
+
+def _number(name: str, value: float, row: Mapping[str, float]) -> str:
+    """Write a number of a row to four digits; ends of an interval that lies far from zero have more."""
+    if name == "row":
+        return f"{value:.0f}"
+    width = row["high"] - row["low"]
+    far = max(abs(row["low"]), abs(row["high"])) / width if width > 0 and not name.endswith("std") else 1.0
+    return f"{value:.{4 + max(0, math.floor(math.log10(far)))}g}"
 
 
 def _cards(run: Run, shelf: str) -> list[Card]:

@@ -308,7 +308,9 @@ def quartile_costs(run: Run, end: int) -> dict[str, float]:
 
 
 def passes_of(run: Run) -> float | None:
-    """Return the passes per answer: recorded, else the number of draws or members; None if unknown."""
+    """Return the passes per answer: recorded, else the number of draws or members; None if unknown, or no network."""
+    if run.name in BASELINES:
+        return None
     recorded = run.number("cost", "passes")
     if recorded is not None:
         return recorded

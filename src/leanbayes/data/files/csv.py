@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leanbayes.data.cells import are_gaps, GAPS, is_value
+from leanbayes.data.cells import are_gaps, GAPS, is_number, is_value
 from leanbayes.data.dataset import Array
 from leanbayes.data.files.npz import check_memory
 
@@ -78,15 +78,6 @@ def _is_finite(cell: str) -> bool:
     return is_number(cell) and abs(float(cell)) < float("inf")
 
 
-def is_number(cell: str) -> bool:
-    """Return whether a cell can be read as a number."""
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def read_table(path: Path, fewest: int, names: Collection[str] = ()) -> Table:
     """Read a file of at least `fewest` lines, with or without a header (see `is_header`).
 
@@ -104,6 +95,7 @@ def read_table(path: Path, fewest: int, names: Collection[str] = ()) -> Table:
     width = len(rows[0][1])
     if width > _MOST_COLUMNS:
         raise ValueError(f"{path} has {width:,} columns; expected at most {_MOST_COLUMNS:,}. Turn rows into columns?")
+    rows = [(line, row if any(row) else [""] * width) for line, row in rows]
     for line, row in rows:
         if len(row) != width:
             raise ValueError(
@@ -173,7 +165,10 @@ def _differ(names: list[str]) -> bool:
 
 
 def _read_rows(path: Path) -> tuple[str, list[tuple[int, list[str]]]]:
-    """Return the separator, and the rows that are not blank, each with its line number."""
+    """Return the separator, and the rows with their line numbers, from the first to the last that has a cell.
+
+    Empty lines are no rows. A row of separators alone is one of gaps: new rows are counted as others count them.
+    """
     check_memory(_BYTES_A_BYTE * path.stat().st_size, f"{path} is a large table", "as cells")
     rows, line = [], 1
     try:
@@ -198,7 +193,9 @@ def _read_rows(path: Path) -> tuple[str, list[tuple[int, list[str]]]]:
             raise _unreadable(path, line, f"{longest:,} characters")
         if any("\0" in cell for cell in row):
             raise ValueError(f"{path}, line {line}: expected text, got a NUL byte. Save the table as UTF-8 text.")
-    return separator, [(line, row) for line, row in rows if any(row)]
+    rows = [(line, row) for line, row in rows if row not in ([], [""])]
+    filled = [i for i, (_, row) in enumerate(rows) if any(row)]
+    return separator, rows[filled[0] : filled[-1] + 1] if filled else []
 
 
 def _encoding(path: Path) -> str:
