@@ -66,7 +66,7 @@ def serves(x: Tensor, factor: Tensor, axis: int) -> bool:
     """Return whether factors that broadcast against x are one for each row and channel, and positions are many."""
     rows, channels = x.shape[0], x.shape[axis]
     by_row = factor.shape[0] == rows and factor.shape[axis] == channels and factor.numel() == rows * channels
-    return by_row and x.dim() > 2 and x.numel() >= FEW * factor.numel()
+    return by_row and x.dim() > 2 and x.numel() >= FEW * max(1, factor.numel())
 
 
 def compiled_for(x: Tensor, factor: Tensor, axis: int) -> bool:
