@@ -101,6 +101,16 @@ def test_compiled_code_uses_the_functions(method, functions, calls, monkeypatch)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_forward_converts_to_other_types_alone(dtype, monkeypatch):
+    """Torch 2.11 loses the gradient of a compiled function that returns what a conversion to the same type returns."""
+    converted, own = [], Tensor.to
+    monkeypatch.setattr(Tensor, "to", lambda x, dtype: converted.append((x.dtype, dtype)) or own(x, dtype))
+    x, s = torch.randn(4, 3, 5, 5, dtype=torch.float64), torch.rand(4, 3, 1, 1, dtype=torch.float64)
+    assert row_gradients.scaled_input(x, s, 1, dtype).dtype == dtype
+    assert all(before != after for before, after in converted)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_bfloat16_is_about_as_close_to_float64_as_autograd(method, channels_last, monkeypatch):

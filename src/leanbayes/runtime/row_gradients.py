@@ -91,7 +91,9 @@ def scaled_output(y: Tensor, r: Tensor, bias: Tensor | None, axis: int) -> Tenso
 class _ScaledInput(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, s: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
-        scaled = (x * s).to(dtype)
+        scaled = x * s
+        if scaled.dtype != dtype:  # torch 2.11 compiles a forward that ends in a conversion to the same type wrongly
+            scaled = scaled.to(dtype)
         ctx.axis, ctx.dtype = axis, x.dtype
         ctx.save_for_backward(scaled, s)
         return scaled
