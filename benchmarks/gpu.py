@@ -4,9 +4,10 @@ Each pair of a network and a method is measured in a process of its own, next to
 of either in turn, after a warm-up. A step is "eager"; "compiled"; or "graph", compiled and captured as a CUDA graph as
 by `fit`. The result is one JSON file per pair, so that the command can be interrupted; a second call skips the
 pairs that are finished. Time is by CUDA events; memory is the most that steady steps allocate.
-Several pairs of a network compile and warm up at a time; then they are measured one by one, while the others wait. The
-pairs come in the order of `pairs`, the large networks first, and the command stops at its budget of seconds.
-`--kernels` adds the kernels of a step, from a profile.
+Several pairs of a network compile at a time. Then one by one chooses its convolutions, is captured and measured, while
+the others wait with little memory. A pair that fails among others, such as for memory, is tried again alone. The pairs
+come in the order of `pairs`, the large networks first, and no pair begins after the budget of seconds.
+`--kernels` adds the kernels of a step, from a profile; the times are stored before.
 
 `--rehearse` runs the same on a CPU with tiny networks and one group.
 """
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -26,13 +29,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.problems import converted, Problem, PROBLEMS, Step, train_step
+from benchmarks.problems import converted, Problem, PROBLEMS, Step, train_step, TrainStep
 
 LEAN = ("rank1", "batch_ensemble", "implicit", "patch")
 LARGE = ("wrn-28-10", "resnet-50", "bert-base")
 GROUPS, STEPS, WARM_UP = 7, 10, 3
 BUDGET = 12 * 60
 """Seconds of all pairs together."""
+
+LONGEST = 300
+"""Seconds of several pairs that compile at a time and are then measured; those that hang are ended."""
+
+READY = "READY\n"
 
 
 class Pair(NamedTuple):
@@ -65,34 +73,49 @@ def run_all(options: argparse.Namespace) -> int:
     chosen = [pair for pair in pairs() if not options.only or any(part in pair.file for part in options.only)]
     waiting = [pair for pair in chosen if not (options.out / pair.file).is_file()]
     started, failures = time.monotonic(), 0
+    alone: set[Pair] = set()
     while waiting and time.monotonic() - started <= options.budget:
-        wave = [pair for pair in waiting if pair.net == waiting[0].net][: options.workers]
-        failures += run_wave(wave, options)
+        net = waiting[0].net
+        wave = [pair for pair in waiting if pair.net == net and pair not in alone][: options.workers] or waiting[:1]
+        failed = run_wave(wave, options)
         waiting = [pair for pair in waiting if pair not in wave]
+        if len(wave) > 1:  # such as for memory
+            alone |= set(failed)
+            waiting += failed
+        else:
+            failures += len(failed)
     sys.stdout.write(table(options.out, chosen))
     if waiting:
         sys.stderr.write(f"{len(waiting)} pairs are left at the budget of {options.budget} s; call the command again\n")
     return failures
 
 
-def run_wave(wave: Sequence[Pair], options: argparse.Namespace) -> int:
-    """Compile and warm up several pairs at a time, then measure them one by one; return the number of failures."""
-    failures, running = 0, []
+def run_wave(wave: Sequence[Pair], options: argparse.Namespace) -> list[Pair]:
+    """Compile several pairs at a time, then measure them one by one; return those that failed."""
+    failed, running = [], []
+    threads = str(max(1, (os.cpu_count() or 1) // len(wave)))
+    environment = {"TORCHINDUCTOR_COMPILE_THREADS": threads} | os.environ
     for pair in wave:
         errors = (options.out / pair.file).with_suffix(".err").open("w+")
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": errors}
-        running.append((pair, subprocess.Popen(_command(pair, options), text=True, **pipes), errors))
+        process = subprocess.Popen(_command(pair, options), text=True, env=environment, **pipes)
+        running.append((pair, process, errors))
+    limit = threading.Timer(LONGEST, lambda: [process.kill() for _, process, _ in running])
+    limit.daemon = True
+    limit.start()
     for _, process, _ in running:
-        process.stdout.readline()  # READY, or nothing if it failed
+        while process.stdout.readline() not in (READY, ""):  # the end if it failed
+            pass
     for pair, process, errors in running:
         said, _ = process.communicate("go\n" if process.poll() is None else None)
-        failures += process.returncode != 0
         errors.seek(0)
-        text = said if process.returncode == 0 else errors.read()[-1500:]
+        text = said if process.returncode == 0 else f"exit {process.returncode}\n{errors.read()[-1500:]}"
+        failed += [pair] if process.returncode else []
         sys.stderr.write(f"{pair.file}: {text.strip()}\n")
         errors.close()
         Path(errors.name).unlink()
-    return failures
+    limit.cancel()
+    return failed
 
 
 def _command(pair: Pair, options: argparse.Namespace) -> list[str]:
@@ -102,31 +125,43 @@ def _command(pair: Pair, options: argparse.Namespace) -> list[str]:
 
 
 def measure(
-    pair: Pair, device: str, *, rehearse: bool, wait_for_turn: Callable[[], object] = bool, kernels: bool = False
+    pair: Pair,
+    device: str,
+    *,
+    rehearse: bool,
+    wait_for_turn: Callable[[], object] = bool,
+    store: Callable[[dict[str, Any]], object] = bool,
+    kernels: bool = False,
 ) -> dict[str, Any]:
     """Measure the plain network and one method in turn, with their kernels if asked.
 
-    `wait_for_turn` is called after warm-up.
+    `wait_for_turn` is called after the first steps, which compile; `store` gets the times before the kernels are found.
     """
     problem = PROBLEMS[pair.net].shrunk() if rehearse else PROBLEMS[pair.net]
     groups, steps = (1, 1) if rehearse else (GROUPS, STEPS)
-    torch.backends.cudnn.benchmark = True
     torch.set_float32_matmul_precision("high")
-    alone: dict[str, dict[str, Any]] = {}
-    kept: dict[str, Step] = {}
+    kept: dict[str, TrainStep] = {}
+    first: dict[str, float] = {}
+    held: dict[str, int] = {}
     for name in ("plain", pair.method):
-        before = _held(pair.mode, device)  # by the plain network
-        kept[name], first = _step(problem, name, pair.mode, device)
-        alone[name] = {"first_s": first, "bytes": _bytes(kept[name], pair.mode, device) - before}
+        before = _held(pair.mode, device)
+        kept[name], first[name] = _step(problem, name, pair.mode, device)
+        held[name] = _held(pair.mode, device) - before
     wait_for_turn()
+    torch.backends.cudnn.benchmark = True  # now, since other processes would disturb the choice
+    used: dict[str, int] = {}
+    for name, step in kept.items():
+        others = _held(pair.mode, device) - held[name]
+        step.capture()
+        for _ in range(WARM_UP):
+            step()
+        used[name] = _bytes(step, pair.mode, device) - others
     times: dict[str, list[float]] = {name: [] for name in kept}
     for _ in range(groups):
         for name, step in kept.items():
             times[name].append(_milliseconds(step, steps, device))
-    found = {name: kernels_of(step) for name, step in kept.items()} if kernels else {}
     ratios = sorted(a / b for a, b in zip(times[pair.method], times["plain"], strict=True))
-    plain, method = alone["plain"], alone[pair.method]
-    return {
+    found = {
         **pair._asdict(),
         "batch": problem.batch,
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
@@ -135,13 +170,17 @@ def measure(
         "ms": round(statistics.median(times[pair.method]), 3),
         "ratio": round(statistics.median(ratios), 3),
         "quartiles": [round(ratios[len(ratios) // 4], 3), round(ratios[3 * len(ratios) // 4], 3)],
-        "plain_bytes": plain["bytes"],
-        "bytes": method["bytes"],
-        "memory": round(method["bytes"] / plain["bytes"], 3) if plain["bytes"] else None,
-        "first_s": method["first_s"],
-        "plain_first_s": plain["first_s"],
-        **({"kernels": found} if kernels else {}),
+        "plain_bytes": used["plain"],
+        "bytes": used[pair.method],
+        "memory": round(used[pair.method] / used["plain"], 3) if used["plain"] else None,
+        "first_s": first[pair.method],
+        "plain_first_s": first["plain"],
     }
+    store(found)
+    if kernels:
+        found["kernels"] = {name: kernels_of(step) for name, step in kept.items()}
+        store(found)
+    return found
 
 
 def kernels_of(step: Step) -> dict[str, list[float]]:
@@ -160,8 +199,8 @@ def kernels_of(step: Step) -> dict[str, list[float]]:
     return dict(sorted(spent.items(), key=lambda item: -item[1][0]))
 
 
-def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[Step, float]:
-    """Return a warm step, and the seconds of the first one, compilation included."""
+def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[TrainStep, float]:
+    """Return a step that is compiled and not yet captured, and the seconds of its first call."""
     torch.manual_seed(0)
     x, y = problem.inputs(device)
     with warnings.catch_warnings():
@@ -173,10 +212,7 @@ def _step(problem: Problem, method: str, mode: str, device: str) -> tuple[Step, 
     start = time.monotonic()
     step()
     _wait(device)
-    first = round(time.monotonic() - start, 2)
-    for _ in range(WARM_UP):
-        step()
-    return step, first
+    return step, round(time.monotonic() - start, 2)
 
 
 def _bytes(step: Step, mode: str, device: str) -> int:
@@ -259,17 +295,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
 
     def wait_for_turn() -> None:
-        """Report that this process is warm, and wait until no other one uses the GPU."""
-        sys.stdout.write("READY\n")
+        """Report that this process has compiled, and wait until no other one uses the GPU."""
+        sys.stdout.write(READY)
         sys.stdout.flush()
-        sys.stdin.readline()
+        if not sys.stdin.readline():
+            sys.exit("the command that began this measurement has ended")
+
+    def store(result: dict[str, Any]) -> None:
+        part = chosen.file.with_suffix(".part")
+        part.write_text(json.dumps(result, indent=2) + "\n")
+        part.replace(chosen.file)
 
     pair = Pair(chosen.net, chosen.method, chosen.mode)
-    options: dict[str, Any] = {"rehearse": chosen.rehearse, "kernels": chosen.kernels}
+    options: dict[str, Any] = {"rehearse": chosen.rehearse, "kernels": chosen.kernels, "store": store}
     result = measure(pair, chosen.device, wait_for_turn=wait_for_turn, **options)
-    part = chosen.file.with_suffix(".part")
-    part.write_text(json.dumps(result, indent=2) + "\n")
-    part.replace(chosen.file)
     sys.stdout.write(f"{result['ratio']} of {result['plain_ms']} ms, memory {result['memory']}\n")
 
 

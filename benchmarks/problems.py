@@ -104,7 +104,7 @@ def converted(name: str, net: nn.Module, example: Any = None) -> nn.Module:
 
 def train_step(
     model: nn.Module, x: Any, y: Tensor, *, half: bool, compiled: bool = False, captured: bool = False
-) -> Step:
+) -> TrainStep:
     """Return a training step: zero_grad, forward, loss with KL, backward, SGD with momentum (foreach).
 
     Args:
@@ -115,7 +115,6 @@ def train_step(
         compiled: whether the loss is compiled.
         captured: whether forward and backward are replayed as a CUDA graph, as `fit` does on a GPU.
     """
-    optimizer = torch.optim.SGD(lb.parameter_groups(model, lr=1e-3), lr=1e-3, momentum=0.9, foreach=True)
     has_kl, zero = any(True for _ in lb.stochastic_layers(model)), torch.zeros((), device=y.device)
 
     def terms_of(x: Any, y: Tensor, beta: Any = 1.0) -> ElboTerms:
@@ -125,18 +124,33 @@ def train_step(
         nll, kl = F.cross_entropy(outputs.float(), y), lb.kl(model) if has_kl else zero
         return ElboTerms(nll, kl, nll + beta * kl / NUM_DATA if has_kl else nll, outputs)
 
-    loss = torch.compile(terms_of) if compiled else terms_of
-    capture = CapturedStep(loss, model) if captured else None
+    return TrainStep(model, torch.compile(terms_of) if compiled else terms_of, x, y, captured=captured)
 
-    def step() -> None:
-        optimizer.zero_grad()
-        if capture is None:
-            loss(x, y).loss.backward()
-        elif capture(x, y, 1.0) is None:
+
+class TrainStep:
+    """The step that `train_step` returns; the first call compiles it, and `capture` comes before captured ones."""
+
+    def __init__(self, model: nn.Module, loss: Any, x: Any, y: Tensor, *, captured: bool) -> None:
+        groups = lb.parameter_groups(model, lr=1e-3)
+        self.optimizer = torch.optim.SGD(groups, lr=1e-3, momentum=0.9, foreach=True)
+        self.loss, self.x, self.y = loss, x, y
+        self.waiting = CapturedStep(loss, model) if captured else None
+        self.captured: CapturedStep | None = None
+        # A captured step reads the weight of the KL from a tensor, and code is compiled for either.
+        self.beta: Any = torch.ones((), device=y.device) if captured else 1.0
+
+    def capture(self) -> None:
+        """Make the next call the first captured one."""
+        self.captured = self.waiting
+
+    def __call__(self) -> None:
+        """Make a step."""
+        self.optimizer.zero_grad()
+        if self.captured is None:
+            self.loss(self.x, self.y, self.beta).loss.backward()
+        elif self.captured(self.x, self.y, 1.0) is None:
             raise RuntimeError("expected a step that can be captured as a CUDA graph")
-        optimizer.step()
-
-    return step
+        self.optimizer.step()
 
 
 def logits_of(found: Any) -> Tensor:

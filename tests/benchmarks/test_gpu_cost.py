@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 
 import pytest
+import torch
 
 from benchmarks import cost, gpu
-from benchmarks.problems import PROBLEMS, VARIANTS
+from benchmarks.problems import converted, PROBLEMS, train_step, VARIANTS
+from leanbayes.core import answer_graphs, step_graph
 from leanbayes.methods import all_methods
+from tests.fake_cuda import FakeCuda
 
 
 def test_a_rehearsal_writes_a_result_for_each_pair_and_is_resumed(tmp_path, capsys):
@@ -58,3 +62,70 @@ def test_every_pair_has_a_network_and_a_method():
         for mode in ("graph", "eager") + (("compiled",) if net != "wrn-16-4" else ()):
             for method in ("rank1", "batch_ensemble", "implicit", "patch"):
                 assert gpu.Pair(net, method, mode) in pairs
+
+
+def test_a_pair_that_fails_among_others_is_tried_again_alone(tmp_path, monkeypatch, capsys):
+    pairs = [gpu.Pair("wrn-16-4", name, "eager") for name in ("patch", "rank1")]
+    waves, own = [], gpu.run_wave
+    monkeypatch.setattr(gpu, "run_wave", lambda wave, options: waves.append(wave) or own(wave, options))
+    monkeypatch.setattr(gpu, "pairs", lambda: pairs)
+    monkeypatch.setattr(gpu, "table", lambda folder, chosen: "")
+
+    def command(pair, options):
+        text = f"import sys; print('noise\\nREADY', flush=True); assert sys.stdin.readline() == 'go\\n'; {rest[pair]}"
+        return [sys.executable, "-c", text, str(options.out / pair.file)]
+
+    write = "open(sys.argv[1], 'w').write('{}')"
+    again = "import os; seen = sys.argv[1] + '.seen'; first = not os.path.exists(seen); open(seen, 'w'); "
+    rest = {pairs[0]: f"{again} sys.exit('out of memory' if first else 0)", pairs[1]: write}
+    monkeypatch.setattr(gpu, "_command", command)
+    assert cost.main(["--rehearse", "--out", str(tmp_path)]) == 0
+    assert waves == [pairs, pairs[:1]]
+    assert "out of memory" in capsys.readouterr().err
+    assert (tmp_path / pairs[1].file).is_file()
+
+
+def test_a_pair_that_hangs_is_ended(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "pairs", lambda: [gpu.Pair("wrn-16-4", "patch", "eager")])
+    monkeypatch.setattr(gpu, "_command", lambda pair, options: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(gpu, "LONGEST", 1)
+    assert cost.main(["--rehearse", "--out", str(tmp_path)]) == 1
+    assert "exit -9" in capsys.readouterr().err
+
+
+def test_a_pair_without_the_command_that_began_it_measures_nothing(tmp_path):
+    command = [sys.executable, "-m", "benchmarks.gpu", "wrn-16-4", "patch", "eager", "--rehearse", "--device", "cpu"]
+    command += ["--file", str(tmp_path / "one.json")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "has ended" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_times_are_stored_before_the_kernels(monkeypatch):
+    stored = []
+
+    def fail(step):
+        raise RuntimeError("no profile")
+
+    monkeypatch.setattr(gpu, "kernels_of", fail)
+    pair = gpu.Pair("wrn-16-4", "patch", "eager")
+    with pytest.raises(RuntimeError, match="no profile"):
+        gpu.measure(pair, "cpu", rehearse=True, store=stored.append, kernels=True)
+    assert stored[0]["ratio"] > 0
+
+
+def test_a_step_is_captured_when_asked(monkeypatch):
+    cuda, fork = FakeCuda(), torch.random.fork_rng
+    for module in (answer_graphs, step_graph):
+        monkeypatch.setattr(module, "_cuda", cuda)
+    monkeypatch.setattr(torch.random, "fork_rng", lambda devices: fork(devices=[]))
+    problem = PROBLEMS["wrn-16-4"].shrunk()
+    model, (x, y) = converted("plain", problem.network()), problem.inputs()
+    step = train_step(model, x, y, half=True, captured=True)
+    step()
+    assert not cuda.graphs
+    step.capture()
+    step()
+    step()
+    assert [graph.replays for graph in cuda.graphs] == [2]

