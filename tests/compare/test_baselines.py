@@ -108,6 +108,22 @@ def test_groups_that_hold_all_rows_of_a_class_are_split():
         assert BASELINES[name](x, y, 3, 0, held=Held(0.1, y)).predict(x).mean.shape == (60, 3)
 
 
+@pytest.mark.parametrize("rows", [60, 2400])
+def test_one_group_or_time_does_not_split_rows(rows):
+    x, y = line(rows)
+    one = torch.zeros(rows, dtype=torch.int64)
+    for name in BASELINES:
+        found = BASELINES[name](x, y, 0, 0, held=Held(0.1, one, one)).predict(x)
+        assert torch.equal(found.total, BASELINES[name](x, y, 0, 0).predict(x).total)
+
+
+def test_a_class_of_the_latest_rows_alone_is_fitted():
+    x, y = blobs(2400)
+    order = y.argsort()
+    found = BASELINES["boosting"](x[order], y[order], 3, 0, held=Held(0.1, time=torch.arange(2400) // 800))
+    assert found.temperature < 2
+
+
 def test_the_latest_of_many_rows_give_the_noise():
     x, y = line(2400)
     y[-240:] += 3

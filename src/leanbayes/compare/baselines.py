@@ -257,23 +257,35 @@ def _out_of_sample(
     make: Callable[[], Any], x: Tensor, y: Tensor, seed: int, held: Held, predict: Callable[[Any, Tensor], Tensor]
 ) -> list[tuple[Tensor, Tensor]]:
     """Return pairs of row numbers and their predictions by models that were not fitted on them."""
-    if len(y) < MANY:
-        pairs = _held_out_folds(y, seed, held)
-    else:
-        out = held_out(y, held.share, seed, groups=held.groups, time=held.time)
-        pairs = [((~out).nonzero().flatten().numpy(), out.nonzero().flatten().numpy())]
+    pairs = _held_out_folds(y, seed, held) if len(y) < MANY else _held_out_part(y, seed, held)
     return _predictions(make, x, y, pairs, predict)
 
 
+def _held_out_part(y: Tensor, seed: int, held: Held) -> list[tuple[Array, Array]]:
+    """Return one split: by groups or times if there are several and the fitted rows have all classes."""
+    groups, time = (_several(column) for column in (held.groups, held.time))
+    pairs = list(_pairs_of(held_out(y, held.share, seed, groups=groups, time=time).long()))[1:]
+    if _have_all_classes(y, pairs[0][0]):
+        return pairs
+    return list(_pairs_of(held_out(y, held.share, seed).long()))[1:]
+
+
 def _held_out_folds(y: Tensor, seed: int, held: Held) -> list[tuple[Array, Array]]:
-    """Return five folds, or fewer, of whole groups if there are some and each fold leaves rows of all classes."""
-    if held.groups is not None:
-        count = min(_folds(y), len(set(held.groups.tolist())))
-        pairs = list(_pairs_of(fold_of(y, count, seed, groups=held.groups)))
-        classes = set(y.tolist())
-        if y.is_floating_point() or all(set(y[rows].tolist()) == classes for pair in pairs for rows in pair):
+    """Return five folds, or fewer, of whole groups if there are several and each fold has and leaves all classes."""
+    if (groups := _several(held.groups)) is not None:
+        fold = fold_of(y, min(_folds(y), len(torch.unique(groups))), seed, groups=groups)
+        pairs = list(_pairs_of(fold))
+        if all(_have_all_classes(y, rows) for pair in pairs for rows in pair):
             return pairs
     return list(_pairs_of(fold_of(y, _folds(y), seed)))
+
+
+def _several(column: Tensor | None) -> Tensor | None:
+    return column if column is not None and len(torch.unique(column)) > 1 else None
+
+
+def _have_all_classes(y: Tensor, rows: Array) -> bool:
+    return y.is_floating_point() or len(torch.unique(y[rows])) == len(torch.unique(y))
 
 
 def _predictions(
