@@ -152,6 +152,15 @@ def test_wrong_tolerances_give_one_clear_sentence(change):
         lb.predict(lb.convert(network(), NOISY), X, **change)
 
 
+def test_one_answer_for_each_row_stops_as_a_column_does():
+    torch.manual_seed(0)
+    column, squeezed = (lb.convert(nn.Sequential(network(1), *end), NOISY) for end in ([], [nn.Flatten(0)]))
+    squeezed.load_state_dict(column.state_dict())
+    found = [lb.predict(model, X, lb.Bernoulli(), samples=S, tolerance=1e-3) for model in (column, squeezed)]
+    assert torch.equal(found[0].draws, found[1].draws)
+    assert torch.allclose(found[0].mean[:, 0], found[1].mean)
+
+
 def test_equal_draws_do_not_stop_a_row():
     """With two patches, the first four draws are one function in an eighth of the seeds."""
     model = lb.convert(network(), lb.ModelPatch(components=2, patch="output", init_spread=0.5))

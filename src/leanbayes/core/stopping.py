@@ -108,20 +108,20 @@ class _State:
         """Return the divergence in nats that the draws up to `number` are expected to make, for each row."""
         count = self.units.count
         if count < 2:
-            return torch.full_like(self.draws.mean.flatten(1)[:, 0], torch.inf)
+            return torch.full_like(_by_row(self.draws.mean)[:, 0], torch.inf)
         variance = self.units.squares / (count - 1) * self.unit  # of a draw
         mean = self.draws.mean
         if self.likelihood.measure == "variance":
             relative = variance / self.draws.result().total
-            per_position = relative.flatten(1).sum(1)
+            per_position = _by_row(relative).sum(1)
         elif isinstance(self.likelihood, Bernoulli):
             floor = SMALLEST_PROBABILITY
-            per_position = (variance / (mean + floor) + variance / (1 - mean + floor)).flatten(1).mean(1)
+            per_position = _by_row(variance / (mean + floor) + variance / (1 - mean + floor)).mean(1)
         else:
             per_position = (variance / (mean + SMALLEST_PROBABILITY)).sum(1).flatten(1 if mean.dim() > 2 else 0)
             per_position = per_position.mean(1) if mean.dim() > 2 else per_position
         change = 0.5 * (1 / self.draws.count - 1 / number) * per_position
-        return change.masked_fill(variance.flatten(1).amax(1) == 0, torch.inf)
+        return change.masked_fill(_by_row(variance).amax(1) == 0, torch.inf)
 
     def result(self, rows: Tensor) -> Decomposition:
         return Decomposition(*(part[rows] for part in self.draws.result()))
@@ -134,6 +134,11 @@ class _State:
                     part[rows] for part in (running.mean, running.own, running.squares)
                 )
         self.waiting = [one[rows] for one in self.waiting]
+
+
+def _by_row(values: Tensor) -> Tensor:
+    """Return values as (rows, values of a row); answers of yes or no may be one number for each row."""
+    return values.reshape(len(values), -1)
 
 
 def _joined(parts: list[tuple[Tensor, Decomposition, int]], likelihood: Likelihood) -> Prediction:
