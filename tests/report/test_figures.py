@@ -275,6 +275,19 @@ def test_bins_are_not_narrower_than_those_of_the_runs(tmp_path):
     assert found.shares["test"] == pytest.approx([1.0])
 
 
+def test_uncertainties_of_a_target_in_a_large_unit_are_not_zero(tmp_path):
+    for name, unit in (("plain", 0.0), ("rank1", 1e-15)):
+        edges = [unit * i for i in range(5)]
+        found = {"epistemic": {"edges": edges, "counts": {"test": [0.1, 0.2, 0.3, 0.4]}}}
+        record = make.record(name, 0, "concrete", "mlp", "regression")
+        make.write(tmp_path, record | {"figures": {"histograms": found}})
+    (figure,) = (figure for figure in figures(group_of(tmp_path)) if figure.key == "epistemic-histogram")
+    assert [panel.note for panel in figure.panels] == ["zero for all", ""]
+    plain, rank1 = pooled_histograms([c.runs for c in group_of(tmp_path).contenders], "epistemic", rooted=True)
+    assert plain.shares["test"][0] == pytest.approx(1.0)
+    assert rank1.edges[-1] == pytest.approx(2e-15**0.5 * 2**0.5)
+
+
 def test_a_curve_of_one_epoch_is_a_point(tmp_path):
     """The KL of a network that is converted for its last epoch."""
     history = [{"epoch": e, "loss": 3 - e / 10, "kl": 40.0 * (e == 3)} for e in (1, 2, 3)]

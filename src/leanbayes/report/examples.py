@@ -101,7 +101,7 @@ def _number(name: str, value: float, row: Mapping[str, float]) -> str:
     if name == "row":
         return f"{value:.0f}"
     width = row["high"] - row["low"]
-    far = max(abs(row["low"]), abs(row["high"])) / width if width > 0 and not name.endswith("std") else 1.0
+    far = max(abs(row["low"]), abs(row["high"])) / width if 0 < width < math.inf and not name.endswith("std") else 1.0
     return f"{value:.{4 + max(0, math.floor(math.log10(far)))}g}"
 
 

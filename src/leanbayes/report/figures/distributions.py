@@ -21,7 +21,7 @@ FEW = 20  # inputs; the accuracy of a smaller bin is uncertain, and its point is
 HALVES = (0.0, 0.5, 1.0)
 CROWDED = 0.5  # share of test inputs in the first equal bin from which on bins are logarithmic
 WIDE = 10  # ratio of ends from which on logarithmic bins show more than equal ones
-ZERO = 1e-8  # a largest uncertainty below this is a rounding error
+ZERO = 1e-100  # the only bin of an uncertainty that is zero for all inputs ends here
 KINDS = {  # name of an uncertainty, its measure for classes, its measure for real targets
     "total": ("Total uncertainty", "entropy, nats", "predictive std"),
     "epistemic": ("Epistemic uncertainty", "mutual information, nats", "std between draws"),
@@ -51,7 +51,7 @@ class Histogram:
     @property
     def is_zero(self) -> bool:
         """Whether all inputs have an uncertainty of zero."""
-        return not self.edges or self.edges[-1] <= ZERO
+        return not self.edges or self.edges[-1] == ZERO
 
     def rooted(self) -> Histogram:
         """Return the histogram of the root: a standard deviation instead of a variance."""
