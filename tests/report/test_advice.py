@@ -279,6 +279,19 @@ def test_a_mixture_without_a_gain_is_called_better_in_one_of_twenty_comparisons(
     assert abs(clear / count - 0.05) < 3 * (0.05 * 0.95 / count) ** 0.5
 
 
+def test_seeds_of_a_mixture_are_proposed_by_its_own_test():
+    losses = {"plain": by_seed(0.50, 0.50, 0.50), "mixture": by_seed(0.45, 0.50, 0.46)} | NOISY
+    choice = choose(losses, "plain", 0.005, mixtures={"mixture"})
+    assert choice.promising == "mixture"
+    assert choice.seeds_needed is not None
+    gain = choice.gains["mixture"]
+
+    def threshold(seeds):
+        return (stats.t.ppf(0.95, seeds - 1) + stats.norm.ppf(0.8)) * gain.error * math.sqrt(3 / seeds)
+
+    assert threshold(choice.seeds_needed) <= gain.mean < threshold(choice.seeds_needed - 1)
+
+
 def test_a_mixture_has_at_most_the_mean_log_loss_of_its_members():
     """Jensen's inequality, at every row, for classes and for Gaussian densities."""
     source = np.random.default_rng(0)

@@ -66,6 +66,7 @@ class Gain:
         threshold: the least gain that is clear.
         seeds: number of seeds that both have.
         freedom: degrees of freedom of the error.
+        level: of the test, a share of LEVEL for each of several rows.
     """
 
     mean: float
@@ -73,6 +74,7 @@ class Gain:
     threshold: float
     seeds: int
     freedom: float = math.inf
+    level: float = LEVEL
 
     @property
     def clear(self) -> bool:
@@ -138,20 +140,20 @@ def choose(
     several = {label: gain for label, gain in gains.items() if gain.seeds > 1 and label in allowed}
     if single or not any(gain.clear for gain in several.values()):
         largest = None if single else max(several, key=lambda label: several[label].mean, default=None)
-        needed = None if largest is None else _seeds_needed(several[largest], len(gains), smallest)
+        needed = None if largest is None else _seeds_needed(several[largest], smallest)
         return Choice(best, None, gains, single, largest, needed)
     steady = [label for label, gain in several.items() if gain.clear or gain.steady(smallest)]
     return Choice(best, max(steady, key=lambda label: gains[label].least), gains, single)
 
 
-def _seeds_needed(gain: Gain, rows: int, smallest: float) -> int | None:
+def _seeds_needed(gain: Gain, smallest: float) -> int | None:
     """Return the least n with gain >= (t_n + z) sqrt(V / n), z the normal quantile of POWER; None above MOST_SEEDS."""
     if gain.error is None or gain.mean < smallest:
         return None
     deviation, by_seed = gain.error * math.sqrt(gain.seeds), gain.freedom / (gain.seeds - 1)
     spare = statistics.NormalDist().inv_cdf(POWER)
     for seeds in range(gain.seeds + 1, MOST_SEEDS + 1):
-        quantile = float(student.ppf(1 - LEVEL / rows, by_seed * (seeds - 1)))
+        quantile = float(student.ppf(1 - gain.level, by_seed * (seeds - 1)))
         if gain.mean >= (quantile + spare) * deviation / math.sqrt(seeds):
             return seeds
     return None
@@ -206,17 +208,16 @@ def gains_of(
     typical = _typical([(own[label], len(paired[label]) - 1) for label in own])
     gains = {}
     for label, found in paired.items():
-        error, free = (row_errors or {}).get(label), math.inf
-        if typical is not None:
+        error, free, level = (row_errors or {}).get(label), math.inf, LEVEL / len(paired)
+        if label in mixtures and label in own:
+            error, free, level = math.sqrt(own[label] / len(found)), len(found) - 1, LEVEL
+        elif typical is not None:
             variance = own.get(label, 0.0)
             error = math.sqrt(max(typical, variance) / len(found))
             free = len(found) - 1 if variance > UNLIKE * typical else freedom
-        quantile = float(student.ppf(1 - LEVEL / len(paired), free))
-        if label in mixtures and label in own:
-            error = math.sqrt(own[label] / len(found))
-            quantile = float(student.ppf(1 - LEVEL, len(found) - 1))
+        quantile = float(student.ppf(1 - level, free))
         threshold = max(smallest, quantile * (error or 0.0))
-        gains[label] = Gain(statistics.fmean(found), error, threshold, len(found), free)
+        gains[label] = Gain(statistics.fmean(found), error, threshold, len(found), free, level)
     return gains
 
 
