@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from leanbayes.compare.row_training import noise_scale
 from leanbayes.methods import all_methods
@@ -92,9 +93,10 @@ def test_the_page_on_the_advice_equals_its_files():
 
 
 def test_the_sentences_on_the_advice_are_those_of_the_files():
-    files = ("outcome", "outcome_common_variance", "again")
-    now, before, again = (json.loads((rule_study.FOLDER / f"{name}.json").read_text("utf-8")) for name in files)
+    files = ("outcome", "outcome_common_variance", "outcome_two_errors", "again")
+    now, before, two, again = (json.loads((rule_study.FOLDER / f"{name}.json").read_text("utf-8")) for name in files)
     assert list(now) == ["cifar10", "digits", "fashion-mnist", "mnist", "notmnist"]
+    assert [name for name in now if now[name]["needs"] != two[name]["needs"]] == ["digits"]
     lines = [(name, need, one) for name, data in now.items() for need, one in data["needs"].items()]
     ood, best, shifted = "Finds out-of-distribution inputs", "Best probabilities", "Robust to corrupted images"
     assert [line[:2] for line in lines if line[2]["right"] < 0.9] == [("digits", ood), ("mnist", ood)]
@@ -132,6 +134,10 @@ def test_the_sentences_on_the_advice_are_those_of_the_files():
         f"from {percent(before['digits']['needs'][shifted]['right'])} to "
         f"{percent(now['digits']['needs'][shifted]['right'])} on the digits, out-of-distribution inputs from "
         f"{percent(before['digits']['needs'][ood]['right'])} to {percent(digits['right'])} there.",
+        f"without any gain exceed it in {percent(student.sf(2, 2))} of all cases, so the threshold is now the quantile "
+        f"of Student's distribution, {student.ppf(0.95, 2):.2f} errors.",
+        f'"Best probabilities" of the digits went from {percent(two["digits"]["needs"][best]["right"])} to '
+        f"{percent(now['digits']['needs'][best]['right'])}; no line of another set moved.",
         f"There (a) is at least {percent(min(one['right'] for *_, one in new if one is not mnist))} but for "
         f"out-of-distribution inputs on MNIST, (b) is at most {percent(max(one['worse'] for *_, one in new))}, and (c) "
         f"{nulls['mnist']} and {nulls['cifar10']}.",
