@@ -254,6 +254,18 @@ def test_photos_are_turned_as_their_exif_orientation_says(tmp_path, ending):
     np.testing.assert_array_equal(new[:1][0], mine.test.x[0].numpy())
 
 
+def test_an_orientation_may_be_in_xmp(tmp_path):
+    stored = Image.fromarray(COLOUR[:, :4])
+    xmp = b'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf tiff:Orientation="6"/></x:xmpmeta>'
+    assert data.load(make(tmp_path / "photos", stored, ending="webp", xmp=xmp)).input_shape == (3, 4, 8)
+
+
+@pytest.mark.parametrize("ending", ["png", "webp"])
+def test_a_photo_with_damaged_exif_is_read(tmp_path, ending):
+    folder = make(tmp_path / "photos", Image.fromarray(COLOUR[:, :4]), ending=ending, exif=b"Exif\0\0damaged")
+    assert data.load(folder).input_shape == (3, 8, 4)
+
+
 def test_hidden_files_of_other_systems_are_no_images(tmp_path):
     folder = make(tmp_path / "mine", Image.fromarray(GREY))
     (folder / "train" / "a" / "._0.png").write_bytes(b"\0\5\26\7 made by another system")

@@ -34,6 +34,7 @@ _PATTERN = "*?["  # signs of a pattern of file names
 _TEST_NAMES = ("test", "val", "validation")
 _LARGEST = 224  # pixels of a side
 _MOST_NAMED = 10  # files with faults
+_EXIF = ("exif", "xmp", "XML:com.adobe.xmp")  # where Pillow has read an orientation
 _ORIENTATION, _ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # tag of EXIF, and its values that exchange height and width
 
 
@@ -161,7 +162,7 @@ def read_header(path: Path) -> Header:
     with _readable(path), Image.open(path) as image:
         mode, size, frames = image.mode, (image.height, image.width), bool(getattr(image, "is_animated", False))
         tiles = str(getattr(image, "tile", ""))
-        if "exif" in image.info and image.getexif().get(_ORIENTATION) in _ON_ITS_SIDE:  # Pillow turns .tif files itself
+        if _orientation(image) in _ON_ITS_SIDE:
             size = size[::-1]
     if mode not in (*_GREY, *_COLOUR):
         raise ValueError(
@@ -169,6 +170,16 @@ def read_header(path: Path) -> Header:
             "them, or save arrays to an .npz file: uint8, or floats from 0 to 1, with any number of channels."
         )
     return Header(size, mode in _COLOUR, mode in _DEEP, mode not in _DEEP and ";16" in tiles, frames)
+
+
+def _orientation(image: Any) -> int:
+    """Return the EXIF orientation of a photo; 1 if it is not said or damaged, and for .tif files: Pillow turns them."""
+    if image.format == "TIFF" or not any(source in image.info for source in _EXIF):
+        return 1
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except (SyntaxError, TypeError, ValueError):
+        return 1
 
 
 def decode(path: Path, form: Form) -> Array:
@@ -180,7 +191,8 @@ def decode(path: Path, form: Form) -> Array:
     from PIL import Image, ImageOps
 
     with _readable(path), Image.open(path) as image:
-        whole = ImageOps.exif_transpose(image)
+        image.load()  # a .png file may say its orientation after its pixels
+        whole = image.copy() if _orientation(image) == 1 else ImageOps.exif_transpose(image)
     _check_opaque(whole, path)
     deep = whole.mode in _DEEP
     picture = _grey_levels(whole, path) if deep else whole.convert("RGB" if form.colour else "L")
