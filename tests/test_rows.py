@@ -330,3 +330,13 @@ def test_no_warning_where_all_is_well():
         warnings.simplefilter("error")
         for net, inputs in ((Pair(), (torch.randn(4, 8),) * 2), (Windows(), (torch.randn(4, 8, 8),))):
             lb.convert(net, lb.Rank1())(*inputs)
+
+
+@pytest.mark.parametrize("method", [lb.Rank1(), lb.ImplicitNodes(), lb.BatchEnsemble(), lb.MCDropout(rate=0.1)])
+def test_an_empty_batch_passes_as_in_the_plain_network(method):
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(2), nn.Linear(36, 2))
+    bnn = lb.convert(net, method)
+    y = bnn(torch.zeros(0, 3, 8, 8))
+    assert y.shape == (0, 4, 2)
+    (y.sum() + lb.kl(bnn)).backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in bnn.parameters())

@@ -46,7 +46,7 @@ def broadcast_channels(
         return spread  # already (R, n); a view would be one more step backward
     shape = [1] * x.dim()
     shape[channels] = count
-    if rows > 1:
+    if rows != 1:
         shape[axis] = rows
     return spread.view(shape)
 
@@ -66,11 +66,11 @@ def align_rows(
             f"layer '{path}' got an input of shape {tuple(x.shape)} without a batch axis while noise is drawn per "
             "row; add one (x[None]), or use `with draws(model)` for one function"
         )
+    if x.shape[axis] == rows:  # none, in an empty batch
+        return variable, axis
     repeats, rest = x.shape[axis] // rows, x.shape[axis] % rows  # not divmod, which compiled code cannot call
     if rest or (layout is None and repeats > 1):
         raise ValueError(_unknown(path, x, rows))
-    if repeats == 1:
-        return variable, axis
     tiled = layout is not None and layout.tiled
     return variable.repeat(repeats, 1) if tiled else variable.repeat_interleave(repeats, 0), axis
 
