@@ -217,7 +217,8 @@ def student(model: nn.Module, width: float | int) -> nn.Module:
     last = [path for path in channels_of(plain, method.inputs).makers if path not in ordered][-1]
     pupil = convert(plain, method, where=list(ordered), likelihood=own_likelihood(model), copy=False)
     for path, unit in units.items():
-        _inherit(_layer(pupil, path).posterior.order, unit)
+        if isinstance(layer := _layer(pupil, path), NestedLayer):  # one channel for each group of a convolution stays
+            _inherit(layer.posterior.order, unit)
     noisy = _layer(small, last)
     if isinstance(noisy, NestedLayer):
         pupil = convert(pupil, replace(method, weight_noise=True), where=last, copy=False)
