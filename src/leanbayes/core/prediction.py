@@ -140,7 +140,7 @@ class Prediction:
         """Return the quantile of the predictive distribution, by bisection between the draws' quantiles."""
         means = self.mean[None] if self.samples is None else self.samples
         stds = self.total[None].sqrt() if self.variances is None else self.variances.sqrt()
-        z = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64)).item()
+        z = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64, device="cpu")).item()
         each = means + z * stds
         low, high = each.amin(0), each.amax(0)
         for _ in range(60):

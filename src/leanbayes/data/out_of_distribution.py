@@ -176,7 +176,7 @@ def _targets(y: Array, like: DataSet, where: str) -> Tensor:
         number = {name: k for k, name in enumerate(like.classes)}
         if unknown := sorted(set(names.tolist()) - set(number)):
             raise _other_class(where, unknown[0], like)
-        return torch.tensor([number[name] for name in names.tolist()])
+        return torch.tensor([number[name] for name in names.tolist()], device="cpu")
     check_targets(y, where, like.task)
     if like.task == "classification":
         if (outside := (y < 0) | (y >= len(like.classes))).any():
@@ -224,7 +224,7 @@ def _fit(x: Tensor, channels: int, size: list[int]) -> Tensor:
     """Convert a chunk of images in float, to round only once."""
     pixels = x.float() * (1.0 if x.dtype == torch.uint8 else 255.0)
     if channels < x.shape[1]:
-        pixels = torch.einsum("nchw,c->nhw", pixels, torch.tensor(_LUMA))[:, None]
+        pixels = torch.einsum("nchw,c->nhw", pixels, pixels.new_tensor(_LUMA))[:, None]
     if list(x.shape[2:]) != size:
         pixels = F.interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
     return pixels.round().clamp(0, 255).to(torch.uint8).expand(-1, channels, -1, -1).contiguous()

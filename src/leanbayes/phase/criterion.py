@@ -137,7 +137,7 @@ def _diagonal(loss: Tensor, by: Tensor, rows: int) -> Tensor:
     step = max(1, AT_ONCE // by.numel())
     for start in range(0, columns, step):
         wanted = torch.arange(start, min(columns, start + step), device=by.device)
-        each = torch.arange(len(wanted))
+        each = torch.arange(len(wanted), device=by.device)
         directions = torch.zeros(len(wanted), rows, columns, dtype=by.dtype, device=by.device)
         directions[each, :, wanted] = 1
         (second,) = torch.autograd.grad(slope, by, directions, retain_graph=True, is_grads_batched=True)

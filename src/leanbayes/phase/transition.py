@@ -164,6 +164,6 @@ def histogram(values: Tensor) -> dict[str, list[float]]:
     """Return a histogram of log10 kappa, edges and counts; zeros count as 1e-25."""
     logs = values.detach().flatten().double().clamp(min=SMALLEST).log10().cpu()
     low, high = math.floor(float(logs.min())), math.ceil(float(logs.max()) + 1e-9)
-    edges = torch.linspace(low, max(high, low + 1), BINS + 1, dtype=torch.float64)
+    edges = torch.linspace(low, max(high, low + 1), BINS + 1, dtype=torch.float64, device="cpu")
     counts = torch.histogram(logs, edges).hist
     return {"edges": edges.tolist(), "counts": counts.tolist()}

@@ -59,11 +59,11 @@ class Units:
 
     def change(self, amount: float | Tensor, like: Tensor) -> Tensor:
         """Return a change in units as a change of inputs."""
-        return torch.as_tensor(self.scale).to(like) * amount
+        return torch.as_tensor(self.scale, dtype=like.dtype, device=like.device) * amount
 
     def place(self, value: float, like: Tensor) -> Tensor:
         """Return a value in units as an input."""
-        return torch.as_tensor(self.origin).to(like) + self.change(value, like)
+        return torch.as_tensor(self.origin, dtype=like.dtype, device=like.device) + self.change(value, like)
 
 
 INPUT_UNITS = Units()
@@ -77,7 +77,7 @@ def pixel_units(mean: Tensor | Sequence[float], std: Tensor | Sequence[float], *
     Example:
         >>> lb.shift.fast_sign(20, 0.5, units=lb.shift.pixel_units(cifar.mean, cifar.std), bounds=(0, 255))
     """
-    centre, width = (torch.as_tensor(moment).view(-1, 1, 1) for moment in (mean, std))
+    centre, width = (torch.as_tensor(moment, device="cpu").view(-1, 1, 1) for moment in (mean, std))
     return Units(scale=1 / (levels * width), origin=-centre / width)
 
 

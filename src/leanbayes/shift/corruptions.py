@@ -18,7 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.shift._pixels import block_matrix, blur, clouds, ferns, motion, separable, Streams, take, zoom_matrix
+from leanbayes.shift._pixels import (
+    block_matrix,
+    blur,
+    clouds,
+    CPU,
+    ferns,
+    motion,
+    separable,
+    Streams,
+    take,
+    zoom_matrix,
+)
 
 Scale = Literal["cifar", "imagenet"]
 Constants = tuple[float, ...] | tuple[tuple[float, ...], ...]
@@ -40,7 +51,9 @@ class Corruption:
 
     def constants(self, severity: int, blend: float) -> list[float]:
         """Return the constants of a severity; blend is 0 for CIFAR and 1 for ImageNet."""
-        rows = torch.tensor([self.cifar, self.imagenet], dtype=torch.float64).reshape(2, len(SEVERITIES), -1)
+        rows = torch.tensor([self.cifar, self.imagenet], dtype=torch.float64, device=CPU).reshape(
+            2, len(SEVERITIES), -1
+        )
         cifar, imagenet = rows[:, severity - 1]
         return [float(value) for value in cifar.lerp(imagenet, blend)]
 
@@ -84,11 +97,12 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0, scale: S
     constants = corruption.constants(int(severity), blend_of(min(images.shape[2:]), scale))
     size = max(1, _CHUNK // images[0].numel()) if len(images) else 1
     corrupted = torch.empty_like(images)
-    for start in range(0, len(images), size):
-        chunk = images[start : start + size]
-        streams = Streams(seed, name, range(start, start + len(chunk)), images.device)
-        changed = corruption.function(as_unit(chunk), streams, *constants)
-        corrupted[start : start + size] = as_dtype(changed, images.dtype)
+    with CPU:  # constants are made there, whatever torch's default device is
+        for start in range(0, len(images), size):
+            chunk = images[start : start + size]
+            streams = Streams(seed, name, range(start, start + len(chunk)), images.device)
+            changed = corruption.function(as_unit(chunk), streams, *constants)
+            corrupted[start : start + size] = as_dtype(changed, images.dtype)
     return corrupted
 
 

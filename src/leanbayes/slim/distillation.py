@@ -164,12 +164,12 @@ def lesson_loss(outputs: Tensor, y: Tensor, *, labels: float) -> Tensor:
 def _law(student: nn.Module, law: Law) -> Tensor:
     """Return the probabilities of 1, 2, ... groups of the student; "own" averages over its units."""
     widest, *others = ordering_units(student)
-    found = torch.zeros(widest.groups)
+    found = torch.zeros(widest.groups, device="cpu")
     if law == "uniform":
         found[widest.always_on - 1 :] = 1 / (widest.groups - widest.always_on + 1)
         return found
     for unit in (widest, *others):
-        shares = torch.arange(1, unit.groups + 1) / unit.groups
+        shares = torch.arange(1, unit.groups + 1, device="cpu") / unit.groups
         places = (shares * widest.groups).ceil().long() - 1
         found.index_add_(0, places, unit.log_tails.detach().exp().cpu() / (1 + len(others)))
     return found

@@ -152,7 +152,7 @@ def _kept(channels: Channels, layout: Layout | None, kept: dict[int, Tensor]) ->
     parts = []
     for part in layout:
         root = channels.root(part.stream)
-        every = torch.ones(channels.stream(root).size, dtype=torch.bool)
+        every = torch.ones(channels.stream(root).size, dtype=torch.bool, device="cpu")
         parts.append(kept.get(root, every).cpu().repeat_interleave(part.repeat))
     mask = torch.cat(parts)
     return None if bool(mask.all()) else torch.nonzero(mask).flatten()
