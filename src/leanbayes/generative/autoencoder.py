@@ -329,8 +329,16 @@ def fit(
     """
     if isinstance(inputs, Dataset):
         return fit_network(model, _Untargeted(inputs), recipe, likelihood=_own_loss, **options)
-    rows = len(inputs) if isinstance(inputs, Tensor) else len(inputs[0])
-    return fit_network(model, (inputs, torch.zeros(rows, device="cpu")), recipe, likelihood=_own_loss, **options)
+    first = inputs if isinstance(inputs, Tensor) else inputs[0]
+    if isinstance(model, Autoencoder) and model.pixels == "bernoulli" and first.numel():
+        low, high = first.min().item(), first.max().item()
+        if not (low >= 0 and high <= 1):
+            raise ValueError(
+                f"expected pixels from 0 to 1, read as probabilities, got {low:g} to {high:g}; scale them, or "
+                "take pixels='gaussian'"
+            )
+    unused = torch.zeros(len(first), device="cpu")
+    return fit_network(model, (inputs, unused), recipe, likelihood=_own_loss, **options)
 
 
 class _Untargeted(Dataset[tuple[Any, Tensor]]):
