@@ -75,6 +75,8 @@ class Prediction:
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y) = log sum_s w_s p(y | draw s) for every target; w_s = 1 / S without weights."""
+        if not isinstance(y, Tensor):
+            raise TypeError(f"expected y as a tensor of targets, got {type(y).__name__}; torch.as_tensor(y) makes one")
         if self.weights is None:
             return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.variances, y)
         draws = self._draws("a likelihood under weights")
