@@ -1,4 +1,4 @@
-"""Whatever torch's default device is, numbers are made where they belong.
+"""Whatever torch's default device and dtype are, numbers are made where they belong, and are the same.
 
 The default is set to "meta", whose tensors hold nothing: whatever is made there by mistake cannot meet a number of the
 CPU. A default of "cuda" fails in the same places, where there is such a device.
@@ -156,6 +156,41 @@ def test_topic_packages_make_the_same_numbers(elsewhere):
     rows = torch.rand(8, 1, 16, 16, generator=torch.Generator().manual_seed(0), device="cpu")
     recipe = lb.Recipe(epochs=1, optimizer="adam", lr=1e-3, accelerator="cpu")
     assert lb.generative.fit(autoencoders[0], rows, recipe, progress=False)[-1]["loss"] > 0
+
+
+@pytest.fixture
+def double():
+    """Return a function that sets the default dtype to float64; in the end it is float32."""
+    yield lambda: torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32)
+
+
+def of_other_dtypes(autoencoders, unet, digits, x) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(2, 3, 32, 40, generator=generator, dtype=torch.float32)
+    return [
+        *(lb.shift.corrupt(images, name, 3) for name in lb.shift.all_names()),
+        *(lb.shift.corrupt(images, name, 3, scale="imagenet") for name in ("defocus_blur", "snow")),
+        lb.shift.pgd(0.1).begin(x),
+        lb.shift.pgd(0.1, norm="l2").begin(x),
+        *(model.sample(2, seed=0) for model in autoencoders),
+        unet.sample(images[:, :1, :16, :16], 2),
+        *(lb.data.ood(name, digits) for name in ("noise", "shuffled")),
+    ]
+
+
+def test_noise_is_the_same_under_another_default_dtype(double):
+    torch.manual_seed(0)
+    kinds = lb.generative.VAE, lb.generative.VNDAutoencoder, lb.generative.JointVAE
+    autoencoders = [kind((1, 16, 16), dimensions=4) for kind in kinds]
+    unet = lb.generative.ProbabilisticUNet(2, (1, 16, 16), widths=(4, 8), ordered=True)
+    digits, x = lb.data.load("digits"), torch.randn(3, 5)
+    expected = of_other_dtypes(autoencoders, unet, digits, x)
+    double()
+    found = of_other_dtypes(autoencoders, unet, digits, x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    assert all(model.double().sample(2, seed=0).dtype == torch.float64 for model in autoencoders)
 
 
 @pytest.mark.filterwarnings("ignore:.*")

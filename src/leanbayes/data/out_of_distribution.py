@@ -237,9 +237,13 @@ def _made_up(name: str, like: DataSet) -> Tensor:
         return _made_up_images(name, x, generator)
     low, high = like.train.x.amin(0), like.train.x.amax(0)
     if name == "noise":
-        return low + (high - low) * torch.rand(x.shape, generator=generator, device=generator.device)
+        return low + (high - low) * torch.rand(
+            x.shape, generator=generator, dtype=torch.float32, device=generator.device
+        )
     if name == "shuffled":
-        return x.gather(0, torch.rand(x.shape, generator=generator, device=generator.device).argsort(0))
+        return x.gather(
+            0, torch.rand(x.shape, generator=generator, dtype=torch.float32, device=generator.device).argsort(0)
+        )
     return low + high - x
 
 
@@ -248,6 +252,8 @@ def _made_up_images(name: str, x: Tensor, generator: torch.Generator) -> Tensor:
         return torch.randint(256, x.shape, generator=generator, dtype=torch.uint8, device=generator.device)
     if name == "shuffled":
         flat = x.flatten(2)
-        order = torch.rand(len(flat), 1, flat.shape[2], generator=generator, device=generator.device).argsort(2)
+        order = torch.rand(
+            (len(flat), 1, flat.shape[2]), generator=generator, dtype=torch.float32, device=generator.device
+        ).argsort(2)
         return flat.gather(2, order.expand_as(flat)).view(x.shape)
     return 255 - x

@@ -125,8 +125,8 @@ class Autoencoder(nn.Module, abc.ABC):
 
     def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
         """Draw codes from the prior; with the same seed, all lengths have the same first numbers."""
-        h = torch.randn(count, self.dimensions, generator=generator_of(seed), device="cpu")
-        return self.cut(h.to(self.device), length)
+        h = torch.randn(count, self.dimensions, generator=generator_of(seed), dtype=torch.float32, device="cpu")
+        return self.cut(h.to(self.mean.weight), length)
 
     def log_likelihood(self, x: Tensor, h: Tensor) -> Tensor:
         """Return log p(x | h) of each image, summed over pixels (B,)."""
@@ -235,10 +235,11 @@ class VNDAutoencoder(Autoencoder):
     @override
     def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
         generator = generator_of(seed)  # one for both: equal seeds would correlate lengths and numbers
-        h = torch.randn(count, self.dimensions, generator=generator, device="cpu").to(self.device)
+        h = torch.randn(count, self.dimensions, generator=generator, dtype=torch.float32, device="cpu")
+        h = h.to(self.mean.weight)
         if length is not None:
             return self.cut(h, length)
-        reach = torch.rand(count, 1, generator=generator, device="cpu").to(self.device)
+        reach = torch.rand(count, 1, generator=generator, dtype=torch.float32, device="cpu").to(self.device)
         return h * (reach < standard(h[:1], self.prior_log_tails).keep)  # one number a row: no gaps
 
     def progressive(self, count: int, lengths: list[int], *, seed: int = 0) -> Tensor:
