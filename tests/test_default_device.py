@@ -179,6 +179,18 @@ def of_other_dtypes(autoencoders, unet, digits, x) -> list[torch.Tensor]:
     ]
 
 
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_seed_gives_the_same_draws_under_another_default_dtype(example, double):
+    x, _ = rows()
+    bnn = lb.convert(network(), EXAMPLES[example])
+    expected = lb.predict(bnn, x, samples=4, seed=1)
+    double()
+    found = lb.predict(bnn, x, samples=4, seed=1)
+    assert found.mean.dtype == torch.float32
+    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-4, atol=1e-5)
+
+
 def test_noise_is_the_same_under_another_default_dtype(double):
     torch.manual_seed(0)
     kinds = lb.generative.VAE, lb.generative.VNDAutoencoder, lb.generative.JointVAE
