@@ -104,6 +104,13 @@ def test_a_glob_that_matches_nothing_raises():
         lb.convert(Nested(), lb.Rank1(), where="haeds")
 
 
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+@pytest.mark.parametrize("select", [lb.layers.first, lb.layers.last])
+def test_a_selector_picks_one_layer_or_more(select, count):
+    with pytest.raises(ValueError, match=f"expected a number of layers of at least 1, got {count}"):
+        select(nn.Linear, count)
+
+
 def test_nothing_to_convert_raises_and_says_what_there_is():
     with pytest.raises(
         ValueError, match=r"Rank1 found no layer to convert: it handles Linear, .* has 1 Embedding, 1 ReLU"

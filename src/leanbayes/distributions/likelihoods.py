@@ -101,7 +101,7 @@ class Categorical(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         logits = self._logits(outputs)
-        y = _class_numbers(y, logits)
+        y = class_numbers(y, logits)
         return -self._cross_entropy(logits, y, reduction="none")
 
     def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class Categorical(Likelihood):
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         logits = self._logits(outputs)
         weight = None if self.class_weight is None else self.class_weight.to(logits.dtype)
-        y = _class_numbers(y, logits)
+        y = class_numbers(y, logits)
         return self._cross_entropy(logits, y, weight=weight, label_smoothing=self.label_smoothing)
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +121,7 @@ class Categorical(Likelihood):
         return probabilities, entropy(probabilities)
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
-        y = _class_numbers(y, mean)
+        y = class_numbers(y, mean)
         check_classes(y, mean.shape[1], self.ignore_index)
         ignored = y == self.ignore_index
         picked = mean.gather(1, y.masked_fill(ignored, 0).unsqueeze(1)).squeeze(1)
@@ -167,6 +167,7 @@ class Bernoulli(Likelihood):
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         y = match_shape(y, mean, "Bernoulli").to(mean.dtype)
+        check_answers(y)
         # Near one, 1 - p is rounded to zero although the network's value is small but positive: 2^-25 in float32.
         return torch.xlogy(y, mean) + torch.xlogy(1 - y, (1 - mean).clamp(min=torch.finfo(mean.dtype).eps / 4))
 
@@ -275,6 +276,15 @@ def check_classes(y: Tensor, classes: int, ignored: int) -> None:
         )
 
 
+def check_answers(y: Tensor) -> None:
+    """Raise unless targets are between 0 (no) and 1 (yes): the likelihood of others is unbounded."""
+    outside = y[(y < 0) | (y > 1)]
+    if len(outside):
+        raise ValueError(
+            f"expected targets of lb.Bernoulli() from 0 (no) to 1 (yes), got {outside[0].item():g}; renumber them"
+        )
+
+
 def entropy(probabilities: Tensor) -> Tensor:
     """Return the entropy in nats over axis 1; 0 log 0 is 0."""
     each: Tensor = torch.special.entr(probabilities)
@@ -301,7 +311,7 @@ def match_shape(y: Tensor, like: Tensor, name: str) -> Tensor:
     raise ValueError(f"{name} expected targets of shape {tuple(like.shape)}, got {tuple(y.shape)}")
 
 
-def _class_numbers(y: Tensor, like: Tensor) -> Tensor:
+def class_numbers(y: Tensor, like: Tensor) -> Tensor:
     """Return classes as int64; raise unless y holds one whole number or bool for every position of (B, C, ...).
 
     Convert before any comparison: the byte 156 equals an `ignore_index` of -100.

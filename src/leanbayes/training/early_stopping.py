@@ -41,7 +41,7 @@ def split_rows(train: Data, share: float, seed: int) -> tuple[Data, Data]:
     if isinstance(train, DataLoader):
         raise TypeError(f"validation={share} divides tensors or a Dataset, got a DataLoader; give validation data")
     if isinstance(train, Dataset):
-        held = held_out(torch.zeros(len(train)), share, seed)  # type: ignore[arg-type]
+        held = held_out(torch.zeros(len(train), device="cpu"), share, seed)  # type: ignore[arg-type]
         kept, out = (rows.nonzero().flatten().tolist() for rows in (~held, held))
         return Subset(train, kept), Subset(train, out)
     x, y = train

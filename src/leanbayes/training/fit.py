@@ -22,7 +22,7 @@ from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_
 from leanbayes.core.objective import check_mixture, Loss
 from leanbayes.core.plain import plain_view
 from leanbayes.core.step_graph import CapturedStep, LossFunction
-from leanbayes.distributions.likelihoods import Categorical, Likelihood
+from leanbayes.distributions.likelihoods import Bernoulli, Categorical, check_answers, Likelihood
 from leanbayes.methods._members import Members
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import local, PathLike
@@ -402,6 +402,8 @@ class Trainer:
         """Check the data in the first pass, before the first step."""
         targets = self.batches.y if isinstance(self.batches, TensorBatches) else y
         network, output = self.current.network, self.arguments.output
+        if isinstance(self.likelihood, Bernoulli):
+            check_answers(targets)
         checked: AbstractContextManager[None] = nullcontext()
         if not self.recipe.compile:  # a hook would be compiled into the loss, and its removal would recompile it
             checked = diagnostics.classes_checked(network, self.likelihood, targets, output)
