@@ -286,3 +286,34 @@ def test_a_network_may_take_pixels_and_fail_for_other_reasons():
     fit(Pixels(), (pixels, y), short(epochs=1))
     with pytest.raises(ValueError, match=r"layer 'network\.0' expected an input with 1 features on axis 1, got"):
         fit(Pixels(), (pixels.repeat(1, 2, 1, 1), y), short(epochs=1))
+
+
+class Breaks(nn.Module):
+    """A network whose n-th gradient is not finite, while its loss is."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.layer, self.left = nn.Linear(16, 3), at
+        self.unused = nn.Parameter(torch.full((3,), torch.nan))  # as torch.empty leaves it
+
+    def forward(self, x):
+        out = self.layer(x.flatten(1))
+        if out.requires_grad:
+            out.register_hook(self.break_one)
+        return out
+
+    def break_one(self, gradient):
+        self.left -= 1
+        return gradient * torch.nan if self.left == 0 else gradient
+
+
+@pytest.mark.parametrize(("at", "epoch", "kept"), [(18, 3, r" The state of epoch 2 is kept\."), (6, 1, "")])
+def test_an_update_that_breaks_in_the_last_step_of_an_epoch_is_found(tmp_path, at, epoch, kept):
+    heard = []
+    with pytest.raises(
+        TrainingError,
+        match=rf"the parameters of layer 'layer' are not finite after epoch {epoch}, .*precision='32-true'\.{kept}$",
+    ):
+        fit(Breaks(at), images(), short(), folder=tmp_path, callbacks=[lambda state: heard.append(state.save())])
+    assert len(heard) == epoch - 1
+    fit(Breaks(0), images(), short(), folder=tmp_path, resume=True)

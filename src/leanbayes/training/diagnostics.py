@@ -112,11 +112,18 @@ def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTer
     for name, value in (("inputs", x), ("targets", y)):
         if not all(map(_finite, tensors_in(value))):
             return f"the {name} of the batch are not finite; {CLEAN}"
-    broken = [name for name, parameter in network.named_parameters() if not _finite(parameter)]
-    if broken:
-        # Gradients flow from the end of a network: of several broken layers, its last one broke first.
-        return f"the parameters of {_layer(broken[-1].rpartition('.')[0])} are not finite, its update broke; {TAME}"
+    broken = broken_layer(network)
+    if broken is not None:
+        return f"the parameters of {broken} are not finite, its update broke; {TAME}"
     return _watch(network, loss)
+
+
+def broken_layer(network: nn.Module, *, updated: bool = False) -> str | None:
+    """Return the layer whose update broke first: parameters are not finite; of those `updated`, or of all."""
+    named = ((name, p) for name, p in network.named_parameters() if p.grad is not None or not updated)
+    broken = [name for name, parameter in named if not _finite(parameter)]
+    # Gradients flow from the end of a network: of several broken layers, its last one broke first.
+    return _layer(broken[-1].rpartition(".")[0]) if broken else None
 
 
 def _watch(network: nn.Module, loss: Callable[[], ElboTerms]) -> str | None:

@@ -279,6 +279,7 @@ class Trainer:
                         values = self.meter.means() | {"lr": self.lr, "rows_per_second": speed}
                         shown.step(done + epoch + share, values)
                 self.meter.look()
+            self._check_update(epoch)
             history.append(self._end_epoch(epoch, further=begin >= self.recipe.epochs))
             self._collect(history)
             self.best.consider(self.model, history)
@@ -457,9 +458,21 @@ class Trainer:
             with torch.no_grad():
                 cause = diagnostics.explain(self.current.network, x, y, lambda: loss(x, y, self.beta))
             again = f"the same batch is finite when it is run again; {diagnostics.TAME}"
-            stored = 0 if self.checkpoint is None else self.checkpoint.epoch
-            kept = f" The state of epoch {stored} is kept." if stored else ""
             raise TrainingError(
                 f"the loss is {problem.value} at epoch {epoch + 1}, step {problem.step + 1} of {self.batches.steps}: "
-                f"{first_answer(self.fabric, cause) or again}.{kept}"
+                f"{first_answer(self.fabric, cause) or again}.{self._kept()}"
             ) from None
+
+    def _check_update(self, epoch: int) -> None:
+        """Raise if an update broke parameters in the last step of an epoch, whose loss no step reads."""
+        layer = diagnostics.broken_layer(self.current.network, updated=True)
+        if layer is not None:
+            raise TrainingError(
+                f"the parameters of {layer} are not finite after epoch {epoch + 1}, its update broke; "
+                f"{diagnostics.TAME}.{self._kept()}"
+            )
+
+    def _kept(self) -> str:
+        """Return a sentence on the state that is left on disk, empty without one."""
+        stored = 0 if self.checkpoint is None else self.checkpoint.epoch
+        return f" The state of epoch {stored} is kept." if stored else ""
