@@ -317,3 +317,43 @@ def test_an_update_that_breaks_in_the_last_step_of_an_epoch_is_found(tmp_path, a
         fit(Breaks(at), images(), short(), folder=tmp_path, callbacks=[lambda state: heard.append(state.save())])
     assert len(heard) == epoch - 1
     fit(Breaks(0), images(), short(), folder=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2])
+@pytest.mark.parametrize("kind", [lambda x, y: (x, y), TensorDataset])
+def test_yes_or_no_is_from_zero_to_one(wrong, kind):
+    x, y = torch.randn(32, 4), torch.randint(2, (32, 1)).float()
+    net = lb.convert(nn.Linear(4, 1), lb.Rank1())
+    fit(net, kind(x, y), short(epochs=1), likelihood=lb.Bernoulli())
+    fit(net, kind(x, y * 0.5), short(epochs=1), likelihood=lb.Bernoulli())  # a share of annotators
+    message = f"Bernoulli expected targets from 0 .no. to 1 .yes., got {wrong}; "
+    with pytest.raises(ValueError, match=message):
+        fit(net, kind(x, torch.where(y > 0, 1.0, wrong)), short(), likelihood=lb.Bernoulli())
+    p = lb.predict(net, x, lb.Bernoulli())
+    with pytest.raises(ValueError, match=message):
+        p.log_prob(torch.where(y > 0, 1.0, wrong))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.bool, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [network, lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))])
+def test_inputs_of_any_type_have_their_remedy(make, dtype):
+    x, y = images()
+    with pytest.raises(TypeError, match=rf"got {dtype} \(.*\); convert them: x\.float\(\)$"):
+        fit(make(), (x.to(dtype), y), short())
+
+
+def test_arguments_of_another_kind_are_refused_before_training():
+    for options, message in (
+        ({"likelihood": lb.Categorical}, r"expected a likelihood such as lb\.Categorical\(\), or a function"),
+        ({"likelihood": "gaussian"}, "expected a likelihood such as .* got 'gaussian'"),
+        ({"callbacks": print}, "expected callbacks to be a list of functions of an EpochState, got <built-in"),
+        ({"callbacks": [None]}, "expected callbacks to be a list of functions of an EpochState, got .None."),
+    ):
+        with pytest.raises(TypeError, match=message):
+            fit(network(), images(), short(), **options)
+    with pytest.raises(TypeError, match=r"expected a model, a torch\.nn\.Module, got 'wrn'"):
+        fit("wrn", images(), short())
+    with pytest.raises(
+        ValueError, match=r"expected at least two classes on axis 1, .* for one logit lb\.Bernoulli\(\)"
+    ):
+        fit(nn.Sequential(nn.Flatten(), nn.Linear(16, 1)), images(), short())

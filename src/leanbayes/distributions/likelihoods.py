@@ -146,7 +146,10 @@ class Categorical(Likelihood):
 
 
 class Bernoulli(Likelihood):
-    """Yes or no, from one logit each; targets have the shape of the outputs (a last axis of one may be left out)."""
+    """Yes or no, from one logit each; targets have the shape of the outputs (a last axis of one may be left out).
+
+    Targets are 0 (no), 1 (yes), or a share between them.
+    """
 
     measure = "entropy"
 
@@ -167,6 +170,7 @@ class Bernoulli(Likelihood):
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         y = match_shape(y, mean, "Bernoulli").to(mean.dtype)
+        check_shares(y)
         # Near one, 1 - p is rounded to zero although the network's value is small but positive: 2^-25 in float32.
         return torch.xlogy(y, mean) + torch.xlogy(1 - y, (1 - mean).clamp(min=torch.finfo(mean.dtype).eps / 4))
 
@@ -272,6 +276,15 @@ def check_classes(y: Tensor, classes: int, ignored: int) -> None:
         raise ValueError(
             f"expected targets from 0 to {classes - 1}, since the network has {classes} outputs, got "
             f"{int(outside[0])}; renumber the targets, or give the network more outputs"
+        )
+
+
+def check_shares(y: Tensor) -> None:
+    """Raise if a target is neither no, nor yes, nor between them: its likelihood would grow without a limit."""
+    outside = y[(y < 0) | (y > 1)]
+    if len(outside):
+        raise ValueError(
+            f"Bernoulli expected targets from 0 (no) to 1 (yes), got {float(outside[0]):g}; map no to 0 and yes to 1"
         )
 
 

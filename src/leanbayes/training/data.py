@@ -18,7 +18,7 @@ from typing import Any, cast, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from leanbayes.runtime.batches import Inputs, leading_rows, map_rows, slice_rows, tensors_in, to_device
 from leanbayes.training.recipe import Recipe
@@ -107,7 +107,7 @@ class TensorBatches:
     """Rows of tensors that are on the device, or stay where they are if they are too large."""
 
     def __init__(self, x: Inputs, y: Tensor, placement: Placement) -> None:
-        self.rows = _common_rows(x, y)
+        self.rows = common_rows(x, y)
         self.placement = placement
         self.spans = placement.spans(self.rows)
         self.steps = len(self.spans)
@@ -207,6 +207,11 @@ class LoaderBatches:
 def training_batches(data: Data, placement: Placement) -> Batches:
     """Return batches to train on, at least one."""
     batches = batches_of(data, placement)
+    if not batches.steps and isinstance(data, DataLoader) and batches.rows:
+        raise ValueError(
+            f"expected a DataLoader with batches, got none of its {batches.rows} rows; leave drop_last out, or take "
+            "smaller batches"
+        )
     if not batches.steps:
         raise ValueError(
             f"expected at least {FEWEST_ROWS * placement.world} rows to train on, {FEWEST_ROWS} for each process, got "
@@ -219,11 +224,21 @@ def batches_of(data: Data, placement: Placement) -> Batches:
     """Return the batches of any kind of data."""
     if isinstance(data, DataLoader):
         return LoaderBatches(data, placement)
+    if isinstance(data, IterableDataset):
+        raise TypeError(
+            f"expected data as a pair (inputs, targets), a Dataset with an index or a DataLoader, got "
+            f"{type(data).__name__}, which is read in its own order; pass DataLoader(data, batch_size=...)"
+        )
     if isinstance(data, Dataset):
         return DatasetBatches(data, placement)
-    if isinstance(data, (tuple, list)) and len(data) == 2:
+    if is_pair(data):
         return TensorBatches(*data, placement)
     raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {_described(data)}")
+
+
+def is_pair(data: object) -> bool:
+    """Return whether data are of the form (inputs, targets)."""
+    return isinstance(data, (tuple, list)) and len(data) == 2
 
 
 def groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
@@ -242,6 +257,11 @@ def _pair(item: Any) -> Batch:
     if not (isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Tensor)):
         raise TypeError(f"expected batches (inputs, target) with a tensor of targets, got {_described(item)}")
     x, y = item
+    if not y.dim():
+        raise TypeError(
+            "expected batches (inputs, target) with a row on the first axis, got a target without an axis; give the "
+            "DataLoader a batch_size"
+        )
     return (tuple(x) if isinstance(x, list) else x), y
 
 
@@ -254,13 +274,16 @@ def _described(data: object) -> str:
     return f"{items}; nest several inputs, as in ((a, b), y)" if len(data) > 2 else items
 
 
-def _common_rows(x: Any, y: Any) -> int:
+def common_rows(x: Any, y: Any) -> int:
+    """Return the number of rows of inputs and targets; raise unless both have as many."""
     rows = leading_rows(x)
     if not isinstance(y, Tensor) or rows is None:
         raise TypeError(
             f"expected a pair (inputs, targets) of tensors, got {type(x).__name__} and {type(y).__name__}; "
             "torch.as_tensor makes tensors of arrays"
         )
+    if not y.dim():
+        raise ValueError("expected a target for each row, got a tensor of shape ()")
     if rows != len(y):
         raise ValueError(
             f"expected as many inputs as targets, got {rows} and {len(y)}, counted on the first axis; give rows there"

@@ -8,7 +8,7 @@ read before the step is taken. On a GPU reading would make it wait: losses are c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, ExitStack
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from leanbayes.core.conversion import stochastic_layers
 from leanbayes.core.objective import ElboTerms, Loss
-from leanbayes.distributions.likelihoods import Categorical, check_classes
+from leanbayes.distributions.likelihoods import Bernoulli, Categorical, check_classes, check_shares
 from leanbayes.runtime.batches import Inputs, Output, row_axis, tensors_in
 
 CLEAN = "look for missing values and divisions by zero where the data are prepared"
@@ -29,10 +29,16 @@ LOOK_EVERY = 50
 """Steps between two looks at the losses on a GPU; each look waits for it."""
 
 KINDS = {
-    torch.uint8: (("Byte", "unsigned char", "uint8"), "x.float(), for pixels x.float() / 255"),
-    torch.float64: (("Double", "double", "float64"), "x.float()"),
+    torch.uint8: ("Byte", "unsigned char", "uint8"),
+    torch.float64: ("Double", "double", "float64"),
+    torch.int64: ("Long and", "long int"),
+    torch.int32: ("Int ", "got: int ", "type (int)"),
+    torch.int16: ("Short", "short"),
+    torch.bool: ("Bool", "bool"),
+    torch.float16: ("Half",),
+    torch.bfloat16: ("BFloat16",),
 }
-"""Types of inputs that few networks take: their names in torch's errors, and how to convert them."""
+"""Types of inputs that few networks take, and their names in torch's errors."""
 
 ROWS_AT_ONCE = 4096
 """Rows whose targets are compared at once, as int64: small types cannot hold every number of classes."""
@@ -156,6 +162,18 @@ def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all()) if tensor.is_floating_point() else True
 
 
+def check_kinds(model: object, likelihood: object, callbacks: object) -> None:
+    """Reject arguments of `fit` that would fail after the first epoch, or with an obscure error."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model, a torch.nn.Module, got {model!r}")
+    if likelihood is not None and (isinstance(likelihood, type) or not callable(likelihood)):
+        raise TypeError(
+            f"expected a likelihood such as lb.Categorical(), or a function (outputs, y) -> loss, got {likelihood!r}"
+        )
+    if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):
+        raise TypeError(f"expected callbacks to be a list of functions of an EpochState, got {callbacks!r}")
+
+
 def check_layout(network: nn.Module, *data: object) -> None:
     """Reject a network with rows on the second axis, unless the data are batches of a DataLoader."""
     if row_axis(network) and not all(isinstance(each, DataLoader | None) for each in data):
@@ -173,24 +191,26 @@ def types_explained(x: Inputs) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(x, Tensor) or x.dtype not in KINDS:
             raise
-        names, remedy = KINDS[x.dtype]
-        if not any(name in str(error) for name in names):
+        if not any(name in str(error) for name in KINDS[x.dtype]):
             raise
+        remedy = "x.float(), for pixels x.float() / 255" if x.dtype == torch.uint8 else "x.float()"
         raise TypeError(
             f"expected inputs of a type that the network takes, got {x.dtype} ({error}); convert them: {remedy}"
         ) from error
 
 
 @contextmanager
-def classes_checked(network: nn.Module, likelihood: Loss, y: Tensor, output: Output | None) -> Iterator[None]:
-    """Compare class targets with the network's outputs before the loss does: a GPU does not recover from its error."""
+def targets_checked(network: nn.Module, likelihood: Loss, y: Tensor, output: Output | None) -> Iterator[None]:
+    """Compare targets with the network's outputs before the loss does: a GPU does not recover from its error."""
+    if isinstance(likelihood, Bernoulli):
+        check_shares(y)
     if not isinstance(likelihood, Categorical) or y.is_floating_point() or not y.numel():
         yield
         return
 
     def compare(module: nn.Module, args: Any, result: Any) -> None:
         picked = getattr(result, "logits", result) if output is None else output(result)
-        if isinstance(picked, Tensor) and picked.dim() > 1:
+        if isinstance(picked, Tensor) and picked.dim() > 1 and picked.shape[likelihood.axis] > 1:
             for some in torch.split(y, ROWS_AT_ONCE):
                 check_classes(some.long(), picked.shape[likelihood.axis], likelihood.ignore_index)
 

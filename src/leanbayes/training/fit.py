@@ -148,6 +148,7 @@ def fit(  # noqa: PLR0913
     if recipe.patience and validation is None:
         raise ValueError("patience needs rows to validate on: pass validation=0.1, or held-out data")
     check_loggers(loggers)
+    diagnostics.check_kinds(model, likelihood, callbacks)
     if isinstance(validation, float):
         train, validation = split_rows(train, validation, recipe.seed)
     place = None if folder is None else local(folder)
@@ -405,7 +406,7 @@ class Trainer:
         network, output = self.current.network, self.arguments.output
         checked: AbstractContextManager[None] = nullcontext()
         if not self.recipe.compile:  # a hook would be compiled into the loss, and its removal would recompile it
-            checked = diagnostics.classes_checked(network, self.likelihood, targets, output)
+            checked = diagnostics.targets_checked(network, self.likelihood, targets, output)
         with diagnostics.types_explained(x), checked:
             yield
 
