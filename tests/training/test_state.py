@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import resource
-from contextlib import contextmanager, ExitStack
+from contextlib import contextmanager, ExitStack, nullcontext
 
 import pytest
 import torch
@@ -387,3 +387,37 @@ def test_a_state_of_an_earlier_version_is_resumed(stopped, tmp_path):
     edited(put(stopped, tmp_path), lambda head: head.pop("tensors"))
     fit(fresh, images(), short(), folder=tmp_path, resume=True)
     assert same(fresh, unbroken)
+
+
+def test_another_likelihood_is_refused(tmp_path):
+    def resume(likelihood=None):
+        return fit(rank1(), images(), short(), folder=tmp_path, resume=True, likelihood=likelihood)
+
+    def mean_loss(outputs, y):
+        return nn.functional.cross_entropy(outputs, y)
+
+    resume()
+    resume(lb.Categorical())
+    with pytest.raises(
+        ValueError,
+        match=r"belongs to another likelihood: the loss was Categorical\(axis=1, .*label_smoothing=0\) and is "
+        r"Categorical\(axis=1, ignore_index=-100, class_weight=1, 2, 0.3333, label_smoothing=0.1\); pass the same",
+    ):
+        resume(lb.Categorical(class_weight=[1, 2, 1 / 3], label_smoothing=0.1))
+    with pytest.raises(ValueError, match=r"is CrossEntropyLoss; pass the same likelihood; to begin again"):
+        resume(nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match=r"is test_another_likelihood_is_refused.*mean_loss; pass the same"):
+        resume(mean_loss)
+    edited(tmp_path, lambda head: head.pop("likelihood"))  # as of an earlier version
+    resume(nn.CrossEntropyLoss())
+
+
+def test_members_with_a_noise_of_their_own_resume(tmp_path):
+    x = torch.randn(40, 2)
+    for epochs in (1, 2):
+        ensemble = lb.convert(nn.Linear(2, 1), lb.DeepEnsemble(components=2), likelihood=lb.Gaussian(learn=True))
+        with pytest.raises(Stop) if epochs == 1 else nullcontext():
+            heard = [stop_after(1)] if epochs == 1 else []
+            fit(ensemble, (x, x[:, :1]), short(epochs=2), folder=tmp_path, resume=True, callbacks=heard)
+    fit(ensemble, (x, x[:, :1]), short(epochs=2), folder=tmp_path, resume=True)
+    assert ensemble.likelihood.log_std.shape == (2,)

@@ -241,7 +241,7 @@ class Trainer:
         self.convert_at = recipe.all_epochs if post_hoc else recipe.convert_at_epoch
         self.checkpoint: Checkpoint | None = None
         if arguments.folder is not None:
-            self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows)
+            self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows, likelihood)
             on_first(fabric, partial(self.checkpoint.prepare, keep=arguments.resume))
         self.best = BestState(arguments.folder, recipe)
         if not arguments.resume and fabric.is_global_zero:
