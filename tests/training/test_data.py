@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from leanbayes.training import data as module
 from leanbayes.training.data import batches_of, Placement, training_batches
@@ -109,6 +110,19 @@ def test_the_number_of_rows_is_that_of_the_subset_not_of_repeats():
     assert batches_of(DataLoader(data, sampler=SubsetRandomSampler(range(10))), placed()).rows == 10
     often = RandomSampler(data, replacement=True, num_samples=200)
     assert batches_of(DataLoader(data, sampler=often), placed()).rows == 45
+    share = DistributedSampler(data, num_replicas=2, rank=0)
+    assert batches_of(DataLoader(data, sampler=share), placed()).rows == 45  # those of all processes
+    of_some = DistributedSampler(range(10), num_replicas=2, rank=0)  # as Lightning wraps a sampler
+    assert batches_of(DataLoader(data, sampler=of_some), placed()).rows == 10
+
+
+def test_a_loader_of_one_process_is_refused_where_fit_deals_the_rows():
+    data = TensorDataset(X, Y)
+    loader = DataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=1))
+    with pytest.raises(
+        ValueError, match=r"expected a DataLoader of all rows, .* got a DistributedSampler; leave it out"
+    ):
+        batches_of(loader, placed(rank=1, world=2))
 
 
 def test_augmentation_repeats_itself_differs_between_processes_and_leaves_noise_alone():

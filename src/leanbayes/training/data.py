@@ -19,6 +19,7 @@ from typing import Any, cast, Protocol
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from leanbayes.runtime.batches import Inputs, leading_rows, map_rows, slice_rows, tensors_in, to_device
 from leanbayes.training.recipe import Recipe
@@ -179,10 +180,13 @@ class LoaderBatches:
     """
 
     def __init__(self, loader: DataLoader[Any], placement: Placement) -> None:
+        if placement.world > 1 and isinstance(loader.sampler, DistributedSampler):
+            raise ValueError(
+                "expected a DataLoader of all rows, since fit deals them to the processes, got a DistributedSampler; "
+                "leave it out"
+            )
         self.loader, self.placement = loader, placement
-        self.steps = _length(loader)
-        drawn = loader.sampler if isinstance(loader.sampler, Sized) else loader.dataset
-        self.rows = min(_length(loader.dataset), len(cast(Sized, drawn)))
+        self.steps, self.rows = _length(loader), rows_of(loader)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         if isinstance(self.loader.generator, torch.Generator):
@@ -234,6 +238,15 @@ def batches_of(data: Data, placement: Placement) -> Batches:
     if is_pair(data):
         return TensorBatches(*data, placement)
     raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {_described(data)}")
+
+
+def rows_of(loader: DataLoader[Any]) -> int:
+    """Return the number of different rows of a DataLoader, in all processes, without repeats of its sampler."""
+    drawn: Any = loader.sampler
+    if isinstance(drawn, DistributedSampler):
+        drawn = drawn.dataset  # the sampler has the rows of one process
+    rows = _length(loader.dataset)
+    return min(rows, len(drawn)) if isinstance(drawn, Sized) else rows
 
 
 def is_pair(data: object) -> bool:
