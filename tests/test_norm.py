@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
 
@@ -53,3 +53,14 @@ def test_narrow_networks_take_a_mapping():
         found = cut(bnn, 0.5, data=inputs)
         torch.manual_seed(2)
         assert torch.equal(found.norm.running_mean, cut(bnn, 0.5, data=[(inputs, None)]).norm.running_mean)
+
+
+@pytest.mark.parametrize("data", [[], iter([]), DataLoader(TensorDataset(A, B), batch_size=64, drop_last=True)])
+def test_without_a_batch_the_statistics_stay(data):
+    net = network()
+    lb.update_norm(net, {"a": A, "b": B})
+    before = net.norm.running_mean.clone()
+    for options in ({"data": data}, {"data": [{"a": A, "b": B}], "batches": 0}):
+        with pytest.raises(ValueError, match="expected at least one batch to take statistics of, got none"):
+            lb.update_norm(net, **options)
+    assert torch.equal(net.norm.running_mean, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -19,22 +19,29 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 def update_norm(
     model: nn.Module, data: Tensor | tuple[Any, Any] | Mapping[str, Any] | Iterable[Any], *, batches: int | None = None
 ) -> None:
-    """Replace the running statistics of every batch norm by averages over `data`.
+    """Replace the running statistics of every batch norm by averages over the batches of `data`.
 
-    Use it after converting a trained network with a wide spread, before training.
+    Every batch counts the same, so give batches of about one size. Use it after converting a trained network with a
+    wide spread, before training.
 
     Args:
         model: changed in place; its modes are restored.
         data: inputs (a tensor or a mapping), a pair `(inputs, target)`, or an iterable of such batches (a DataLoader).
         batches: number of batches to use; default all.
+
+    Raises:
+        ValueError: if there is no batch; the statistics stay.
     """
     norms = [m for m in model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
     if not norms:
         return
     device = next(model.parameters()).device
-    source: Iterable[Any] = [data] if isinstance(data, (Tensor, tuple, Mapping)) else data
+    source = iter(islice([data] if isinstance(data, (Tensor, tuple, Mapping)) else data, batches))
+    first = list(islice(source, 1))
+    if not first:
+        raise ValueError("expected at least one batch to take statistics of, got none; an iterator can be read once")
     with torch.no_grad(), _collecting(model, norms):
-        for batch in islice(source, batches):
+        for batch in chain(first, source):
             inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
             inputs = tuple(inputs) if isinstance(inputs, list) else inputs  # a loader collects several in a list
             call(model, to_device(inputs, device), output=lambda result: torch.empty(0))
