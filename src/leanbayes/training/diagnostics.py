@@ -18,7 +18,7 @@ from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
 from leanbayes.core.conversion import stochastic_layers
-from leanbayes.core.objective import ElboTerms, Loss
+from leanbayes.core.objective import check_loss, ElboTerms, Loss
 from leanbayes.distributions.likelihoods import Bernoulli, Categorical, check_classes, check_shares
 from leanbayes.runtime.batches import Inputs, Output, row_axis, tensors_in
 
@@ -166,10 +166,8 @@ def check_kinds(model: object, likelihood: object, callbacks: object) -> None:
     """Reject arguments of `fit` that would fail after the first epoch, or with an obscure error."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model, a torch.nn.Module, got {model!r}")
-    if likelihood is not None and (isinstance(likelihood, type) or not callable(likelihood)):
-        raise TypeError(
-            f"expected a likelihood such as lb.Categorical(), or a function (outputs, y) -> loss, got {likelihood!r}"
-        )
+    if likelihood is not None:
+        check_loss(likelihood)
     if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):
         raise TypeError(f"expected callbacks to be a list of functions of an EpochState, got {callbacks!r}")
 
