@@ -36,6 +36,15 @@ BYTES_AT_ONCE = {"cuda": 2**25}
 ROWS_AT_ONCE = 1024
 """Rows of a block without gradients."""
 
+COMPARED_ROWS = 1024
+"""Rows of the inputs, evenly spaced, whose values a resumed training compares; of the targets, it compares all."""
+
+ROUNDING = 1e-6
+"""Relative difference of mean values that is due to rounding: data may be prepared again on another machine."""
+
+LARGEST = 1e100
+"""Size at which values are cut before their mean is taken."""
+
 FEWEST_ROWS = 2
 """Fewest rows of a batch in a process: one row has no batch statistics."""
 
@@ -247,6 +256,32 @@ def rows_of(loader: DataLoader[Any]) -> int:
         drawn = drawn.dataset  # the sampler has the rows of one process
     rows = _length(loader.dataset)
     return min(rows, len(drawn)) if isinstance(drawn, Sized) else rows
+
+
+def values_of(x: Inputs, y: Tensor) -> list[list[float]]:
+    """Return three means for each tensor: of values, of values weighted by their row, and of sizes."""
+    inputs = [tensor for tensor in tensors_in(x) if tensor.layout == torch.strided]
+    some = [tensor[:: max(1, len(tensor) // COMPARED_ROWS)] for tensor in inputs if tensor.dim()]
+    return [_means(tensor) for tensor in (*some, y) if tensor.numel()]
+
+
+def _means(tensor: Tensor) -> list[float]:
+    values = tensor.detach().cpu().flatten(1) if tensor.dim() > 1 else tensor.detach().cpu()[:, None]
+    values = values.double().nan_to_num(0.0, 0.0, 0.0).clamp(-LARGEST, LARGEST)
+    rows = values.mean(1)
+    weighted = rows * torch.linspace(1, 2, len(rows), dtype=rows.dtype, device=rows.device)
+    return [rows.mean().item(), weighted.mean().item(), values.abs().mean().item()]
+
+
+def same_values(there: list[list[float]], here: list[list[float]]) -> bool:
+    """Return whether data have the same values, up to rounding."""
+    if [len(each) for each in there] != [len(each) for each in here]:
+        return False
+    return all(
+        abs(old - new) <= ROUNDING * max(olds[-1], news[-1])
+        for olds, news in zip(there, here, strict=True)
+        for old, new in zip(olds, news, strict=True)
+    )
 
 
 def is_pair(data: object) -> bool:

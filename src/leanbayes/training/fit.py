@@ -38,6 +38,7 @@ from leanbayes.training.data import (
     Placement,
     TensorBatches,
     training_batches,
+    values_of,
 )
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, prepared, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
@@ -126,7 +127,8 @@ def fit(  # noqa: PLR0913
             `Recipe(patience=...)` they decide when to stop.
         folder: where the state is stored in `checkpoint/`, after an epoch and so often that writing takes at most a
             twentieth of the time, and at the end; every epoch is a line of `history.jsonl`. None stores none.
-        resume: continue from the state in `folder`, if there is one. Otherwise start again and remove it.
+        resume: continue from the state in `folder`, if there is one; tensors must have the values they had, other data
+            the number of rows. Otherwise start again and remove it.
         callbacks: called with an `EpochState` after every epoch. If one raises, the state of the epoch is stored.
         loggers: objects with `log_metrics(dict, step)`, called with the row of every epoch: loggers of Fabric or
             Lightning, or your own. A resumed training logs each epoch once.
@@ -241,7 +243,9 @@ class Trainer:
         self.convert_at = recipe.all_epochs if post_hoc else recipe.convert_at_epoch
         self.checkpoint: Checkpoint | None = None
         if arguments.folder is not None:
-            self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows, likelihood)
+            batches = self.batches
+            values = values_of(batches.x, batches.y) if isinstance(batches, TensorBatches) else None
+            self.checkpoint = Checkpoint(arguments.folder, recipe, batches.rows, likelihood, values)
             on_first(fabric, partial(self.checkpoint.prepare, keep=arguments.resume))
         self.best = BestState(arguments.folder, recipe)
         if not arguments.resume and fabric.is_global_zero:

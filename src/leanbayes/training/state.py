@@ -2,8 +2,8 @@
 
 `<folder>/checkpoint/last.safetensors` has the model, the optimiser's tensors and the states of torch's generators.
 Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, processes, likelihood, layers,
-tied names, and `tensors`, the number of tensors of each kind. Nothing is pickled. The whole file is checked before it
-is used.
+tied names, `values`, a few means of the data, and `tensors`, the number of tensors of each kind. Nothing is pickled.
+The whole file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from leanbayes.runtime import _files
 from leanbayes.runtime.batches import device_of
 from leanbayes.runtime.display import cell
 from leanbayes.runtime.distributed import rank_and_world
+from leanbayes.training.data import same_values
 from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.progress import History
 from leanbayes.training.recipe import Recipe
@@ -47,14 +48,15 @@ FIELDS = {
     "rows": int,
     "processes": int,
     "likelihood": str,
+    "values": list[list[float]],
     "layers": dict[str, str],
     "tied": dict[str, str],
     "tensors": dict[str, int],
 }
 FORMER = ("collector.squares", "collector.deviations")
 """Tensors that states of earlier versions have where only the average of the weights is used."""
-NEWER = ("tensors", "processes", "likelihood")
-"""Fields that states of earlier versions do not have."""
+NEWER = ("tensors", "processes", "likelihood", "values")
+"""Fields that states of earlier versions do not have; `values` are those of tensors alone."""
 ROW = {"epoch": int, "seconds": float, "peak_memory_mb": float}
 AGAIN = "to begin again: resume=False, on the command line --fresh"
 
@@ -63,7 +65,12 @@ class Checkpoint:
     """The last whole state of one training."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], recipe: Recipe, rows: int, likelihood: Loss | None = None
+        self,
+        folder: str | os.PathLike[str],
+        recipe: Recipe,
+        rows: int,
+        likelihood: Loss | None = None,
+        values: list[list[float]] | None = None,
     ) -> None:
         self.path = Path(folder) / STATE
         self.recipe = json.loads(json.dumps(recipe.fields()))
@@ -71,6 +78,7 @@ class Checkpoint:
         self.epoch = 0  # of the state on disk, once it was loaded or written
         self.processes = rank_and_world()[1]
         self.likelihood = None if likelihood is None else _described(likelihood)
+        self.values = values  # of the training set, see `values_of`
 
     def prepare(self, *, keep: bool) -> None:
         """Check that the folder is writable; remove leftovers and, unless `keep`, the last state."""
@@ -110,7 +118,8 @@ class Checkpoint:
             "tied": others,
             "tensors": _numbers_of(tensors),
         }
-        header |= {} if self.likelihood is None else {"likelihood": self.likelihood}
+        known = {"likelihood": self.likelihood, "values": self.values}
+        header |= {name: value for name, value in known.items() if value is not None}
         try:
             _files.write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
         except OSError as error:
@@ -190,6 +199,12 @@ class Checkpoint:
                         f"the checkpoint '{self.path}' belongs to another {kind}: {name} was {old} and is {new}; "
                         f"pass the same {kind}; {AGAIN}"
                     )
+        values = header.get("values")
+        if values is not None and self.values is not None and not same_values(values, self.values):
+            raise ValueError(
+                f"the checkpoint '{self.path}' belongs to another training set: rows are as many, but have other "
+                f"values; pass the same training set; {AGAIN}"
+            )
 
     def _compare_shapes(self, there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         for name in there | here:
