@@ -357,3 +357,11 @@ def test_arguments_of_another_kind_are_refused_before_training():
         ValueError, match=r"expected at least two classes on axis 1, .* for one logit lb\.Bernoulli\(\)"
     ):
         fit(nn.Sequential(nn.Flatten(), nn.Linear(16, 1)), images(), short())
+
+
+def test_a_batch_whose_targets_are_all_ignored_is_named():
+    x, y = images()
+    with pytest.raises(
+        TrainingError, match="at epoch 1, step 1 of 6: all targets of the batch are ignored, so they have"
+    ):
+        fit(rank1(), (x, torch.full_like(y, -100)), short())

@@ -70,7 +70,8 @@ class Likelihood(nn.Module, abc.ABC):
 class Categorical(Likelihood):
     """Classes, from logits on one axis: (B, C) with targets (B,), or dense (B, C, ...) with targets (B, ...).
 
-    `log_prob` is zero for ignored targets.
+    `log_prob` is zero for ignored targets. The training loss is the mean of a batch over the targets that count, with
+    their class weights. Several processes and accumulated batches average such means by rows.
 
     Args:
         axis: the class axis of the outputs.

@@ -110,7 +110,7 @@ class Meter:
         return {name: total / max(1, self.rows) for name, total in zip(("loss", "nll", "kl"), self.sums, strict=True)}
 
 
-def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTerms]) -> str | None:
+def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTerms], likelihood: Loss) -> str | None:
     """Return a clause on the first fault of a batch, with a remedy; None if there is no fault this time.
 
     The weights and the noise must be those that gave the loss; `loss` computes it again.
@@ -118,6 +118,8 @@ def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTer
     for name, value in (("inputs", x), ("targets", y)):
         if not all(map(_finite, tensors_in(value))):
             return f"the {name} of the batch are not finite; {CLEAN}"
+    if isinstance(likelihood, Categorical) and bool((y.long() == likelihood.ignore_index).all()):
+        return "all targets of the batch are ignored, so they have no mean; leave such rows out, or take larger batches"
     broken = broken_layer(network)
     if broken is not None:
         return f"the parameters of {broken} are not finite, its update broke; {TAME}"

@@ -461,7 +461,7 @@ class Trainer:
             restore_random_state(problem.random, device)
             loss = self._eager_loss(self.current)
             with torch.no_grad():
-                cause = diagnostics.explain(self.current.network, x, y, lambda: loss(x, y, self.beta))
+                cause = diagnostics.explain(self.current.network, x, y, lambda: loss(x, y, self.beta), self.likelihood)
             again = f"the same batch is finite when it is run again; {diagnostics.TAME}"
             raise TrainingError(
                 f"the loss is {problem.value} at epoch {epoch + 1}, step {problem.step + 1} of {self.batches.steps}: "
