@@ -91,6 +91,12 @@ class Categorical(Likelihood):
         label_smoothing: float = 0.0,
     ) -> None:
         weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
+        if weight is not None and not (weight.dim() == 1 and bool(((weight >= 0) & weight.isfinite()).all())):
+            raise ValueError(
+                f"expected class_weight to be a number of at least zero for each class, got {class_weight!r}"
+            )
+        if not (isinstance(label_smoothing, (int, float)) and 0 <= label_smoothing <= 1):
+            raise ValueError(f"expected label_smoothing to lie between 0 and 1, got {label_smoothing!r}")
         super().__init__(
             axis=axis,
             ignore_index=ignore_index,
@@ -197,6 +203,9 @@ class Gaussian(Likelihood):
         super().__init__(std=std, learn=learn, heteroscedastic=heteroscedastic, **own)
         if not (isinstance(std, (int, float)) and 0 < std < math.inf):
             raise ValueError(f"expected std to be a positive number, got {std!r}")
+        for name, value in (("learn", learn), ("heteroscedastic", heteroscedastic)):
+            if not isinstance(value, bool):
+                raise ValueError(f"expected {name} to be True or False, got {value!r}")
         if learn and heteroscedastic:
             raise ValueError("expected one source of noise, got learn=True and heteroscedastic=True; choose one")
         if not (isinstance(members, int) and members >= 1):

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, get_args, get_origin, get_type_hints, Literal
 
 from leanbayes.core.objective import linear_beta
-from leanbayes.methods._checks import check_at_least_zero, check_choice, check_positive, check_rate
+from leanbayes.methods._checks import check_at_least_zero, check_choice, check_positive, check_rate, check_switches
 
 Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "step", "linear", "straight", "constant"]
@@ -133,6 +133,7 @@ class Recipe:
         self._check_whole(
             0, "patience", "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "extra_epochs", "seed"
         )
+        check_switches(self)
         self._check_numbers()
         self._check_choices()
         self._check_epochs()
@@ -175,8 +176,6 @@ class Recipe:
         for name, kind in get_type_hints(Recipe).items():
             if get_origin(kind) is Literal:
                 check_choice(name, getattr(self, name), get_args(kind))
-            if kind is bool and not isinstance(getattr(self, name), bool):
-                raise ValueError(f"expected {name} to be True or False, got {getattr(self, name)!r}")
         if self.aggregate != "average" and not (self.tile or self.tile_last_epochs or self.samples > 1):
             raise ValueError("expected aggregate='mixture' to have draws to mix: set tile, tile_last_epochs or samples")
 
