@@ -475,3 +475,11 @@ def test_an_unknown_name_of_a_method_is_refused_with_those_there_are(name):
         lb.convert(small_net(), name)
     with pytest.raises(ValueError, match="did you mean 'rank1'"):
         lb.convert(small_net(), "Rank2")
+
+
+@pytest.mark.parametrize(
+    "method", [lb.Rank1(centre="no"), lb.VarianceLayers(learn="no"), lb.NestedDropout(hard=0)], ids=repr
+)
+def test_a_switch_is_true_or_false(method):
+    with pytest.raises(ValueError, match=r"expected (centre|learn|hard) to be True or False, got ('no'|0)"):
+        lb.convert(nn.Linear(4, 3), method)

@@ -374,3 +374,22 @@ def test_yes_or_no_has_no_other_targets(wrong):
     soft = y.clamp(0.2, 0.8)
     assert lb.predict(bnn, x).log_prob(soft).isfinite().all()
     lb.fit(bnn, (x, soft), lb.Recipe(epochs=1), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lb.Categorical(class_weight=[1.0, -1.0]), "expected class_weight to be a number of at least zero for"),
+        (lambda: lb.Categorical(class_weight=[1.0, math.nan]), "expected class_weight to be a number of at least zero"),
+        (
+            lambda: lb.Categorical(class_weight=2.0),
+            "expected class_weight to be a number of at least zero for each class",
+        ),
+        (lambda: lb.Categorical(label_smoothing=2.0), "expected label_smoothing to lie between 0 and 1, got 2.0"),
+        (lambda: lb.Gaussian(learn="no"), "expected learn to be True or False, got 'no'"),
+        (lambda: lb.Gaussian(heteroscedastic=None), "expected heteroscedastic to be True or False, got None"),
+    ],
+)
+def test_wrong_options_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

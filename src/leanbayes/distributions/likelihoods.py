@@ -70,7 +70,8 @@ class Likelihood(nn.Module, abc.ABC):
 class Categorical(Likelihood):
     """Classes, from logits on one axis: (B, C) with targets (B,), or dense (B, C, ...) with targets (B, ...).
 
-    `log_prob` is zero for ignored targets.
+    `log_prob` is zero for ignored targets. The training loss is the mean of a batch over the targets that count, with
+    their class weights. Several processes and accumulated batches average such means by rows.
 
     Args:
         axis: the class axis of the outputs.
@@ -90,6 +91,12 @@ class Categorical(Likelihood):
         label_smoothing: float = 0.0,
     ) -> None:
         weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
+        if weight is not None and not (weight.dim() == 1 and bool(((weight >= 0) & weight.isfinite()).all())):
+            raise ValueError(
+                f"expected class_weight to be a number of at least zero for each class, got {class_weight!r}"
+            )
+        if not (isinstance(label_smoothing, (int, float)) and 0 <= label_smoothing <= 1):
+            raise ValueError(f"expected label_smoothing to lie between 0 and 1, got {label_smoothing!r}")
         super().__init__(
             axis=axis,
             ignore_index=ignore_index,
@@ -146,7 +153,10 @@ class Categorical(Likelihood):
 
 
 class Bernoulli(Likelihood):
-    """Yes or no, from one logit each; targets have the shape of the outputs (a last axis of one may be left out)."""
+    """Yes or no, from one logit each; targets have the shape of the outputs (a last axis of one may be left out).
+
+    Targets are 0 (no), 1 (yes), or a share between them.
+    """
 
     measure = "entropy"
 
@@ -193,6 +203,9 @@ class Gaussian(Likelihood):
         super().__init__(std=std, learn=learn, heteroscedastic=heteroscedastic, **own)
         if not (isinstance(std, (int, float)) and 0 < std < math.inf):
             raise ValueError(f"expected std to be a positive number, got {std!r}")
+        for name, value in (("learn", learn), ("heteroscedastic", heteroscedastic)):
+            if not isinstance(value, bool):
+                raise ValueError(f"expected {name} to be True or False, got {value!r}")
         if learn and heteroscedastic:
             raise ValueError("expected one source of noise, got learn=True and heteroscedastic=True; choose one")
         if not (isinstance(members, int) and members >= 1):
@@ -281,7 +294,8 @@ def check_answers(y: Tensor) -> None:
     outside = y[(y < 0) | (y > 1)]
     if len(outside):
         raise ValueError(
-            f"expected targets of lb.Bernoulli() from 0 (no) to 1 (yes), got {outside[0].item():g}; renumber them"
+            f"expected targets of lb.Bernoulli() from 0 (no) to 1 (yes), got {outside[0].item():g}; map no to 0 and "
+            "yes to 1"
         )
 
 

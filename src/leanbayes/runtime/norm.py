@@ -19,9 +19,10 @@ BatchNorm = nn.modules.batchnorm._BatchNorm
 def update_norm(
     model: nn.Module, data: Tensor | tuple[Any, Any] | Mapping[str, Any] | Iterable[Any], *, batches: int | None = None
 ) -> None:
-    """Replace the running statistics of every batch norm by averages over `data`.
+    """Replace the running statistics of every batch norm by averages over the batches of `data`.
 
-    Use it after converting a trained network with a wide spread, before training.
+    Every batch counts the same, so give batches of about one size. Use it after converting a trained network with a
+    wide spread, before training.
 
     Args:
         model: changed in place; its modes are restored.
