@@ -42,3 +42,6 @@ def test_what_cannot_be_done_is_said():
         lb.layers.activate(nn.Sequential(nn.Linear(2, 2), shared, nn.Linear(2, 2), shared), "0", nn.Softplus)
     with pytest.raises(ValueError, match="matches no layer"):
         lb.layers.activate(network(), "head", nn.Softplus)
+    for where in (lb.layers.first(nn.Conv2d), lambda path, layer: False):
+        with pytest.raises(ValueError, match=r"expected where to pick a layer .* which picks none"):
+            lb.layers.activate(network(), where, nn.Softplus)

@@ -104,6 +104,13 @@ def test_a_glob_that_matches_nothing_raises():
         lb.convert(Nested(), lb.Rank1(), where="haeds")
 
 
+@pytest.mark.parametrize("count", [0, -1, 1.5])
+@pytest.mark.parametrize("select", [lb.layers.first, lb.layers.last])
+def test_a_selector_picks_one_layer_or_more(select, count):
+    with pytest.raises(ValueError, match=f"expected a number of layers of at least 1, got {count}"):
+        select(nn.Linear, count)
+
+
 def test_nothing_to_convert_raises_and_says_what_there_is():
     with pytest.raises(
         ValueError, match=r"Rank1 found no layer to convert: it handles Linear, .* has 1 Embedding, 1 ReLU"
@@ -468,3 +475,11 @@ def test_an_unknown_name_of_a_method_is_refused_with_those_there_are(name):
         lb.convert(small_net(), name)
     with pytest.raises(ValueError, match="did you mean 'rank1'"):
         lb.convert(small_net(), "Rank2")
+
+
+@pytest.mark.parametrize(
+    "method", [lb.Rank1(centre="no"), lb.VarianceLayers(learn="no"), lb.NestedDropout(hard=0)], ids=repr
+)
+def test_a_switch_is_true_or_false(method):
+    with pytest.raises(ValueError, match=r"expected (centre|learn|hard) to be True or False, got ('no'|0)"):
+        lb.convert(nn.Linear(4, 3), method)

@@ -1,4 +1,4 @@
-"""Whatever torch's default device is, numbers are made where they belong.
+"""Whatever torch's default device and dtype are, numbers are made where they belong, and are the same.
 
 The default is set to "meta", whose tensors hold nothing: whatever is made there by mistake cannot meet a number of the
 CPU. A default of "cuda" fails in the same places, where there is such a device.
@@ -12,10 +12,12 @@ from torch import nn
 
 import leanbayes as lb
 from leanbayes.data.annotated.images import draw_annotators
+from leanbayes.data.holdout import fold_of, held_out
 from leanbayes.distributions.law import LAWS
 from leanbayes.distributions.random import standard
 from leanbayes.methods import all_methods
 from leanbayes.shift._pixels import Streams
+from leanbayes.training.distillation import perturb
 
 EXAMPLES = {f"{name}:{label}": m for name, kind in all_methods().items() for label, m in kind.examples().items()}
 
@@ -99,10 +101,108 @@ def test_data_are_on_the_cpu(elsewhere):
     digits = lb.data.load("digits")
     x, y = digits.prepared(digits.test)
     made = lb.data.ambiguous_images(train=2, val=1, test=1)
-    foreign = [lb.data.ood(name, digits) for name in ("noise", "shuffled")]
+    foreign = [lb.data.ood(name, digits) for name in ("noise", "shuffled", "inverted", "fashion-demo")]
     for tensor in (x, y, made.images, made.annotations, made.annotators, *foreign):
         assert tensor.device.type == "cpu"
         assert bool(torch.isfinite(tensor.float()).all())
+
+
+def nested() -> nn.Module:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 3))
+    return lb.convert(net, lb.NestedDropout(groups=4))
+
+
+def made_by_topics(bnn, autoencoders, unet) -> list[torch.Tensor]:
+    """Return numbers of every topic package, for inputs on the CPU."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(12, 4, generator=generator, device="cpu")
+    images = torch.rand(2, 3, 32, 32, generator=generator, device="cpu")
+    y = torch.arange(12, device="cpu") % 3
+    recipe, p = lb.Recipe(epochs=1, batch_size=4, accelerator="cpu"), lb.predict(bnn, x, samples=4)
+    student = lb.slim.distill(bnn, (x, y), width=0.5, recipe=recipe, progress=False)
+    return [
+        *(lb.shift.corrupt(images, name, 3) for name in lb.shift.all_names()),
+        lb.shift.attack(bnn, x, y, lb.shift.pgd(0.1, 2, samples=2), target="random").inputs,
+        lb.shift.pixel_units([0.5], [0.2]).place(1, x[:, :1, None, None]),
+        *lb.slim.extract(bnn, 0.5).parameters(),
+        lb.slim.correlate(bnn, x, [0.5, 1.0], samples=2).matrix,
+        lb.predict(student, x, samples=2).mean,
+        *lb.phase.kappa(lb.convert(lb.mean(bnn), lb.VarianceLayers()), (x, y)).values(),
+        *(model.sample(2, seed=0) for model in autoencoders),
+        *(model.reconstruct(images[:, :1, :16, :16], length=2) for model in autoencoders),
+        torch.tensor(lb.generative.explained(autoencoders[0], images[:, :1, :16, :16], [1, 2]), device="cpu"),
+        unet.predict(images[:, :1, :16, :16], samples=2).mean,
+        lb.recalibrate.Temperature().fit(p, y)(p).mean,
+        lb.metrics.inception_score(p.mean, 2).mean,
+        *lb.predict(bnn, x, samples=8, tolerance=0.1).draws,
+        held_out(y, 0.25, 0),
+        fold_of(y, 3, 0),
+        perturb(images, torch.Generator().manual_seed(0)),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_topic_packages_make_the_same_numbers(elsewhere):
+    torch.manual_seed(0)
+    kinds = lb.generative.VAE, lb.generative.VNDAutoencoder, lb.generative.JointVAE
+    autoencoders = [kind((1, 16, 16), dimensions=4) for kind in kinds]
+    unet = lb.generative.ProbabilisticUNet(2, (1, 16, 16), widths=(4, 8), ordered=True)
+    bnn = nested()
+    expected = made_by_topics(bnn, autoencoders, unet)
+    elsewhere()
+    found = made_by_topics(bnn, autoencoders, unet)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    rows = torch.rand(8, 1, 16, 16, generator=torch.Generator().manual_seed(0), device="cpu")
+    recipe = lb.Recipe(epochs=1, optimizer="adam", lr=1e-3, accelerator="cpu")
+    assert lb.generative.fit(autoencoders[0], rows, recipe, progress=False)[-1]["loss"] > 0
+
+
+@pytest.fixture
+def double():
+    """Return a function that sets the default dtype to float64; in the end it is float32."""
+    yield lambda: torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32)
+
+
+def of_other_dtypes(autoencoders, unet, digits, x) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    images = torch.rand(2, 3, 32, 40, generator=generator, dtype=torch.float32)
+    return [
+        *(lb.shift.corrupt(images, name, 3) for name in lb.shift.all_names()),
+        *(lb.shift.corrupt(images, name, 3, scale="imagenet") for name in ("defocus_blur", "snow")),
+        lb.shift.pgd(0.1).begin(x),
+        lb.shift.pgd(0.1, norm="l2").begin(x),
+        *(model.sample(2, seed=0) for model in autoencoders),
+        unet.sample(images[:, :1, :16, :16], 2),
+        *(lb.data.ood(name, digits) for name in ("noise", "shuffled")),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_seed_gives_the_same_draws_under_another_default_dtype(example, double):
+    x, _ = rows()
+    bnn = lb.convert(network(), EXAMPLES[example])
+    expected = lb.predict(bnn, x, samples=4, seed=1)
+    double()
+    found = lb.predict(bnn, x, samples=4, seed=1)
+    assert found.mean.dtype == torch.float32
+    torch.testing.assert_close(found.samples, expected.samples, rtol=1e-4, atol=1e-5)
+
+
+def test_noise_is_the_same_under_another_default_dtype(double):
+    torch.manual_seed(0)
+    kinds = lb.generative.VAE, lb.generative.VNDAutoencoder, lb.generative.JointVAE
+    autoencoders = [kind((1, 16, 16), dimensions=4) for kind in kinds]
+    unet = lb.generative.ProbabilisticUNet(2, (1, 16, 16), widths=(4, 8), ordered=True)
+    digits, x = lb.data.load("digits"), torch.randn(3, 5)
+    expected = of_other_dtypes(autoencoders, unet, digits, x)
+    double()
+    found = of_other_dtypes(autoencoders, unet, digits, x)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+    assert all(model.double().sample(2, seed=0).dtype == torch.float64 for model in autoencoders)
 
 
 @pytest.mark.filterwarnings("ignore:.*")

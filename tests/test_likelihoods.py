@@ -358,3 +358,38 @@ def test_the_nll_times_the_targets_of_all_rows_is_that_of_the_data(likelihood, o
     y = normal(*targets) if isinstance(likelihood, lb.Gaussian) else classes(*targets, count=2)
     whole = likelihood.nll(out, y) * 5 * likelihood.targets_per_row(y)
     torch.testing.assert_close(whole, -likelihood.log_prob(out, y).sum())
+
+
+@pytest.mark.parametrize("wrong", [2.0, -1.0])
+def test_yes_or_no_has_no_other_targets(wrong):
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 3), torch.tensor([1.0] * 7 + [wrong])[:, None]
+    bnn = lb.convert(torch.nn.Linear(3, 1), lb.Rank1(), likelihood=lb.Bernoulli())
+    with pytest.raises(
+        ValueError, match=rf"expected targets of lb\.Bernoulli\(\) from 0 \(no\) to 1 .*, got {wrong:g};"
+    ):
+        lb.predict(bnn, x).log_prob(y)
+    with pytest.raises(ValueError, match=r"expected targets of lb\.Bernoulli"):
+        lb.fit(bnn, (x, y), lb.Recipe(epochs=1), progress=False)
+    soft = y.clamp(0.2, 0.8)
+    assert lb.predict(bnn, x).log_prob(soft).isfinite().all()
+    lb.fit(bnn, (x, soft), lb.Recipe(epochs=1), progress=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lb.Categorical(class_weight=[1.0, -1.0]), "expected class_weight to be a number of at least zero for"),
+        (lambda: lb.Categorical(class_weight=[1.0, math.nan]), "expected class_weight to be a number of at least zero"),
+        (
+            lambda: lb.Categorical(class_weight=2.0),
+            "expected class_weight to be a number of at least zero for each class",
+        ),
+        (lambda: lb.Categorical(label_smoothing=2.0), "expected label_smoothing to lie between 0 and 1, got 2.0"),
+        (lambda: lb.Gaussian(learn="no"), "expected learn to be True or False, got 'no'"),
+        (lambda: lb.Gaussian(heteroscedastic=None), "expected heteroscedastic to be True or False, got None"),
+    ],
+)
+def test_wrong_options_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -53,3 +53,23 @@ def test_narrow_networks_take_a_mapping():
         found = cut(bnn, 0.5, data=inputs)
         torch.manual_seed(2)
         assert torch.equal(found.norm.running_mean, cut(bnn, 0.5, data=[(inputs, None)]).norm.running_mean)
+
+
+@pytest.mark.parametrize("data", [[], iter([]), (A[:0], B[:0])], ids=["list", "iterator", "rows"])
+def test_data_without_rows_are_refused_and_the_statistics_stay(data):
+    net = network()
+    lb.update_norm(net, {"a": A, "b": B})
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    with pytest.raises(ValueError, match="expected rows to collect the statistics of norms over, got none"):
+        lb.update_norm(net, [(data, None)] if isinstance(data, tuple) else data)
+    with pytest.raises(ValueError, match="expected rows"):
+        lb.update_norm(net, [((A, B), None)], batches=0)
+    with pytest.raises(ValueError, match="4 features"):
+        lb.update_norm(net, [((A, B), None), ((A[:, :2], B[:, :2]), None)])
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+
+
+def test_an_iterator_serves_one_width():
+    bnn, batches = lb.convert(network(), lb.NestedDropout(groups=4)), iter([((A, B), None)])
+    with pytest.raises(ValueError, match="an iterator can be read only once"):
+        lb.slim.widths(bnn, ((A, B), torch.zeros(32).long()), [0.5, 1.0], data=batches)

@@ -282,3 +282,24 @@ def test_training_in_a_users_own_loop_lowers_the_loss():
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
     assert (lb.predict(bnn, x).mean.argmax(1) == y).float().mean() > 0.9
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "kind", "message"),
+    [
+        (
+            nn.CrossEntropyLoss(reduction="sum"),
+            ValueError,
+            "a loss of one row or a mean, since the KL is divided by num_",
+        ),
+        (lb.Categorical, TypeError, r"expected a likelihood such as lb\.Categorical\(\), or a function .* got <class"),
+        ("categorical", TypeError, r"expected a likelihood such as lb\.Categorical\(\), .* got 'categorical'"),
+    ],
+)
+def test_a_loss_that_is_no_mean_is_refused(likelihood, kind, message):
+    net = lb.convert(nn.Linear(4, 3), lb.Rank1())
+    x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    with pytest.raises(kind, match=message):
+        lb.elbo(net, x, y, likelihood, num_data=8)
+    with pytest.raises(kind, match=message):
+        lb.fit(net, (x, y), lb.Recipe(epochs=1), likelihood=likelihood, progress=False)

@@ -290,3 +290,9 @@ def test_interval_over_classes_is_refused(likelihood):
 def test_interval_refuses_a_level_that_is_no_probability(level):
     with pytest.raises(ValueError, match="level between 0 and 1"):
         over_reals().interval(level)
+
+
+def test_targets_of_numpy_are_refused_in_words():
+    p = lb.predict(lb.convert(torch.nn.Linear(3, 2), lb.Rank1()), torch.randn(4, 3))
+    with pytest.raises(TypeError, match="expected y as a tensor of targets, got ndarray"):
+        p.log_prob(np.zeros(4, dtype=int))

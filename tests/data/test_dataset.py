@@ -93,6 +93,15 @@ def test_inputs_of_a_wrong_size_are_refused():
         image_set().inputs(torch.zeros(1, 3, 6, 10))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.int16])
+def test_pixels_up_to_255_that_are_no_bytes_are_refused(dtype):
+    toy = image_set()
+    with pytest.raises(ValueError, match=f"toy expected uint8 pixels, or floats from 0 to 1, got {dtype} up to 255"):
+        toy.inputs(toy.test.x.to(dtype))
+    noisy = toy.test.x / 255 + 0.1 * torch.randn(100, 3, 10, 6)
+    torch.testing.assert_close(toy.inputs(noisy).mean(), toy.inputs(toy.test.x).mean(), atol=0.1, rtol=0)
+
+
 def test_the_record_prints_on_a_line():
     assert repr(image_set()).count("\n") == 0
     assert "tensor" not in repr(image_set())

@@ -259,3 +259,33 @@ def test_numbers_of_the_index_of_suites_are_on_the_pages_it_links():
             assert [number for number in told if number not in text] == [], cells
             found += len(told)
     assert found > 20
+
+
+def test_growing_networks_have_the_numbers_of_their_files():
+    """The table, the range of the plane, and which way error and NLL go with the size."""
+    rows = {row["name"]: row for row in file_of("complexity/figure4.json")["records"]}
+    points = file_of("complexity/components.json")["records"]
+    named = {"iBNN": "implicit nodes (8 components)", "BNN-VI": "mean field"}
+    said = [
+        f"| {named[kind]}, {size} | {row['error']:.2f} | {row['nll']:.4f} | {row['ece']:.4f} | "
+        f"{row['parameters']:.3f} |"
+        for (kind, size), row in ((name.split(", "), row) for name, row in rows.items())
+    ]
+    errors = [100 * point["test error"] for point in points if point["point"] == "component"]
+    single = {point["point"]: point for point in points if point["point"] not in ("component", "grid")}
+    nlls = [point["test nll"] for point in points if point["point"] == "grid"]
+    said += [
+        f"| components | {min(errors):.2f} to {max(errors):.2f} |",
+        f"| shared weights U | {100 * single['shared weights']['test error']:.2f} |",
+        f"| averaged prediction | {100 * single['averaged prediction']['test error']:.2f} |",
+        f"a similar test NLL ({min(nlls):.2f} to {max(nlls):.2f})",
+        f"({100 * sum(single['plane']['explained']):.0f} % of their variance)",
+    ]
+    assert unsaid("docs/results/complexity.md", said) == []
+    assert rows["iBNN, 165K"]["error"] < rows["iBNN, 42K"]["error"]
+    assert rows["iBNN, 165K"]["nll"] > rows["iBNN, 42K"]["nll"]
+    for size in ("42K", "165K"):
+        nodes, mean_field = rows[f"iBNN, {size}"], rows[f"BNN-VI, {size}"]
+        assert nodes["error"] < mean_field["error"]
+        assert nodes["nll"] > mean_field["nll"]
+        assert nodes["ece"] > mean_field["ece"]

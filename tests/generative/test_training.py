@@ -110,3 +110,11 @@ def test_training_in_bfloat16(make, data):
     history = fit(model, data(), short(epochs=1, precision="bf16-mixed"), progress=False)
     assert torch.tensor(history[-1]["loss"]).isfinite()
     assert lb.generative.fit is fit
+
+
+@pytest.mark.parametrize("wrong", [2.0, -0.5, float("nan")])
+def test_pixels_that_are_no_probabilities_are_refused(wrong):
+    x = images()
+    x[0, 0, 0, 0] = wrong
+    with pytest.raises(ValueError, match=r"expected pixels from 0 to 1, .* or take pixels='gaussian'"):
+        fit(VAE((1, 8, 8), dimensions=2), x, short(epochs=1), progress=False)

@@ -132,6 +132,14 @@ def test_a_stream_needs_num_data():
     assert module.seen == [(1.0, terms.loss.item())]
 
 
+def test_the_rows_of_a_sampler_are_counted():
+    module, twin = Classifier(), Classifier()
+    trainer(max_steps=1).fit(module, DataLoader(TensorDataset(X, LABELS), batch_size=8, sampler=range(8)))
+    torch.manual_seed(0)
+    terms = lb.elbo(twin.model, X[:8], LABELS[:8], num_data=8)
+    assert module.seen == [(1.0, terms.loss.item())]
+
+
 def test_batches_of_another_kind_are_refused():
     with pytest.raises(TypeError, match=r"got dict; override split\(batch\)"):
         Classifier().split({"x": X})

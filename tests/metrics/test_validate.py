@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -233,3 +234,20 @@ def test_a_byte_is_not_taken_for_a_negative_number():
     p, kept = metrics.flatten(torch.full((2, 200), 1 / 200), y.byte())
     assert torch.equal(kept, y)
     assert len(p) == 2
+
+
+@pytest.mark.parametrize("wrong", [lambda values: values.numpy(), lambda values: values.tolist()])
+def test_arrays_and_lists_are_refused_in_words(wrong):
+    p, y = classes()
+    means, _, targets = reals()
+    scores = torch.arange(4.0)
+    calls = [
+        *(partial(metric, p, wrong(y)) for name, metric in OF_CLASSES.items() if name not in ("aurc", "disagreement")),
+        partial(metrics.accuracy, wrong(p), y),
+        partial(metrics.rmse, wrong(means[0]), targets),
+        partial(metrics.rmse, means[0], wrong(targets)),
+        partial(metrics.auroc, wrong(scores), scores),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"expected tensors, got (ndarray|list); torch\.as_tensor makes one"):
+            call()

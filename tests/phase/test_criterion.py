@@ -97,3 +97,32 @@ def test_modes_and_gradients_stay_as_they_were():
 def test_models_without_gaussian_weights_are_refused():
     with pytest.raises(ValueError, match="expected a model with Gaussian weights"):
         kappa(lb.convert(network(), lb.Rank1()), (X, Y))
+
+
+class Tokens(nn.Module):
+    """A linear map of tokens, as rows of one matrix or not, and their mean."""
+
+    def __init__(self, *, flat: bool) -> None:
+        super().__init__()
+        self.flat, self.body, self.head = flat, nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x):
+        tokens = self.body(x.flatten(0, 1)).unflatten(0, x.shape[:2]) if self.flat else self.body(x)
+        return self.head(F.softplus(tokens).mean(1))
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_positions_that_interact_in_the_loss_are_no_rows(flat):
+    torch.manual_seed(0)
+    net, x, y = Tokens(flat=flat).eval(), torch.randn(7, 3, 4), torch.arange(7) % 3
+    found = curvature(lb.convert(net, lb.MeanField()), "body", (x, y), lb.Categorical(), batch_size=4)
+    expected = hessian_diagonal(net.double(), "body.weight", x.double(), y).float()
+    torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=1e-5)
+
+
+def test_the_curvature_needs_rows_with_a_target_each():
+    bnn = lb.convert(network(), lb.MeanField())
+    with pytest.raises(ValueError, match="expected at least one row to sum the curvature over, got none"):
+        kappa(bnn, (X[:0], Y[:0]))
+    with pytest.raises(ValueError, match="expected one target for each of 5 rows, got 12"):
+        kappa(bnn, (X[:5], Y))

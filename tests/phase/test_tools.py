@@ -79,6 +79,11 @@ def test_wrong_scores_are_refused():
         lb.phase.sparsify(knower(), {"head": torch.zeros(2)}, 1.0)
     with pytest.raises(ValueError, match="instead to be one of mean, zero"):
         lb.phase.sparsify(knower(), {"0": torch.zeros(32, 4)}, 1.0, instead="median")
+    for scores in (torch.tensor(1.0), torch.zeros(4), torch.full((32, 4), torch.nan)):
+        with pytest.raises(ValueError, match="expected a score for each weight of layer '0', "):
+            lb.phase.sparsify(knower(), {"0": scores}, 0.5)
+    with pytest.raises(ValueError, match="expected a model with variance layers"):
+        lb.phase.prune(nn.Linear(4, 3))
     alone = lb.convert(nn.Linear(4, 3), lb.VarianceLayers())
     with pytest.raises(ValueError, match="the model is itself a variance layer; put it into"):
         lb.phase.zero_means(alone)
@@ -143,6 +148,11 @@ def test_the_callback_waits_for_the_conversion_and_skips_epochs():
     assert [row["epoch"] for row in watch.rows] == [4]
     with pytest.raises(ValueError, match="expected at least one epoch to plot"):
         lb.phase.Transition((X, Y)).plot("nowhere.svg")
+
+
+def test_the_callback_records_after_a_whole_number_of_epochs():
+    with pytest.raises(ValueError, match="expected every to be a whole number of at least 1, got 0"):
+        lb.phase.Transition((X, X), every=0)
 
 
 def test_histograms_count_every_weight():

@@ -274,6 +274,17 @@ def test_nan_is_refused(kind):
         kind().fit(p, y)
 
 
+@pytest.mark.parametrize("kind", [Temperature, Stacking, Conformal])
+def test_targets_that_are_no_classes_are_refused(kind):
+    p, y = over_classes(100, 0)
+    with pytest.raises(ValueError, match=r"Categorical expected targets .* class numbers, got torch\.float32"):
+        kind().fit(p, y + 0.7)
+    p, y = of_yes(100, 0)
+    for wrong in (torch.full_like(y, 0.7, dtype=torch.float32), 2 * torch.ones_like(y)):
+        with pytest.raises(ValueError, match=r"expected targets of 0 .* got others; round soft labels first"):
+            kind().fit(p, wrong)
+
+
 @pytest.mark.parametrize("kind", [Temperature, Conformal, Stacking])
 def test_probabilities_in_place_of_a_prediction_are_refused(kind):
     p, y = over_classes(50, 0)

@@ -355,12 +355,15 @@ def test_rows_without_a_gradient_stay():
 def test_wrong_attacks_are_refused(fields, says):
     with pytest.raises(ValueError, match=says):
         shift.Attack(**{"steps": 1, "step_size": 0.1, **fields})
+    with pytest.raises(ValueError, match="expected steps"):
+        shift.pgd(0.1, steps=0)
 
 
 @pytest.mark.parametrize(("changed", "says"), [
     ({"x": torch.zeros(4, 3, dtype=torch.long)}, "floating-point inputs"), ({"y": torch.zeros(3).long()}, "expected y"),
     ({"y": torch.full((4,), 2)}, "class from 0 to 1"), ({"target": torch.full((4,), -1)}, "expected target"),
     ({"target": "other"}, "expected target"), ({"attack": shift.fgsm(0.1, bounds=(0.5, 1))}, "within the bounds"),
+    ({"x": torch.full((4, 3), torch.nan)}, "expected finite predictions"),
 ])  # fmt: skip
 def test_wrong_calls_are_refused(changed, says):
     call = {"x": torch.zeros(4, 3), "y": torch.zeros(4).long(), "attack": shift.fgsm(0.1), **changed}

@@ -267,6 +267,17 @@ def test_a_teacher_without_noise_has_a_student_without():
     assert lb.kl(pupil) == 0
 
 
+def test_a_student_with_one_channel_for_each_group_of_a_convolution():
+    torch.manual_seed(0)
+    body = [nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 1), nn.ReLU(), nn.Conv2d(4, 8, 3, groups=2), nn.ReLU()]
+    net = nn.Sequential(*body, nn.Flatten(), nn.Linear(8, 3))
+    bnn = lb.convert(net, lb.NestedDropout(groups=4, weight_noise=False)).eval()
+    small, x = lb.slim.student(bnn, 0.5).eval(), torch.randn(5, 3, 3, 3)
+    assert (small[2].out_channels, small[4].base.out_channels) == (2, 4)
+    with torch.no_grad(), lb.draws(small, mean=True, width=1.0):
+        torch.testing.assert_close(small(x), lb.slim.extract(bnn, 0.5)(x))
+
+
 def test_a_student_can_be_cut_saved_and_loaded(teacher, few, tmp_path):
     pupil = lb.slim.student(teacher, 0.25).eval()
     x = few[0][:5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, Tensor
@@ -215,6 +216,13 @@ def test_a_width_that_is_none_is_refused(width):
         lb.slim.narrow(bnn, width)
     with pytest.raises(ValueError, match=message):
         masked(bnn, x, width)
+
+
+def test_whole_numbers_of_numpy_are_numbers_of_groups():
+    bnn, x = converted("mlp")  # of three groups
+    for width in (np.int64(1), np.int32(2), np.uint8(3)):
+        assert parameters(lb.slim.extract(bnn, width)) == parameters(lb.slim.extract(bnn, int(width)))
+        torch.testing.assert_close(masked(bnn, x, width), masked(bnn, x, int(width)), rtol=0, atol=0)
 
 
 def test_models_without_order_are_refused():

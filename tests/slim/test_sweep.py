@@ -121,6 +121,14 @@ def test_widths_must_rise_and_be_of_one_kind(bnn, widths):
         lb.slim.correlate(bnn, torch.randn(4, 4), widths)
 
 
+def test_widths_may_be_an_array(bnn):
+    x = torch.randn(10, 4)
+    for widths in (np.array([0.5, 1.0]), np.arange(1, 7, 2)):
+        found = lb.slim.correlate(bnn, x, widths, samples=2)
+        assert torch.equal(found.matrix, lb.slim.correlate(bnn, x, widths.tolist(), samples=2).matrix)
+        assert found.smallest() in widths
+
+
 def test_wrong_input_says_what_was_expected(bnn):
     with pytest.raises(ValueError, match="at least two inputs"):
         lb.slim.correlate(bnn, torch.randn(1, 4), (0.5, 1.0))

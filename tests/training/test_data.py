@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SubsetRandomSampler, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from leanbayes.training import data as module
 from leanbayes.training.data import batches_of, Placement, training_batches
+from leanbayes.training.early_stopping import split_rows
 
 from .problems import short
 
@@ -108,6 +110,19 @@ def test_the_number_of_rows_is_that_of_the_subset_not_of_repeats():
     assert batches_of(DataLoader(data, sampler=SubsetRandomSampler(range(10))), placed()).rows == 10
     often = RandomSampler(data, replacement=True, num_samples=200)
     assert batches_of(DataLoader(data, sampler=often), placed()).rows == 45
+    share = DistributedSampler(data, num_replicas=2, rank=0)
+    assert batches_of(DataLoader(data, sampler=share), placed()).rows == 45  # those of all processes
+    of_some = DistributedSampler(range(10), num_replicas=2, rank=0)  # as Lightning wraps a sampler
+    assert batches_of(DataLoader(data, sampler=of_some), placed()).rows == 10
+
+
+def test_a_loader_of_one_process_is_refused_where_fit_deals_the_rows():
+    data = TensorDataset(X, Y)
+    loader = DataLoader(data, sampler=DistributedSampler(data, num_replicas=2, rank=1))
+    with pytest.raises(
+        ValueError, match=r"expected a DataLoader of all rows, .* got a DistributedSampler; leave it out"
+    ):
+        batches_of(loader, placed(rank=1, world=2))
 
 
 def test_augmentation_repeats_itself_differs_between_processes_and_leaves_noise_alone():
@@ -185,3 +200,38 @@ def test_a_dataset_that_draws_is_told_the_epoch():
     batches = training_batches(Drawn(), placed(batch_size=2))
     for epoch in (0, 3):
         assert all((x == epoch).all() for x, _ in batches.epoch(epoch))
+
+
+class Counted(Endless):
+    """A stream whose number of rows is known."""
+
+    def __len__(self) -> int:
+        return 45
+
+
+def test_data_of_other_shapes_have_their_remedy():
+    for data, kind, message in (
+        ((X, torch.tensor(3)), ValueError, r"expected a target for each row, got a tensor of shape \(\)"),
+        (
+            Counted(),
+            TypeError,
+            r"got Counted, which is read in its own order; pass DataLoader\(data, batch_size=\.\.\.\)",
+        ),
+        (Endless(), TypeError, r"got Endless, which is read in its own order; pass DataLoader"),
+        (
+            DataLoader(TensorDataset(X, Y), batch_size=64, drop_last=True),
+            ValueError,
+            "expected a DataLoader with batches, got none of its 45 rows; leave drop_last out, or take smaller batches",
+        ),
+    ):
+        with pytest.raises(kind, match=message):
+            training_batches(data, placed())
+    with pytest.raises(
+        TypeError, match=r"expected batches \(inputs, target\) with a row on the first axis.*batch_size"
+    ):
+        next(batches_of(DataLoader(TensorDataset(X, Y), batch_size=None), placed()).epoch(0))
+    with pytest.raises(ValueError, match="expected a target for each row"):
+        split_rows((X, torch.tensor(3)), 0.2, seed=0)
+    with pytest.raises(TypeError, match="divides tensors or a Dataset, got Endless; give validation data"):
+        split_rows(Endless(), 0.2, seed=0)
+    assert split_rows((X, Y, Y), 0.2, seed=0)[0] == (X, Y, Y)  # `batches_of` explains it

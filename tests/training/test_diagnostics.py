@@ -286,3 +286,82 @@ def test_a_network_may_take_pixels_and_fail_for_other_reasons():
     fit(Pixels(), (pixels, y), short(epochs=1))
     with pytest.raises(ValueError, match=r"layer 'network\.0' expected an input with 1 features on axis 1, got"):
         fit(Pixels(), (pixels.repeat(1, 2, 1, 1), y), short(epochs=1))
+
+
+class Breaks(nn.Module):
+    """A network whose n-th gradient is not finite, while its loss is."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.layer, self.left = nn.Linear(16, 3), at
+        self.unused = nn.Parameter(torch.full((3,), torch.nan))  # as torch.empty leaves it
+
+    def forward(self, x):
+        out = self.layer(x.flatten(1))
+        if out.requires_grad:
+            out.register_hook(self.break_one)
+        return out
+
+    def break_one(self, gradient):
+        self.left -= 1
+        return gradient * torch.nan if self.left == 0 else gradient
+
+
+@pytest.mark.parametrize(("at", "epoch", "kept"), [(18, 3, r" The state of epoch 2 is kept\."), (6, 1, "")])
+def test_an_update_that_breaks_in_the_last_step_of_an_epoch_is_found(tmp_path, at, epoch, kept):
+    heard = []
+    with pytest.raises(
+        TrainingError,
+        match=rf"the parameters of layer 'layer' are not finite after epoch {epoch}, .*precision='32-true'\.{kept}$",
+    ):
+        fit(Breaks(at), images(), short(), folder=tmp_path, callbacks=[lambda state: heard.append(state.save())])
+    assert len(heard) == epoch - 1
+    fit(Breaks(0), images(), short(), folder=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2])
+@pytest.mark.parametrize("kind", [lambda x, y: (x, y), TensorDataset])
+def test_yes_or_no_is_from_zero_to_one(wrong, kind):
+    x, y = torch.randn(32, 4), torch.randint(2, (32, 1)).float()
+    net = lb.convert(nn.Linear(4, 1), lb.Rank1())
+    fit(net, kind(x, y), short(epochs=1), likelihood=lb.Bernoulli())
+    fit(net, kind(x, y * 0.5), short(epochs=1), likelihood=lb.Bernoulli())  # a share of annotators
+    message = rf"expected targets of lb\.Bernoulli\(\) from 0 .no. to 1 .yes., got {wrong}; "
+    with pytest.raises(ValueError, match=message):
+        fit(net, kind(x, torch.where(y > 0, 1.0, wrong)), short(), likelihood=lb.Bernoulli())
+    p = lb.predict(net, x, lb.Bernoulli())
+    with pytest.raises(ValueError, match=message):
+        p.log_prob(torch.where(y > 0, 1.0, wrong))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.bool, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("make", [network, lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3))])
+def test_inputs_of_any_type_have_their_remedy(make, dtype):
+    x, y = images()
+    with pytest.raises(TypeError, match=rf"got {dtype} \(.*\); convert them: x\.float\(\)$"):
+        fit(make(), (x.to(dtype), y), short())
+
+
+def test_arguments_of_another_kind_are_refused_before_training():
+    for options, message in (
+        ({"likelihood": lb.Categorical}, r"expected a likelihood such as lb\.Categorical\(\), or a function"),
+        ({"likelihood": "gaussian"}, "expected a likelihood such as .* got 'gaussian'"),
+        ({"callbacks": print}, "expected callbacks to be a list of functions of an EpochState, got <built-in"),
+        ({"callbacks": [None]}, "expected callbacks to be a list of functions of an EpochState, got .None."),
+    ):
+        with pytest.raises(TypeError, match=message):
+            fit(network(), images(), short(), **options)
+    with pytest.raises(TypeError, match=r"expected a model, a torch\.nn\.Module, got 'wrn'"):
+        fit("wrn", images(), short())
+    with pytest.raises(
+        ValueError, match=r"expected at least two classes on axis 1, .* for one logit lb\.Bernoulli\(\)"
+    ):
+        fit(nn.Sequential(nn.Flatten(), nn.Linear(16, 1)), images(), short())
+
+
+def test_a_batch_whose_targets_are_all_ignored_is_named():
+    x, y = images()
+    with pytest.raises(
+        TrainingError, match="at epoch 1, step 1 of 6: all targets of the batch are ignored, so they have"
+    ):
+        fit(rank1(), (x, torch.full_like(y, -100)), short())

@@ -181,7 +181,7 @@ def test_rows_of_nested_inputs_and_datasets_are_held_out():
 
 def test_wrong_arguments_are_explained():
     x, y = images(40)
-    with pytest.raises(TypeError, match="got a DataLoader; give validation data"):
+    with pytest.raises(TypeError, match="got DataLoader; give validation data"):
         lb.fit(network(), DataLoader(TensorDataset(x, y)), short(), validation=0.1, progress=False)
     with pytest.raises(ValueError, match="patience needs rows to validate on"):
         lb.fit(network(), (x, y), stopping(), progress=False)

@@ -41,6 +41,14 @@ from .problems import short
         ({"epochs": 5, "tile_last_epochs": 6}, "expected tile_last_epochs to be at most the 5 epochs, got 6"),
         ({"restart_at_conversion": -1}, "expected restart_at_conversion to be a number of at least zero, got -1"),
         ({"milestones": (4, 2)}, r"expected milestones to be rising epochs, got \(4, 2\)"),
+        ({"milestones": 5}, "expected milestones to be rising epochs, got 5"),
+        ({"milestones": "36"}, "expected milestones to be rising epochs, got '36'"),
+        ({"milestones": (3, "6")}, r"expected milestones to be rising epochs, got \(3, '6'\)"),
+        ({"freeze": "no"}, "expected freeze to be True or False, got 'no'"),
+        ({"compile": "False"}, "expected compile to be True or False, got 'False'"),
+        ({"tile": None}, "expected tile to be True or False, got None"),
+        ({"momentum": None}, "expected momentum to be at least 0 and below 1, got None"),
+        ({"decay": "0.1"}, "expected decay to be above 0 and at most 1, got '0.1'"),
     ],
 )
 def test_a_wrong_field_says_what_was_expected(fields, sentence):

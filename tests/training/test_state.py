@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import resource
-from contextlib import contextmanager, ExitStack
+from contextlib import contextmanager, ExitStack, nullcontext
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import leanbayes as lb
 from leanbayes.training import TrainingError
+from leanbayes.training.data import same_values, values_of
 from leanbayes.training.fit import fit
 from leanbayes.training.progress import COSTS
 
@@ -387,3 +388,73 @@ def test_a_state_of_an_earlier_version_is_resumed(stopped, tmp_path):
     edited(put(stopped, tmp_path), lambda head: head.pop("tensors"))
     fit(fresh, images(), short(), folder=tmp_path, resume=True)
     assert same(fresh, unbroken)
+
+
+def test_another_likelihood_is_refused(tmp_path):
+    def resume(likelihood=None):
+        return fit(rank1(), images(), short(), folder=tmp_path, resume=True, likelihood=likelihood)
+
+    def mean_loss(outputs, y):
+        return nn.functional.cross_entropy(outputs, y)
+
+    resume()
+    resume(lb.Categorical())
+    with pytest.raises(
+        ValueError,
+        match=r"belongs to another likelihood: the loss was Categorical\(axis=1, .*label_smoothing=0\) and is "
+        r"Categorical\(axis=1, ignore_index=-100, class_weight=1, 2, 0.3333, label_smoothing=0.1\); pass the same",
+    ):
+        resume(lb.Categorical(class_weight=[1, 2, 1 / 3], label_smoothing=0.1))
+    with pytest.raises(ValueError, match=r"is CrossEntropyLoss; pass the same likelihood; to begin again"):
+        resume(nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match=r"is test_another_likelihood_is_refused.*mean_loss; pass the same"):
+        resume(mean_loss)
+    edited(tmp_path, lambda head: head.pop("likelihood"))  # as of an earlier version
+    resume(nn.CrossEntropyLoss())
+
+
+def test_members_with_a_noise_of_their_own_resume(tmp_path):
+    x = torch.randn(40, 2)
+    for epochs in (1, 2):
+        ensemble = lb.convert(nn.Linear(2, 1), lb.DeepEnsemble(components=2), likelihood=lb.Gaussian(learn=True))
+        with pytest.raises(Stop) if epochs == 1 else nullcontext():
+            heard = [stop_after(1)] if epochs == 1 else []
+            fit(ensemble, (x, x[:, :1]), short(epochs=2), folder=tmp_path, resume=True, callbacks=heard)
+    fit(ensemble, (x, x[:, :1]), short(epochs=2), folder=tmp_path, resume=True)
+    assert ensemble.likelihood.log_std.shape == (2,)
+
+
+def test_training_data_that_have_changed_are_refused(tmp_path):
+    x, y = images()
+
+    def resume(data):
+        fit(rank1(), data, short(epochs=1), folder=tmp_path, resume=True)
+
+    resume((x, y))
+    resume((x * (1 + 1e-7), y))  # as another number of threads rounds
+    last = y.clone()
+    last[-1] = (last[-1] + 1) % 3
+    order = torch.arange(len(x)).roll(1)
+    for data in ((x * 2, y), (x[order], y[order]), (x, last)):
+        with pytest.raises(
+            ValueError,
+            match="belongs to another training set: rows are as many, but have other values; pass the same training "
+            "set; to begin again: resume=False",
+        ):
+            resume(data)
+    edited(tmp_path, lambda head: head.pop("values"))  # as of an earlier version
+    resume((x * 2, y))
+    fit(rank1(), TensorDataset(x, y), short(epochs=1), folder=tmp_path / "other")
+    fit(rank1(), TensorDataset(x * 2, y), short(epochs=1), folder=tmp_path / "other", resume=True)  # is not read
+
+
+def test_data_of_any_kind_have_values_to_compare():
+    x, y = torch.randn(8, 3), torch.arange(8)
+    broken, much = x.clone(), x.double() * 1e300
+    broken[0, 0], broken[1, 1] = torch.nan, torch.inf
+    for inputs in (x, x > 0, x.half(), broken, much, x.to_sparse(), {"a": x, "b": (y, torch.tensor(3.0))}, x[:, :0]):
+        values = values_of(inputs, y)
+        json.dumps(values, allow_nan=False)
+        assert same_values(values, values_of(inputs, y))
+        assert not same_values(values, values_of(inputs, y + 1))
+        assert not same_values(values, values_of(inputs, y)[1:])

@@ -20,6 +20,7 @@ from leanbayes.layers.hooks import copy_hooks, every_module, follow_ties
 from leanbayes.layers.select import choose, Where
 from leanbayes.methods import as_method
 from leanbayes.methods._base import Method, StochasticLayer
+from leanbayes.methods._checks import check_switches
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime.batches import device_of, Inputs, leading_rows
 from leanbayes.runtime.distributed import unwrap as unwrap
@@ -126,6 +127,7 @@ def _check_arguments(model: object, method: object, likelihood: object) -> None:
         raise TypeError(f"expected a network, an object of a class of nn.Module, got {model!r}")
     if not isinstance(method, Method):
         raise TypeError(f"expected a method such as lb.Rank1(components=4), got {method!r}")
+    check_switches(method)
     if not (likelihood is None or isinstance(likelihood, Likelihood)):
         raise TypeError(
             f"expected a likelihood such as lb.Gaussian() or lb.Categorical(), got {likelihood!r}; a loss of another "

@@ -120,6 +120,7 @@ def elbo(
     """
     _check(num_data, beta, samples, aggregate, deal)
     likelihood = likelihood or own_likelihood(model) or Categorical()
+    check_loss(likelihood)
     _check_tensors(x, y, likelihood)
     check_mixture(likelihood, aggregate)
     learn_rows_from(unwrap(model), x)
@@ -160,6 +161,21 @@ def linear_beta(progress: float, over: float, *, start: float = 0.0, end: float 
     if over <= 0:
         return end
     return start + (end - start) * min(1.0, max(0.0, progress / over))
+
+
+def check_loss(likelihood: object) -> None:
+    """Raise unless a loss can be called, and is no sum over the batch as far as it says."""
+    if isinstance(likelihood, Likelihood):
+        return
+    if isinstance(likelihood, type) or not callable(likelihood):
+        raise TypeError(
+            f"expected a likelihood such as lb.Categorical(), or a function (outputs, y) -> loss, got {likelihood!r}"
+        )
+    if getattr(likelihood, "reduction", None) == "sum":
+        raise ValueError(
+            "expected a loss of one row or a mean, since the KL is divided by num_data, got a sum over the batch; set "
+            "reduction='mean'"
+        )
 
 
 def check_mixture(likelihood: Loss, aggregate: str) -> None:

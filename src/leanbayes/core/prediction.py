@@ -75,6 +75,8 @@ class Prediction:
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Return log p(y) = log sum_s w_s p(y | draw s) for every target; w_s = 1 / S without weights."""
+        if not isinstance(y, Tensor):
+            raise TypeError(f"expected y as a tensor of targets, got {type(y).__name__}; torch.as_tensor(y) makes one")
         if self.weights is None:
             return self.likelihood.log_prob_of_mixture(self.mean, self.samples, self.variances, y)
         draws = self._draws("a likelihood under weights")
@@ -140,7 +142,7 @@ class Prediction:
         """Return the quantile of the predictive distribution, by bisection between the draws' quantiles."""
         means = self.mean[None] if self.samples is None else self.samples
         stds = self.total[None].sqrt() if self.variances is None else self.variances.sqrt()
-        z = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64)).item()
+        z = math.sqrt(2) * torch.erfinv(torch.tensor(2 * level - 1, dtype=torch.float64, device="cpu")).item()
         each = means + z * stds
         low, high = each.amin(0), each.amax(0)
         for _ in range(60):

@@ -60,7 +60,7 @@ def predict_until(
     run: Run, x: Inputs, rows: int, number: int, unit: int, tolerance: float, likelihood: Likelihood
 ) -> Prediction:
     """Predict with at most `number` draws for each row of x."""
-    left, state = torch.arange(rows), _State(likelihood, unit)
+    left, state = torch.arange(rows, device="cpu"), _State(likelihood, unit)
     parts: list[tuple[Tensor, Decomposition, int]] = []
     for stage in stages(number):
         some = x if len(left) == rows else _take(x, rows, left)
@@ -145,7 +145,7 @@ def _joined(parts: list[tuple[Tensor, Decomposition, int]], likelihood: Likeliho
     """Return the prediction of all rows in their order."""
     order = torch.cat([rows for rows, _, _ in parts]).argsort()
     device = parts[0][1].mean.device
-    draws = torch.cat([torch.full((len(rows),), count) for rows, _, count in parts])[order]
+    draws = torch.cat([torch.full((len(rows),), count, device="cpu") for rows, _, count in parts])[order]
     columns = zip(*(found for _, found, _ in parts), strict=True)
     mean, total, aleatoric, epistemic = (torch.cat(column)[order.to(device)] for column in columns)
     return Prediction(mean, total, aleatoric, epistemic, None, None, likelihood, draws=draws.to(device))

@@ -20,6 +20,7 @@ Task = Literal["classification", "regression"]
 Kind = Literal["image", "table", "series", "text"]
 Channels = Literal["first", "last"]
 Array = npt.NDArray[Any]
+_BRIGHTEST = 2.0  # noise and interpolation may leave the range from 0 to 1
 _CHUNK = 1 << 18  # float64 numbers at a time: they fit into the processor's cache
 
 
@@ -159,6 +160,8 @@ class DataSet:
             )
         if self.kind in ("series", "text"):
             return x
+        if self.train.x.dtype == torch.uint8 and self.kind == "image":
+            _check_pixels(x, self.name)
         return normalised(x, *self._input_moments)
 
     def targets(self, y: Tensor) -> Tensor:
@@ -186,6 +189,17 @@ class DataSet:
         if self.task == "classification":
             raise ValueError(f"{self.name} has classes; only real targets (task 'regression') have a mean and a std.")
         return moments(self.train.y)
+
+
+def _check_pixels(x: Tensor, name: str) -> None:
+    """Raise if pixels from 0 to 255 are not bytes: they would not be divided by 255."""
+    if x.dtype in (torch.uint8, torch.bool) or x.numel() == 0:
+        return
+    if not x.is_floating_point() or x.max() > _BRIGHTEST:
+        raise ValueError(
+            f"{name} expected uint8 pixels, or floats from 0 to 1, got {x.dtype} up to {x.max().item():g}. Convert "
+            "them: x.to(torch.uint8), or x / 255."
+        )
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:

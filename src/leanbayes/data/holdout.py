@@ -40,8 +40,8 @@ def held_out(y: Tensor, share: float, seed: int, *, groups: Tensor | None = None
         return _latest(time, wanted)
     if groups is not None:
         return _whole_groups(groups, wanted, seed)
-    held = torch.zeros(rows, dtype=torch.bool)
-    held[_spread_order(y, seed)[torch.arange(wanted) * rows // wanted]] = True
+    held = torch.zeros(rows, dtype=torch.bool, device="cpu")
+    held[_spread_order(y, seed)[torch.arange(wanted, device="cpu") * rows // wanted]] = True
     return held
 
 
@@ -56,16 +56,16 @@ def fold_of(y: Tensor, count: int, seed: int, *, groups: Tensor | None = None) -
         if len(names) < count:
             raise ValueError(f"expected at least {count} groups for {count} folds, got {len(names)}")
         sizes = torch.bincount(inverse)
-        fold = torch.zeros(len(names), dtype=torch.int64)
-        filled = torch.zeros(count, dtype=torch.int64)
+        fold = torch.zeros(len(names), dtype=torch.int64, device="cpu")
+        filled = torch.zeros(count, dtype=torch.int64, device="cpu")
         for name in sorted(_shuffled(len(names), seed).tolist(), key=lambda name: -int(sizes[name])):
             fold[name] = int(filled.argmin())  # the largest groups first, each into the smallest fold
             filled[fold[name]] += sizes[name]
         return fold[inverse]
     if len(y) < count * FEWEST:
         raise ValueError(f"expected at least {count * FEWEST} rows for {count} folds, got {len(y)}")
-    found = torch.empty(len(y), dtype=torch.int64)
-    found[_spread_order(y, seed)] = torch.arange(len(y)) % count
+    found = torch.empty(len(y), dtype=torch.int64, device="cpu")
+    found[_spread_order(y, seed)] = torch.arange(len(y), device="cpu") % count
     return found
 
 
@@ -101,7 +101,7 @@ def _whole_groups(groups: Tensor, wanted: int, seed: int) -> Tensor:
     order = _shuffled(len(names), seed)
     sizes = torch.bincount(inverse)[order].cumsum(0)
     taken = min(max(1, int((sizes - wanted).abs().argmin()) + 1), len(names) - 1)
-    chosen = torch.zeros(len(names), dtype=torch.bool)
+    chosen = torch.zeros(len(names), dtype=torch.bool, device="cpu")
     chosen[order[:taken]] = True
     return chosen[inverse]
 
@@ -109,4 +109,4 @@ def _whole_groups(groups: Tensor, wanted: int, seed: int) -> Tensor:
 def _shuffled(count: int, seed: int) -> Tensor:
     digest = hashlib.blake2b(f"held-out/{seed}".encode(), digest_size=8).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-    return torch.randperm(count, generator=generator)
+    return torch.randperm(count, generator=generator, device="cpu")

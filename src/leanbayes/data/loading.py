@@ -370,7 +370,7 @@ def _embedded(source: Source) -> DataSet:
     raw = Raw(**{name: array.astype(np.int64) if name[0] == "y" else array for name, array in arrays.items()})
     sha256 = sha256_of_arrays([raw.x_train, raw.y_train, raw.x_test, raw.y_test])
     built = _build(raw, name=source.name, sha256=sha256, task=source.task, count=len(source.classes))
-    further = {"left-out": Split(left_out, torch.full((len(left_out),), -1))}
+    further = {"left-out": Split(left_out, torch.full((len(left_out),), -1, device="cpu"))}
     return replace(built, classes=source.classes, further=further)
 
 

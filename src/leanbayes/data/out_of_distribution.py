@@ -183,7 +183,7 @@ def _targets(y: Array, like: DataSet, where: str) -> Tensor:
         number = {name: k for k, name in enumerate(like.classes)}
         if unknown := sorted(set(names.tolist()) - set(number)):
             raise _other_class(where, unknown[0], like)
-        return torch.tensor([number[name] for name in names.tolist()])
+        return torch.tensor([number[name] for name in names.tolist()], device="cpu")
     check_targets(y, where, like.task)
     if like.task == "classification":
         if (outside := (y < 0) | (y >= len(like.classes))).any():
@@ -231,7 +231,7 @@ def _fit(x: Tensor, channels: int, size: list[int]) -> Tensor:
     """Convert a chunk of images in float, to round only once."""
     pixels = x.float() * (1.0 if x.dtype == torch.uint8 else 255.0)
     if channels < x.shape[1]:
-        pixels = torch.einsum("nchw,c->nhw", pixels, torch.tensor(_LUMA))[:, None]
+        pixels = torch.einsum("nchw,c->nhw", pixels, pixels.new_tensor(_LUMA))[:, None]
     if list(x.shape[2:]) != size:
         pixels = F.interpolate(pixels, size=size, mode="bilinear", antialias=True, align_corners=False)
     return pixels.round().clamp(0, 255).to(torch.uint8).expand(-1, channels, -1, -1).contiguous()
@@ -244,9 +244,13 @@ def _made_up(name: str, like: DataSet) -> Tensor:
         return _made_up_images(name, x, generator)
     low, high = like.train.x.amin(0), like.train.x.amax(0)
     if name == "noise":
-        return low + (high - low) * torch.rand(x.shape, generator=generator, device=generator.device)
+        return low + (high - low) * torch.rand(
+            x.shape, generator=generator, dtype=torch.float32, device=generator.device
+        )
     if name == "shuffled":
-        return x.gather(0, torch.rand(x.shape, generator=generator, device=generator.device).argsort(0))
+        return x.gather(
+            0, torch.rand(x.shape, generator=generator, dtype=torch.float32, device=generator.device).argsort(0)
+        )
     return low + high - x
 
 
@@ -255,6 +259,8 @@ def _made_up_images(name: str, x: Tensor, generator: torch.Generator) -> Tensor:
         return torch.randint(256, x.shape, generator=generator, dtype=torch.uint8, device=generator.device)
     if name == "shuffled":
         flat = x.flatten(2)
-        order = torch.rand(len(flat), 1, flat.shape[2], generator=generator, device=generator.device).argsort(2)
+        order = torch.rand(
+            (len(flat), 1, flat.shape[2]), generator=generator, dtype=torch.float32, device=generator.device
+        ).argsort(2)
         return flat.gather(2, order.expand_as(flat)).view(x.shape)
     return 255 - x

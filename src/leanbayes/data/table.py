@@ -65,7 +65,9 @@ class TablePreparation:
     @cached_property
     def scaled(self) -> Tensor:
         """Return which inputs are standardised (d,); ones, zeros and codes are not."""
-        return torch.tensor([scaled for column in self.columns for scaled in column.scaled], dtype=torch.bool)
+        return torch.tensor(
+            [scaled for column in self.columns for scaled in column.scaled], dtype=torch.bool, device="cpu"
+        )
 
     @cached_property
     def embedded(self) -> dict[int, int]:
@@ -344,7 +346,10 @@ def one_hot_codes(x: Tensor, codes: Mapping[int, int]) -> Tensor:
     if not codes:
         return x
     others = [i for i in range(x.shape[1]) if i not in codes]
-    ones = [torch.eye(count, dtype=x.dtype)[x[:, i].round().long().clamp(0, count - 1)] for i, count in codes.items()]
+    ones = [
+        torch.eye(count, dtype=x.dtype, device=x.device)[x[:, i].round().long().clamp(0, count - 1)]
+        for i, count in codes.items()
+    ]
     return torch.cat([x[:, others], *ones], 1)
 
 

@@ -70,7 +70,8 @@ class Likelihood(nn.Module, abc.ABC):
 class Categorical(Likelihood):
     """Classes, from logits on one axis: (B, C) with targets (B,), or dense (B, C, ...) with targets (B, ...).
 
-    `log_prob` is zero for ignored targets.
+    `log_prob` is zero for ignored targets. The training loss is the mean of a batch over the targets that count, with
+    their class weights. Several processes and accumulated batches average such means by rows.
 
     Args:
         axis: the class axis of the outputs.
@@ -90,6 +91,12 @@ class Categorical(Likelihood):
         label_smoothing: float = 0.0,
     ) -> None:
         weight = None if class_weight is None else torch.as_tensor(class_weight, dtype=torch.float32)
+        if weight is not None and not (weight.dim() == 1 and bool(((weight >= 0) & weight.isfinite()).all())):
+            raise ValueError(
+                f"expected class_weight to be a number of at least zero for each class, got {class_weight!r}"
+            )
+        if not (isinstance(label_smoothing, (int, float)) and 0 <= label_smoothing <= 1):
+            raise ValueError(f"expected label_smoothing to lie between 0 and 1, got {label_smoothing!r}")
         super().__init__(
             axis=axis,
             ignore_index=ignore_index,
@@ -101,7 +108,7 @@ class Categorical(Likelihood):
 
     def log_prob(self, outputs: Tensor, y: Tensor) -> Tensor:
         logits = self._logits(outputs)
-        y = _class_numbers(y, logits)
+        y = class_numbers(y, logits)
         return -self._cross_entropy(logits, y, reduction="none")
 
     def average(self, log_prob: Tensor, y: Tensor) -> Tensor:
@@ -113,7 +120,7 @@ class Categorical(Likelihood):
     def nll(self, outputs: Tensor, y: Tensor) -> Tensor:
         logits = self._logits(outputs)
         weight = None if self.class_weight is None else self.class_weight.to(logits.dtype)
-        y = _class_numbers(y, logits)
+        y = class_numbers(y, logits)
         return self._cross_entropy(logits, y, weight=weight, label_smoothing=self.label_smoothing)
 
     def predictive(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -121,7 +128,7 @@ class Categorical(Likelihood):
         return probabilities, entropy(probabilities)
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
-        y = _class_numbers(y, mean)
+        y = class_numbers(y, mean)
         check_classes(y, mean.shape[1], self.ignore_index)
         ignored = y == self.ignore_index
         picked = mean.gather(1, y.masked_fill(ignored, 0).unsqueeze(1)).squeeze(1)
@@ -146,7 +153,10 @@ class Categorical(Likelihood):
 
 
 class Bernoulli(Likelihood):
-    """Yes or no, from one logit each; targets have the shape of the outputs (a last axis of one may be left out)."""
+    """Yes or no, from one logit each; targets have the shape of the outputs (a last axis of one may be left out).
+
+    Targets are 0 (no), 1 (yes), or a share between them.
+    """
 
     measure = "entropy"
 
@@ -167,6 +177,7 @@ class Bernoulli(Likelihood):
 
     def log_prob_of_mixture(self, mean: Tensor, samples: Tensor | None, noise: Tensor | None, y: Tensor) -> Tensor:
         y = match_shape(y, mean, "Bernoulli").to(mean.dtype)
+        check_answers(y)
         # Near one, 1 - p is rounded to zero although the network's value is small but positive: 2^-25 in float32.
         return torch.xlogy(y, mean) + torch.xlogy(1 - y, (1 - mean).clamp(min=torch.finfo(mean.dtype).eps / 4))
 
@@ -192,6 +203,9 @@ class Gaussian(Likelihood):
         super().__init__(std=std, learn=learn, heteroscedastic=heteroscedastic, **own)
         if not (isinstance(std, (int, float)) and 0 < std < math.inf):
             raise ValueError(f"expected std to be a positive number, got {std!r}")
+        for name, value in (("learn", learn), ("heteroscedastic", heteroscedastic)):
+            if not isinstance(value, bool):
+                raise ValueError(f"expected {name} to be True or False, got {value!r}")
         if learn and heteroscedastic:
             raise ValueError("expected one source of noise, got learn=True and heteroscedastic=True; choose one")
         if not (isinstance(members, int) and members >= 1):
@@ -275,6 +289,16 @@ def check_classes(y: Tensor, classes: int, ignored: int) -> None:
         )
 
 
+def check_answers(y: Tensor) -> None:
+    """Raise unless targets are between 0 (no) and 1 (yes): the likelihood of others is unbounded."""
+    outside = y[(y < 0) | (y > 1)]
+    if len(outside):
+        raise ValueError(
+            f"expected targets of lb.Bernoulli() from 0 (no) to 1 (yes), got {outside[0].item():g}; map no to 0 and "
+            "yes to 1"
+        )
+
+
 def entropy(probabilities: Tensor) -> Tensor:
     """Return the entropy in nats over axis 1; 0 log 0 is 0."""
     each: Tensor = torch.special.entr(probabilities)
@@ -301,7 +325,7 @@ def match_shape(y: Tensor, like: Tensor, name: str) -> Tensor:
     raise ValueError(f"{name} expected targets of shape {tuple(like.shape)}, got {tuple(y.shape)}")
 
 
-def _class_numbers(y: Tensor, like: Tensor) -> Tensor:
+def class_numbers(y: Tensor, like: Tensor) -> Tensor:
     """Return classes as int64; raise unless y holds one whole number or bool for every position of (B, C, ...).
 
     Convert before any comparison: the byte 156 equals an `ignore_index` of -100.

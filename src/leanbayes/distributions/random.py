@@ -35,8 +35,8 @@ def standard(
 ) -> Tensor:
     """Draw standard numbers from torch's global generator on `device`, or from `generator` alone.
 
-    A generator draws on its own device, a CPU, so the numbers are the same for every device. If `counted`, it draws
-    one seed, from which the numbers are computed on `device`.
+    A generator draws on its own device, a CPU, in float32: the numbers are the same for every device and every default
+    dtype. If `counted`, it draws one seed, from which the numbers are computed on `device`.
     """
     if generator is None:  # compiled code must not name a generator, not even as None
         if kind == "seed":
@@ -47,7 +47,8 @@ def standard(
     place = generator.device
     if kind == "seed":
         return torch.randint(1, PRIME, shape, generator=generator, device=place)
-    return (torch.randn if kind == "normal" else torch.rand)(shape, generator=generator, device=place)
+    draw = torch.randn if kind == "normal" else torch.rand
+    return draw(shape, generator=generator, dtype=torch.float32, device=place)
 
 
 class Rows(NamedTuple):
@@ -77,7 +78,7 @@ def standard_rows(wanted: Sequence[Rows], seeds: Sequence[int], device: torch.de
 def _empty(wanted: Rows, count: int) -> Tensor:
     whole = wanted.counted or wanted.kind == "seed"
     shape = () if wanted.counted else wanted.shape
-    return torch.empty((count, *shape), dtype=torch.int64 if whole else torch.get_default_dtype(), device="cpu")
+    return torch.empty((count, *shape), dtype=torch.int64 if whole else torch.float32, device="cpu")
 
 
 def _filler(wanted: Rows) -> Callable[..., Tensor]:

@@ -144,7 +144,7 @@ def confusion(probabilities: Tensor, classes: Tensor) -> list[list[int]]:
 def predicted_rows(p: Prediction, y: Tensor) -> dict[str, Any]:
     """Return predictions of the first target with their 95 % intervals, for evenly spaced rows."""
     count = len(p.mean)
-    chosen = torch.linspace(0, count - 1, min(count, MOST_ROWS)).round().long()
+    chosen = torch.linspace(0, count - 1, min(count, MOST_ROWS), device="cpu").round().long()
     return {"level": LEVEL, "rows": _targets(p, y, chosen)}
 
 

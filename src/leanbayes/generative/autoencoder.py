@@ -125,7 +125,8 @@ class Autoencoder(nn.Module, abc.ABC):
 
     def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
         """Draw codes from the prior; with the same seed, all lengths have the same first numbers."""
-        return self.cut(torch.randn(count, self.dimensions, generator=generator_of(seed)).to(self.device), length)
+        h = torch.randn(count, self.dimensions, generator=generator_of(seed), dtype=torch.float32, device="cpu")
+        return self.cut(h.to(self.mean.weight), length)
 
     def log_likelihood(self, x: Tensor, h: Tensor) -> Tensor:
         """Return log p(x | h) of each image, summed over pixels (B,)."""
@@ -234,10 +235,11 @@ class VNDAutoencoder(Autoencoder):
     @override
     def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
         generator = generator_of(seed)  # one for both: equal seeds would correlate lengths and numbers
-        h = torch.randn(count, self.dimensions, generator=generator).to(self.device)
+        h = torch.randn(count, self.dimensions, generator=generator, dtype=torch.float32, device="cpu")
+        h = h.to(self.mean.weight)
         if length is not None:
             return self.cut(h, length)
-        reach = torch.rand(count, 1, generator=generator).to(self.device)
+        reach = torch.rand(count, 1, generator=generator, dtype=torch.float32, device="cpu").to(self.device)
         return h * (reach < standard(h[:1], self.prior_log_tails).keep)  # one number a row: no gaps
 
     def progressive(self, count: int, lengths: list[int], *, seed: int = 0) -> Tensor:
@@ -302,7 +304,7 @@ def generator_of(seed: int | None) -> torch.Generator | None:
 @torch.no_grad()
 def explained(model: Autoencoder, x: Tensor, lengths: Sequence[int], *, batch_size: int = 500) -> list[float]:
     """Return the mean squared error of reconstructions at each code length: it falls if codes are ordered."""
-    errors = torch.zeros(len(lengths), dtype=torch.float64)
+    errors = torch.zeros(len(lengths), dtype=torch.float64, device="cpu")
     with in_eval_mode(model):
         for rows in torch.split(x, batch_size):
             code = model.mean_code(rows.to(model.device))
@@ -328,8 +330,16 @@ def fit(
     """
     if isinstance(inputs, Dataset):
         return fit_network(model, _Untargeted(inputs), recipe, likelihood=_own_loss, **options)
-    rows = len(inputs) if isinstance(inputs, Tensor) else len(inputs[0])
-    return fit_network(model, (inputs, torch.zeros(rows)), recipe, likelihood=_own_loss, **options)
+    first = inputs if isinstance(inputs, Tensor) else inputs[0]
+    if isinstance(model, Autoencoder) and model.pixels == "bernoulli" and first.numel():
+        low, high = first.min().item(), first.max().item()
+        if not (low >= 0 and high <= 1):
+            raise ValueError(
+                f"expected pixels from 0 to 1, read as probabilities, got {low:g} to {high:g}; scale them, or "
+                "take pixels='gaussian'"
+            )
+    unused = torch.zeros(len(first), device="cpu")
+    return fit_network(model, (inputs, unused), recipe, likelihood=_own_loss, **options)
 
 
 class _Untargeted(Dataset[tuple[Any, Tensor]]):
@@ -342,7 +352,7 @@ class _Untargeted(Dataset[tuple[Any, Tensor]]):
         return len(cast(Sized, self.rows))
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        return self.rows[index], torch.zeros(())
+        return self.rows[index], torch.zeros((), device="cpu")
 
     def set_epoch(self, epoch: int) -> None:
         method = getattr(self.rows, "set_epoch", None)

@@ -122,9 +122,9 @@ class JointVAE(Autoencoder):
     @override
     def prior_codes(self, count: int, length: int | None = None, seed: int | None = None) -> Tensor:
         generator = generator_of(seed)
-        numbers = torch.randn(count, self.dimensions, generator=generator)
-        category = F.one_hot(torch.randint(self.categories, (count,), generator=generator), self.categories)
-        return self.cut(torch.cat([numbers, category], -1).to(self.device), length)
+        numbers = torch.randn(count, self.dimensions, generator=generator, dtype=torch.float32, device="cpu")
+        category = torch.randint(self.categories, (count,), generator=generator, device="cpu")
+        return self.cut(torch.cat([numbers, F.one_hot(category, self.categories)], -1).to(self.mean.weight), length)
 
     @override
     def bound(self, x: Tensor) -> Bound:

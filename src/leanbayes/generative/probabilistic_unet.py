@@ -151,7 +151,10 @@ class ProbabilisticUNet(nn.Module):
         """Draw the noise of all codes (count, 2, rows, dimensions), on the CPU."""
         generator = torch.Generator().manual_seed(seed)
         shape = (count, rows, self.dimensions)
-        return torch.stack([draw(shape, generator=generator) for draw in (torch.randn, torch.rand)], 1)
+        return torch.stack(
+            [draw(shape, generator=generator, dtype=torch.float32, device="cpu") for draw in (torch.randn, torch.rand)],
+            1,
+        )
 
     @torch.no_grad()
     def _opinions(self, x: Tensor, noise: Tensor, length: int | None) -> Tensor:

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 from torch import nn, Tensor
+from torch.utils.data import DataLoader
 
 from leanbayes.core.conversion import own_likelihood
 from leanbayes.core.objective import elbo, linear_beta, parameter_groups, targets_per_row
 from leanbayes.core.predictor import predict
 from leanbayes.distributions.likelihoods import Categorical
 from leanbayes.runtime.batches import Inputs
+from leanbayes.training.data import rows_of
 from leanbayes.training.devices import first_installed
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -91,13 +93,14 @@ class ElboSteps:
         return torch.optim.AdamW(groups, lr=self.lr)
 
     def _count(self) -> int:
-        data = getattr(self.trainer.train_dataloader, "dataset", None)
+        loader = self.trainer.train_dataloader
+        data = getattr(loader, "dataset", None)
         if not isinstance(data, Sized):
             raise ValueError(
                 f"expected a training loader whose data set has a length, got {type(data).__name__}; set num_data to "
                 "the number of data points"
             )
-        return len(data)
+        return rows_of(loader) if isinstance(loader, DataLoader) else len(data)
 
 
 def anneal_beta(steps: int, *, start: float = 0.0, end: float = 1.0) -> Any:

@@ -47,6 +47,10 @@ class Selector:
     from_end: bool = False
     part: LatePart | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.count, int) or self.count < 1:  # paths[-0:] would be all of them
+            raise ValueError(f"expected a number of layers of at least 1, got {self.count!r}")
+
     def pick(self, layers: Places, modules: Places | None = None) -> set[str]:
         """Return the paths of the chosen layers; late parts are found among `modules`, all of the network."""
         if self.part is not None:
@@ -234,7 +238,7 @@ def activate(model: nn.Module, where: Where, make: Callable[[], nn.Module]) -> n
         make: makes the new activation, such as `lb.layers.Abs` or `torch.nn.Softplus`.
 
     Raises:
-        ValueError: if no activation follows a layer, or it serves other layers, too.
+        ValueError: if no layer is chosen, no activation follows one, or it serves other layers, too.
 
     Example:
         >>> net = lb.layers.activate(net, lb.layers.first(nn.Linear), nn.Softplus)
@@ -243,6 +247,8 @@ def activate(model: nn.Module, where: Where, make: Callable[[], nn.Module]) -> n
     places = list(model.named_modules(remove_duplicate=False))
     layers = [(path, module) for path, module in places if path and not isinstance(module, ACTIVATIONS)]
     chosen = choose(layers, where)
+    if not chosen:
+        raise ValueError(f"expected where to pick a layer of this network, got {where!r}, which picks none")
     for path in chosen:
         owner, _, name = _next_activation(path, places).rpartition(".")
         setattr(model.get_submodule(owner), name, make())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from leanbayes.distributions.positive import SMALLEST_STD
@@ -53,6 +54,14 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Raise unless `value` is one of the choices."""
     if value not in choices:
         raise ValueError(f"expected {name} to be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_switches(settings: Any) -> None:
+    """Raise unless every field of a dataclass that is True or False by its type is one of both."""
+    for field in fields(settings) if is_dataclass(settings) else ():
+        value = getattr(settings, field.name)
+        if field.type in ("bool", bool) and not isinstance(value, bool):
+            raise ValueError(f"expected {field.name} to be True or False, got {value!r}")
 
 
 def check_keep(**probabilities: float | None) -> None:

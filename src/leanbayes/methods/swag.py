@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from leanbayes.distributions.random import standard
 from leanbayes.methods._base import Method, Space, StochasticLayer, Training
-from leanbayes.methods._checks import check_components, check_positive
+from leanbayes.methods._checks import check_components, check_positive, check_switches
 from leanbayes.methods._members import Members
 from leanbayes.runtime.batches import device_of, Output, pairs_of
 from leanbayes.runtime.distributed import rank_and_world, summed
@@ -169,8 +169,7 @@ class SWAG(Method):
     def __post_init__(self) -> None:
         check_components(self.components)
         check_positive(extra_epochs=self.extra_epochs, rate=self.rate)
-        if not isinstance(self.average, bool):
-            raise ValueError(f"expected average to be True or False, got {self.average!r}")
+        check_switches(self)
         if self.average:
             object.__setattr__(self, "components", 1)
         if not (isinstance(self.rank, int) and self.rank >= FEWEST):

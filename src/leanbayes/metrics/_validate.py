@@ -16,6 +16,7 @@ def flatten(probabilities: Tensor, y: Tensor, ignore_index: int = -100) -> tuple
         y: classes (B,), or (B, ...).
         ignore_index: targets with this value are dropped. Metrics drop torch's -100; for another value, flatten first.
     """
+    check_tensors(probabilities, y)
     if probabilities.dim() < 2 or probabilities.shape[1] < 2 or not probabilities.is_floating_point():
         raise ValueError(
             f"expected probabilities of at least two classes on axis 1, got {probabilities.dtype} of shape "
@@ -50,14 +51,23 @@ def matched(y: Tensor, like: Tensor) -> Tensor:
 
     Broadcasting (B,) against (B, 1) would compare every target with every prediction.
     """
+    check_tensors(y)
     same = (tuple(like.shape), tuple(like.shape[:-1]) if like.dim() and like.shape[-1] == 1 else None)
     if tuple(y.shape) not in same:
         raise ValueError(f"expected targets of shape {tuple(like.shape)}, got {tuple(y.shape)}")
     return finite(y.to(like.device).view(like.shape), "targets")
 
 
+def check_tensors(*values: object) -> None:
+    """Raise unless all values are tensors."""
+    other = next((value for value in values if not isinstance(value, Tensor)), None)
+    if other is not None:
+        raise TypeError(f"expected tensors, got {type(other).__name__}; torch.as_tensor makes one of an array")
+
+
 def finite(values: Tensor, what: str) -> Tensor:
     """Return numbers in float64; raise if there are none, or if some are not finite."""
+    check_tensors(values)
     if values.numel() == 0:
         raise ValueError(f"expected at least one number as {what}, got shape {tuple(values.shape)}")
     values = values.double()

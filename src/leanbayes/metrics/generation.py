@@ -178,7 +178,7 @@ def inception_score(probabilities: Tensor, splits: int = 10) -> InceptionScore:
             f"{tuple(probabilities.shape)}"
         )
     # `flatten` checks that rows are distributions; the targets are not used.
-    rows, _ = flatten(probabilities, torch.zeros(len(probabilities), dtype=torch.long))
+    rows, _ = flatten(probabilities, torch.zeros(len(probabilities), dtype=torch.long, device=probabilities.device))
     scores = []
     for part in rows.double().tensor_split(splits):
         divergence = torch.xlogy(part, part) - torch.xlogy(part, part.mean(0))

@@ -68,6 +68,12 @@ def sparsify(model: nn.Module, scores: Mapping[str, Tensor], threshold: float, *
         )
     kept = 0
     for path, score in scores.items():
+        shape = layers[path].base.weight.shape
+        if score.shape != shape or score.isnan().any():
+            raise ValueError(
+                f"expected a score for each weight of layer '{path}', {tuple(shape)}, got shape {tuple(score.shape)} "
+                f"with {int(score.isnan().sum())} NaN"
+            )
         keep = score.to(layers[path].device) >= threshold
         kept += int(keep.sum())
         twin = _replaced(model, path, layers[path])
@@ -82,7 +88,7 @@ def prune(model: nn.Module, log_alpha: float = 3.0) -> Sparse:
 
     After a phase transition this destroys the network, since the noise is its information.
     """
-    scores = {path: -_log_alpha_of_weights(layer) for path, layer in variance_layers(model).items()}
+    scores = {path: -_log_alpha_of_weights(layer) for path, layer in _some_layers(model).items()}
     return sparsify(model, scores, -log_alpha)
 
 

@@ -80,13 +80,17 @@ def curvature(
     assert isinstance(layer, GaussianLayer)
     total = torch.zeros_like(layer.base.weight, dtype=torch.promote_types(layer.base.weight.dtype, torch.float32))
     of_layer = _of_linear if isinstance(layer.base, nn.Linear) else _of_any
+    seen = 0
     with in_eval_mode(model):
         for x, y in _batches(data, batch_size, layer.device):
-            total += of_layer(layer, partial(_loss, model, x, y, likelihood, output))
+            total += of_layer(layer, partial(_loss, model, x, y, likelihood, output), len(y))
+            seen += len(y)
+    if not seen:
+        raise ValueError("expected at least one row to sum the curvature over, got none")
     return total
 
 
-def _of_linear(layer: GaussianLayer, loss_of_means: Loss) -> Tensor:
+def _of_linear(layer: GaussianLayer, loss_of_means: Loss, rows: int) -> Tensor:
     """Return squared inputs times the second derivatives by the pre-activations."""
     seen: dict[str, Tensor] = {}
 
@@ -102,14 +106,14 @@ def _of_linear(layer: GaussianLayer, loss_of_means: Loss) -> Tensor:
     finally:
         handle.remove()
     a, b = seen["a"].flatten(0, -2), seen["b"]
-    if b.dim() != 2:
+    if b.dim() != 2 or len(b) != rows:
         return _of_any(layer, loss_of_means)  # positions of a row interact in the loss
-    second = _diagonal(loss, b, rows=len(b))
+    second = _diagonal(loss, b, rows=rows)
     return second.T @ a.to(second.dtype).square()
 
 
-def _of_any(layer: GaussianLayer, loss_of_means: Loss) -> Tensor:
-    """Return the second derivatives by every weight in turn."""
+def _of_any(layer: GaussianLayer, loss_of_means: Loss, rows: int = 1) -> Tensor:
+    """Return the second derivatives by every weight in turn; the number of rows has no effect."""
     if layer.family.weight is not None:
         raise ValueError(
             f"layer '{layer.path}' computes its weight from the stored one; the curvature is that of stored weights. "
@@ -133,7 +137,7 @@ def _diagonal(loss: Tensor, by: Tensor, rows: int) -> Tensor:
     step = max(1, AT_ONCE // by.numel())
     for start in range(0, columns, step):
         wanted = torch.arange(start, min(columns, start + step), device=by.device)
-        each = torch.arange(len(wanted))
+        each = torch.arange(len(wanted), device=by.device)
         directions = torch.zeros(len(wanted), rows, columns, dtype=by.dtype, device=by.device)
         directions[each, :, wanted] = 1
         (second,) = torch.autograd.grad(slope, by, directions, retain_graph=True, is_grads_batched=True)
@@ -153,6 +157,8 @@ def _batches(data: Rows | DataLoader[Rows], size: int, device: torch.device) -> 
         return
     x, y = data
     rows = leading_rows(x) or 0
+    if len(y) != rows:
+        raise ValueError(f"expected one target for each of {rows} rows, got {len(y)}")
     for start in range(0, rows, size):
         stop = min(rows, start + size)
         yield to_device(slice_rows(x, rows, start, stop), device), y[start:stop].to(device)

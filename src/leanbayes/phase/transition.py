@@ -24,6 +24,7 @@ from leanbayes.core.plain import mean
 from leanbayes.core.prediction import Prediction
 from leanbayes.core.predictor import NoiseOf, predict
 from leanbayes.distributions.likelihoods import Likelihood
+from leanbayes.metrics._validate import check_whole
 from leanbayes.metrics.classification import accuracy
 from leanbayes.phase.ablation import variance_layers
 from leanbayes.phase.criterion import kappa
@@ -113,6 +114,7 @@ class Transition:
         every: int = 1,
         noise: NoiseOf = "function",
     ) -> None:
+        check_whole(every, "every")
         self.test, self.curvature = test, curvature
         self.samples, self.threshold, self.every, self.noise = samples, threshold, every, noise
         self.rows: list[dict[str, Any]] = []
@@ -162,6 +164,6 @@ def histogram(values: Tensor) -> dict[str, list[float]]:
     """Return a histogram of log10 kappa, edges and counts; zeros count as 1e-25."""
     logs = values.detach().flatten().double().clamp(min=SMALLEST).log10().cpu()
     low, high = math.floor(float(logs.min())), math.ceil(float(logs.max()) + 1e-9)
-    edges = torch.linspace(low, max(high, low + 1), BINS + 1, dtype=torch.float64)
+    edges = torch.linspace(low, max(high, low + 1), BINS + 1, dtype=torch.float64, device="cpu")
     counts = torch.histogram(logs, edges).hist
     return {"edges": edges.tolist(), "counts": counts.tolist()}

@@ -15,6 +15,7 @@ from leanbayes.distributions.likelihoods import (
     Bernoulli,
     binary_entropy,
     Categorical,
+    class_numbers,
     entropy,
     Gaussian,
     Likelihood,
@@ -236,9 +237,12 @@ def _check_prediction(prediction: object) -> None:
 def _class_targets(prediction: Prediction, y: Tensor) -> Tensor:
     """Return targets as class numbers, with -100 for ignored ones."""
     if isinstance(prediction.likelihood, Categorical):
-        y = y.long()  # in fewer bits, a class may equal -100
+        y = class_numbers(y, prediction.mean)
         return y.masked_fill(y == prediction.likelihood.ignore_index, -100)
-    return match_shape(y, prediction.mean, "Bernoulli").long()
+    y = match_shape(y, prediction.mean, "Bernoulli")
+    if ((y != 0) & (y != 1)).any():
+        raise ValueError("expected targets of 0 (no) and 1 (yes), got others; round soft labels first")
+    return y.long()
 
 
 def _entropies(samples: Tensor, prediction: Prediction) -> Tensor:

@@ -383,7 +383,7 @@ def draws(  # noqa: PLR0913, a promised signature
     if seed is None and mean:
         seed = 0  # means need no noise, and must not touch torch's generator
     elif seed is None:
-        seed = int(torch.randint(2**62, ()))
+        seed = int(torch.randint(2**62, (), device="cpu"))
         index = seed if component is None else index
     wanted: dict[str, Any] = {"shared": shared, "mean": mean, "design": design}
     with many_draws(model, seed, [index], component=component, width=width, **wanted):

@@ -14,6 +14,8 @@ from torch import Tensor
 
 CPU = torch.device("cpu")
 """Explicit, so that the numbers do not depend on torch's default device."""
+F32 = torch.float32
+"""Explicit, so that the numbers do not depend on torch's default dtype."""
 
 _FERNS, _BARBS = 20, 8
 # The strokes of a fern: start on the stem, angle to it, length (shares of the stem). The stem comes first, then barbs
@@ -39,11 +41,13 @@ class Streams:
 
     def normal(self, *shape: int) -> Tensor:
         """Return standard normal numbers (n, *shape)."""
-        return self._draw(lambda row: torch.randn(shape, generator=self._generator, device=CPU))
+        return self._draw(lambda row: torch.randn(shape, generator=self._generator, dtype=F32, device=CPU))
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:
         """Return uniform numbers (n, *shape) between low and high."""
-        return low + (high - low) * self._draw(lambda row: torch.rand(shape, generator=self._generator, device=CPU))
+        return low + (high - low) * self._draw(
+            lambda row: torch.rand(shape, generator=self._generator, dtype=F32, device=CPU)
+        )
 
     def poisson(self, rates: Tensor) -> Tensor:
         """Return Poisson counts with the rates (n, ...)."""
@@ -75,9 +79,9 @@ def blur(images: Tensor, sigma: float) -> Tensor:
 def gaussian_matrix(size: int, sigma: float) -> Tensor:
     """Return the (size, size) matrix of a Gaussian filter, cut at four sigma."""
     reach = torch.arange(-round(4 * sigma), round(4 * sigma) + 1)
-    weights = torch.exp(-0.5 * (reach / max(sigma, 1e-6)) ** 2)
+    weights = torch.exp(-0.5 * (reach.float() / max(sigma, 1e-6)) ** 2)
     sources = (torch.arange(size)[:, None] + reach).clamp(0, size - 1)
-    return torch.zeros(size, size).scatter_add_(1, sources, (weights / weights.sum()).expand(size, -1))
+    return torch.zeros(size, size, dtype=F32).scatter_add_(1, sources, (weights / weights.sum()).expand(size, -1))
 
 
 def zoom_matrix(size: int, factor: float) -> Tensor:
@@ -88,16 +92,16 @@ def zoom_matrix(size: int, factor: float) -> Tensor:
     cut = math.ceil(size / factor)
     stretched = round(cut * factor)
     inside = torch.arange(size) + (stretched - size) // 2
-    position = inside * (cut - 1) / max(stretched - 1, 1)
+    position = (inside * (cut - 1)).float() / max(stretched - 1, 1)
     below = position.floor().clamp(max=cut - 2).long()
     share = (position - below)[:, None]
     first = (size - cut) // 2 + below[:, None]
-    return torch.zeros(size, size).scatter_(1, first, 1 - share).scatter_(1, first + 1, share)
+    return torch.zeros(size, size, dtype=F32).scatter_(1, first, 1 - share).scatter_(1, first + 1, share)
 
 
 def block_matrix(size: int, blocks: int) -> Tensor:
     """Return the (size, size) matrix that replaces each pixel by the mean of the block that holds its centre."""
-    block = ((torch.arange(size) + 0.5) * blocks / size).floor()
+    block = ((torch.arange(size, dtype=F32) + 0.5) * blocks / size).floor()
     same = (block[:, None] == block).float()
     return same / same.sum(1, keepdim=True)
 
@@ -112,7 +116,7 @@ def motion(images: Tensor, angles: Tensor, radius: int, sigma: float) -> Tensor:
     """Smear image i along angles[i], in radians: 2 radius + 1 steps of a pixel, weighted by half a Gaussian."""
     height, width = images.shape[-2:]
     steps = torch.arange(2 * radius + 1)
-    weights = torch.exp(-0.5 * (steps / sigma) ** 2)
+    weights = torch.exp(-0.5 * (steps.float() / sigma) ** 2)
     weights = weights[weights > 1e-3 * weights.sum()]
     y = torch.arange(height, device=images.device)
     x = torch.arange(width, device=images.device)
@@ -161,15 +165,15 @@ def ferns(streams: Streams, height: int, width: int) -> Tensor:
     length = streams.uniform(_FERNS, 1, 1, low=0.3, high=0.7)
     light = streams.uniform(_FERNS, 1, 1, low=0.4, high=1.0)
 
-    foot, turn, reach = torch.tensor(_STROKES, device=root.device).T[..., None]
-    way = torch.linspace(0, 1, max(height, width) // 2, device=root.device)
+    foot, turn, reach = torch.tensor(_STROKES, dtype=F32, device=root.device).T[..., None]
+    way = torch.linspace(0, 1, max(height, width) // 2, dtype=F32, device=root.device)
     place = root + length * (foot * _unit(stem) + reach * way * _unit(stem + turn))
 
     x, y = place.real, place.imag
     inside = (y >= 0) & (y < 1) & (x >= 0) & (x < 1)
     pixel = ((y * height).long() * width + (x * width).long()).where(inside, 0)
     shine = (light * (1 - 0.6 * way)).expand(place.shape).where(inside, 0)
-    drawn = torch.zeros(len(root), height * width, device=root.device)
+    drawn = torch.zeros(len(root), height * width, dtype=F32, device=root.device)
     drawn.scatter_reduce_(1, pixel.flatten(1), shine.flatten(1), "amax")
     return blur(drawn.view(-1, 1, height, width), min(height, width) / 160)[:, 0]
 

@@ -30,7 +30,7 @@ from leanbayes.core.prediction import Prediction
 from leanbayes.core.predictor import distinct_draws, NoiseOf, predict, Predictor
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.methods._checks import check_choice, check_positive
-from leanbayes.metrics._validate import check_whole
+from leanbayes.metrics._validate import check_whole, finite
 from leanbayes.runtime.batches import Output
 from leanbayes.shift._pixels import Streams
 
@@ -59,11 +59,11 @@ class Units:
 
     def change(self, amount: float | Tensor, like: Tensor) -> Tensor:
         """Return a change in units as a change of inputs."""
-        return torch.as_tensor(self.scale).to(like) * amount
+        return torch.as_tensor(self.scale, dtype=like.dtype, device=like.device) * amount
 
     def place(self, value: float, like: Tensor) -> Tensor:
         """Return a value in units as an input."""
-        return torch.as_tensor(self.origin).to(like) + self.change(value, like)
+        return torch.as_tensor(self.origin, dtype=like.dtype, device=like.device) + self.change(value, like)
 
 
 INPUT_UNITS = Units()
@@ -77,7 +77,7 @@ def pixel_units(mean: Tensor | Sequence[float], std: Tensor | Sequence[float], *
     Example:
         >>> lb.shift.fast_sign(20, 0.5, units=lb.shift.pixel_units(cifar.mean, cifar.std), bounds=(0, 255))
     """
-    centre, width = (torch.as_tensor(moment).view(-1, 1, 1) for moment in (mean, std))
+    centre, width = (torch.as_tensor(moment, device="cpu").view(-1, 1, 1) for moment in (mean, std))
     return Units(scale=1 / (levels * width), origin=-centre / width)
 
 
@@ -197,6 +197,7 @@ def pgd(epsilon: float, steps: int = 10, step_size: float | None = None, **optio
 
     Steps of 2.5 epsilon / steps, the default, can reach any point of the ball. Options are those of `Attack`.
     """
+    check_whole(steps, "steps")
     length = 2.5 * epsilon / steps if step_size is None else step_size
     return Attack(steps=steps, step_size=length, epsilon=epsilon, **{"start": "random", **options})
 
@@ -305,9 +306,11 @@ def attack(
 
     def predicted(inputs: Tensor) -> Prediction:
         seed = attack.seed + 1  # draws that the attack does not use
-        return predict(
+        p = predict(
             model, inputs, likelihood, samples=samples, seed=seed, keep_samples=False, noise=attack.noise, output=output
         )
+        finite(p.mean, "predictions")  # NaN would count as the first class
+        return p
 
     at_first = predicted(x.detach())
     clean = x.detach().to(at_first.mean.device)

@@ -18,7 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leanbayes.shift._pixels import block_matrix, blur, clouds, ferns, motion, separable, Streams, take, zoom_matrix
+from leanbayes.shift._pixels import (
+    block_matrix,
+    blur,
+    clouds,
+    CPU,
+    F32,
+    ferns,
+    motion,
+    separable,
+    Streams,
+    take,
+    zoom_matrix,
+)
 
 Scale = Literal["cifar", "imagenet"]
 Constants = tuple[float, ...] | tuple[tuple[float, ...], ...]
@@ -40,7 +52,9 @@ class Corruption:
 
     def constants(self, severity: int, blend: float) -> list[float]:
         """Return the constants of a severity; blend is 0 for CIFAR and 1 for ImageNet."""
-        rows = torch.tensor([self.cifar, self.imagenet], dtype=torch.float64).reshape(2, len(SEVERITIES), -1)
+        rows = torch.tensor([self.cifar, self.imagenet], dtype=torch.float64, device=CPU).reshape(
+            2, len(SEVERITIES), -1
+        )
         cifar, imagenet = rows[:, severity - 1]
         return [float(value) for value in cifar.lerp(imagenet, blend)]
 
@@ -84,11 +98,12 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0, scale: S
     constants = corruption.constants(int(severity), blend_of(min(images.shape[2:]), scale))
     size = max(1, _CHUNK // images[0].numel()) if len(images) else 1
     corrupted = torch.empty_like(images)
-    for start in range(0, len(images), size):
-        chunk = images[start : start + size]
-        streams = Streams(seed, name, range(start, start + len(chunk)), images.device)
-        changed = corruption.function(as_unit(chunk), streams, *constants)
-        corrupted[start : start + size] = as_dtype(changed, images.dtype)
+    with CPU:  # constants are made there, whatever torch's default device is
+        for start in range(0, len(images), size):
+            chunk = images[start : start + size]
+            streams = Streams(seed, name, range(start, start + len(chunk)), images.device)
+            changed = corruption.function(as_unit(chunk), streams, *constants)
+            corrupted[start : start + size] = as_dtype(changed, images.dtype)
     return corrupted
 
 
@@ -242,7 +257,7 @@ def _disk(radius: float, edge: float) -> Tensor:
     reach = math.ceil(radius) + 2
     line = torch.arange(-reach, reach + 1).float()
     disk = (line[:, None] ** 2 + line**2 <= radius**2).float()
-    taps = torch.arange(-1.0, 2.0) if radius <= 8 else torch.arange(-2.0, 3.0)
+    taps = torch.arange(-1, 2).float() if radius <= 8 else torch.arange(-2, 3).float()
     soft = torch.exp(-0.5 * (taps / edge) ** 2)
     kernel = F.conv2d(disk[None, None], torch.outer(soft, soft)[None, None], padding=len(taps) // 2)[0, 0]
     return kernel / kernel.sum()
@@ -319,7 +334,7 @@ def frost(images: Tensor, streams: Streams, image_weight: float, ice_weight: flo
     cloudy = clouds(streams, max(height, width), 1.6)[:, :height, :width]
     light = _standardised(_standardised(cloudy) + _standardised(ferns(streams, height, width)))
     kind = (streams.uniform() * len(_FROST_KINDS)).long()
-    chosen = torch.tensor(_FROST_KINDS, device=images.device)[kind][..., None, None]
+    chosen = torch.tensor(_FROST_KINDS, dtype=F32, device=images.device)[kind][..., None, None]
     colour, std = chosen[:, :3], chosen[:, 3:]
     ice = ((_grey(colour) if channels == 1 else colour) + std * light[:, None]).clamp(0, 1)
     return image_weight * images + ice_weight * ice
@@ -428,10 +443,11 @@ def jpeg_compression(images: Tensor, streams: Streams, quality: float) -> Tensor
 
 def _corner_weights(height: int, width: int) -> Tensor:
     """Return the weights (3, H W) of three corners of a central square at each pixel: weighted sums are affine maps."""
-    x, y = torch.meshgrid(torch.arange(width) - width / 2, torch.arange(height) - height / 2, indexing="xy")
+    across, down = (torch.arange(size, dtype=F32) - size / 2 for size in (width, height))
+    x, y = torch.meshgrid(across, down, indexing="xy")
     side = min(height, width) / 3
-    corners = torch.tensor([[side, side, -side], [side, -side, -side], [1.0, 1.0, 1.0]])
-    pixels = torch.stack([x.flatten(), y.flatten(), torch.ones(height * width)])
+    corners = torch.tensor([[side, side, -side], [side, -side, -side], [1.0, 1.0, 1.0]], dtype=F32)
+    pixels = torch.stack([x.flatten(), y.flatten(), torch.ones(height * width, dtype=F32)])
     weights: Tensor = torch.linalg.solve(corners, pixels)
     return weights
 

@@ -164,12 +164,12 @@ def lesson_loss(outputs: Tensor, y: Tensor, *, labels: float) -> Tensor:
 def _law(student: nn.Module, law: Law) -> Tensor:
     """Return the probabilities of 1, 2, ... groups of the student; "own" averages over its units."""
     widest, *others = ordering_units(student)
-    found = torch.zeros(widest.groups)
+    found = torch.zeros(widest.groups, device="cpu")
     if law == "uniform":
         found[widest.always_on - 1 :] = 1 / (widest.groups - widest.always_on + 1)
         return found
     for unit in (widest, *others):
-        shares = torch.arange(1, unit.groups + 1) / unit.groups
+        shares = torch.arange(1, unit.groups + 1, device="cpu") / unit.groups
         places = (shares * widest.groups).ceil().long() - 1
         found.index_add_(0, places, unit.log_tails.detach().exp().cpu() / (1 + len(others)))
     return found
@@ -217,7 +217,8 @@ def student(model: nn.Module, width: float | int) -> nn.Module:
     last = [path for path in channels_of(plain, method.inputs).makers if path not in ordered][-1]
     pupil = convert(plain, method, where=list(ordered), likelihood=own_likelihood(model), copy=False)
     for path, unit in units.items():
-        _inherit(_layer(pupil, path).posterior.order, unit)
+        if isinstance(layer := _layer(pupil, path), NestedLayer):  # one channel for each group of a convolution stays
+            _inherit(layer.posterior.order, unit)
     noisy = _layer(small, last)
     if isinstance(noisy, NestedLayer):
         pupil = convert(pupil, replace(method, weight_noise=True), where=last, copy=False)

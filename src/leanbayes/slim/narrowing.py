@@ -152,7 +152,7 @@ def _kept(channels: Channels, layout: Layout | None, kept: dict[int, Tensor]) ->
     parts = []
     for part in layout:
         root = channels.root(part.stream)
-        every = torch.ones(channels.stream(root).size, dtype=torch.bool)
+        every = torch.ones(channels.stream(root).size, dtype=torch.bool, device="cpu")
         parts.append(kept.get(root, every).cpu().repeat_interleave(part.repeat))
     mask = torch.cat(parts)
     return None if bool(mask.all()) else torch.nonzero(mask).flatten()
@@ -354,6 +354,7 @@ def correlate(
         >>> found = lb.slim.correlate(bnn, x_test, data=x_train[:1024])
         >>> student = lb.slim.distill(bnn, (x_train, y_train), width=found.smallest())
     """
+    widths = tuple(widths)  # an array, too
     _check(x, data, widths)
     rows = []
     for width in widths:
@@ -361,7 +362,7 @@ def correlate(
         total = predict(small, x, samples=samples, seed=seed, keep_samples=False).total
         rows.append(total.double().cpu().flatten(1).mean(1) if total.dim() > 1 else total.double().cpu())
     uncertainty = torch.stack(rows)
-    return Correlation(tuple(widths), uncertainty, pearson(uncertainty))
+    return Correlation(widths, uncertainty, pearson(uncertainty))
 
 
 def pearson(rows: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from typing import Any, cast, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data.distributed import DistributedSampler
 
 from leanbayes.runtime.batches import Inputs, leading_rows, map_rows, slice_rows, tensors_in, to_device
 from leanbayes.training.recipe import Recipe
@@ -34,6 +35,15 @@ BYTES_AT_ONCE = {"cuda": 2**25}
 
 ROWS_AT_ONCE = 1024
 """Rows of a block without gradients."""
+
+COMPARED_ROWS = 1024
+"""Rows of the inputs, evenly spaced, whose values a resumed training compares; of the targets, it compares all."""
+
+ROUNDING = 1e-6
+"""Relative difference of mean values that is due to rounding: data may be prepared again on another machine."""
+
+LARGEST = 1e100
+"""Size at which values are cut before their mean is taken."""
 
 FEWEST_ROWS = 2
 """Fewest rows of a batch in a process: one row has no batch statistics."""
@@ -107,7 +117,7 @@ class TensorBatches:
     """Rows of tensors that are on the device, or stay where they are if they are too large."""
 
     def __init__(self, x: Inputs, y: Tensor, placement: Placement) -> None:
-        self.rows = _common_rows(x, y)
+        self.rows = common_rows(x, y)
         self.placement = placement
         self.spans = placement.spans(self.rows)
         self.steps = len(self.spans)
@@ -179,10 +189,13 @@ class LoaderBatches:
     """
 
     def __init__(self, loader: DataLoader[Any], placement: Placement) -> None:
+        if placement.world > 1 and isinstance(loader.sampler, DistributedSampler):
+            raise ValueError(
+                "expected a DataLoader of all rows, since fit deals them to the processes, got a DistributedSampler; "
+                "leave it out"
+            )
         self.loader, self.placement = loader, placement
-        self.steps = _length(loader)
-        drawn = loader.sampler if isinstance(loader.sampler, Sized) else loader.dataset
-        self.rows = min(_length(loader.dataset), len(cast(Sized, drawn)))
+        self.steps, self.rows = _length(loader), rows_of(loader)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         if isinstance(self.loader.generator, torch.Generator):
@@ -207,6 +220,11 @@ class LoaderBatches:
 def training_batches(data: Data, placement: Placement) -> Batches:
     """Return batches to train on, at least one."""
     batches = batches_of(data, placement)
+    if not batches.steps and isinstance(data, DataLoader) and batches.rows:
+        raise ValueError(
+            f"expected a DataLoader with batches, got none of its {batches.rows} rows; leave drop_last out, or take "
+            "smaller batches"
+        )
     if not batches.steps:
         raise ValueError(
             f"expected at least {FEWEST_ROWS * placement.world} rows to train on, {FEWEST_ROWS} for each process, got "
@@ -219,11 +237,56 @@ def batches_of(data: Data, placement: Placement) -> Batches:
     """Return the batches of any kind of data."""
     if isinstance(data, DataLoader):
         return LoaderBatches(data, placement)
+    if isinstance(data, IterableDataset):
+        raise TypeError(
+            f"expected data as a pair (inputs, targets), a Dataset with an index or a DataLoader, got "
+            f"{type(data).__name__}, which is read in its own order; pass DataLoader(data, batch_size=...)"
+        )
     if isinstance(data, Dataset):
         return DatasetBatches(data, placement)
-    if isinstance(data, (tuple, list)) and len(data) == 2:
+    if is_pair(data):
         return TensorBatches(*data, placement)
     raise TypeError(f"expected data as a pair (inputs, targets), a Dataset or a DataLoader, got {_described(data)}")
+
+
+def rows_of(loader: DataLoader[Any]) -> int:
+    """Return the number of different rows of a DataLoader, in all processes, without repeats of its sampler."""
+    drawn: Any = loader.sampler
+    if isinstance(drawn, DistributedSampler):
+        drawn = drawn.dataset  # the sampler has the rows of one process
+    rows = _length(loader.dataset)
+    return min(rows, len(drawn)) if isinstance(drawn, Sized) else rows
+
+
+def values_of(x: Inputs, y: Tensor) -> list[list[float]]:
+    """Return three means for each tensor: of values, of values weighted by their row, and of sizes."""
+    inputs = [tensor for tensor in tensors_in(x) if tensor.layout == torch.strided]
+    some = [tensor[:: max(1, len(tensor) // COMPARED_ROWS)] for tensor in inputs if tensor.dim()]
+    return [_means(tensor) for tensor in (*some, y) if tensor.numel()]
+
+
+def _means(tensor: Tensor) -> list[float]:
+    values = tensor.detach().cpu().flatten(1) if tensor.dim() > 1 else tensor.detach().cpu()[:, None]
+    values = values.double().nan_to_num(0.0, 0.0, 0.0).clamp(-LARGEST, LARGEST)
+    rows = values.mean(1)
+    weighted = rows * torch.linspace(1, 2, len(rows), dtype=rows.dtype, device=rows.device)
+    return [rows.mean().item(), weighted.mean().item(), values.abs().mean().item()]
+
+
+def same_values(there: list[list[float]], here: list[list[float]]) -> bool:
+    """Return whether data have the same values, up to rounding."""
+    if [len(each) for each in there] != [len(each) for each in here]:
+        return False
+    return all(
+        abs(old - new) <= ROUNDING * max(olds[-1], news[-1])
+        for olds, news in zip(there, here, strict=True)
+        for old, new in zip(olds, news, strict=True)
+    )
+
+
+def is_pair(data: object) -> bool:
+    """Return whether data are of the form (inputs, targets)."""
+    return isinstance(data, (tuple, list)) and len(data) == 2
 
 
 def groups(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
@@ -242,6 +305,11 @@ def _pair(item: Any) -> Batch:
     if not (isinstance(item, (tuple, list)) and len(item) == 2 and isinstance(item[1], Tensor)):
         raise TypeError(f"expected batches (inputs, target) with a tensor of targets, got {_described(item)}")
     x, y = item
+    if not y.dim():
+        raise TypeError(
+            "expected batches (inputs, target) with a row on the first axis, got a target without an axis; give the "
+            "DataLoader a batch_size"
+        )
     return (tuple(x) if isinstance(x, list) else x), y
 
 
@@ -254,13 +322,16 @@ def _described(data: object) -> str:
     return f"{items}; nest several inputs, as in ((a, b), y)" if len(data) > 2 else items
 
 
-def _common_rows(x: Any, y: Any) -> int:
+def common_rows(x: Any, y: Any) -> int:
+    """Return the number of rows of inputs and targets; raise unless both have as many."""
     rows = leading_rows(x)
     if not isinstance(y, Tensor) or rows is None:
         raise TypeError(
             f"expected a pair (inputs, targets) of tensors, got {type(x).__name__} and {type(y).__name__}; "
             "torch.as_tensor makes tensors of arrays"
         )
+    if not y.dim():
+        raise ValueError("expected a target for each row, got a tensor of shape ()")
     if rows != len(y):
         raise ValueError(
             f"expected as many inputs as targets, got {rows} and {len(y)}, counted on the first axis; give rows there"

@@ -8,7 +8,7 @@ read before the step is taken. On a GPU reading would make it wait: losses are c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, ExitStack
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from torch import nn, Tensor
 from torch.utils.data import DataLoader
 
 from leanbayes.core.conversion import stochastic_layers
-from leanbayes.core.objective import ElboTerms, Loss
+from leanbayes.core.objective import check_loss, ElboTerms, Loss
 from leanbayes.distributions.likelihoods import Categorical, check_classes
 from leanbayes.runtime.batches import Inputs, Output, row_axis, tensors_in
 
@@ -29,10 +29,16 @@ LOOK_EVERY = 50
 """Steps between two looks at the losses on a GPU; each look waits for it."""
 
 KINDS = {
-    torch.uint8: (("Byte", "unsigned char", "uint8"), "x.float(), for pixels x.float() / 255"),
-    torch.float64: (("Double", "double", "float64"), "x.float()"),
+    torch.uint8: ("Byte", "unsigned char", "uint8"),
+    torch.float64: ("Double", "double", "float64"),
+    torch.int64: ("Long and", "long int"),
+    torch.int32: ("Int ", "got: int ", "type (int)"),
+    torch.int16: ("Short", "short"),
+    torch.bool: ("Bool", "bool"),
+    torch.float16: ("Half",),
+    torch.bfloat16: ("BFloat16",),
 }
-"""Types of inputs that few networks take: their names in torch's errors, and how to convert them."""
+"""Types of inputs that few networks take, and their names in torch's errors."""
 
 ROWS_AT_ONCE = 4096
 """Rows whose targets are compared at once, as int64: small types cannot hold every number of classes."""
@@ -104,7 +110,7 @@ class Meter:
         return {name: total / max(1, self.rows) for name, total in zip(("loss", "nll", "kl"), self.sums, strict=True)}
 
 
-def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTerms]) -> str | None:
+def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTerms], likelihood: Loss) -> str | None:
     """Return a clause on the first fault of a batch, with a remedy; None if there is no fault this time.
 
     The weights and the noise must be those that gave the loss; `loss` computes it again.
@@ -112,11 +118,20 @@ def explain(network: nn.Module, x: Inputs, y: Tensor, loss: Callable[[], ElboTer
     for name, value in (("inputs", x), ("targets", y)):
         if not all(map(_finite, tensors_in(value))):
             return f"the {name} of the batch are not finite; {CLEAN}"
-    broken = [name for name, parameter in network.named_parameters() if not _finite(parameter)]
-    if broken:
-        # Gradients flow from the end of a network: of several broken layers, its last one broke first.
-        return f"the parameters of {_layer(broken[-1].rpartition('.')[0])} are not finite, its update broke; {TAME}"
+    if isinstance(likelihood, Categorical) and bool((y.long() == likelihood.ignore_index).all()):
+        return "all targets of the batch are ignored, so they have no mean; leave such rows out, or take larger batches"
+    broken = broken_layer(network)
+    if broken is not None:
+        return f"the parameters of {broken} are not finite, its update broke; {TAME}"
     return _watch(network, loss)
+
+
+def broken_layer(network: nn.Module, *, updated: bool = False) -> str | None:
+    """Return the layer whose update broke first: parameters are not finite; of those `updated`, or of all."""
+    named = ((name, p) for name, p in network.named_parameters() if p.grad is not None or not updated)
+    broken = [name for name, parameter in named if not _finite(parameter)]
+    # Gradients flow from the end of a network: of several broken layers, its last one broke first.
+    return _layer(broken[-1].rpartition(".")[0]) if broken else None
 
 
 def _watch(network: nn.Module, loss: Callable[[], ElboTerms]) -> str | None:
@@ -149,6 +164,16 @@ def _finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor).all()) if tensor.is_floating_point() else True
 
 
+def check_kinds(model: object, likelihood: object, callbacks: object) -> None:
+    """Reject arguments of `fit` that would fail after the first epoch, or with an obscure error."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model, a torch.nn.Module, got {model!r}")
+    if likelihood is not None:
+        check_loss(likelihood)
+    if not (isinstance(callbacks, Sequence) and all(map(callable, callbacks))):
+        raise TypeError(f"expected callbacks to be a list of functions of an EpochState, got {callbacks!r}")
+
+
 def check_layout(network: nn.Module, *data: object) -> None:
     """Reject a network with rows on the second axis, unless the data are batches of a DataLoader."""
     if row_axis(network) and not all(isinstance(each, DataLoader | None) for each in data):
@@ -166,9 +191,9 @@ def types_explained(x: Inputs) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(x, Tensor) or x.dtype not in KINDS:
             raise
-        names, remedy = KINDS[x.dtype]
-        if not any(name in str(error) for name in names):
+        if not any(name in str(error) for name in KINDS[x.dtype]):
             raise
+        remedy = "x.float(), for pixels x.float() / 255" if x.dtype == torch.uint8 else "x.float()"
         raise TypeError(
             f"expected inputs of a type that the network takes, got {x.dtype} ({error}); convert them: {remedy}"
         ) from error
@@ -183,7 +208,7 @@ def classes_checked(network: nn.Module, likelihood: Loss, y: Tensor, output: Out
 
     def compare(module: nn.Module, args: Any, result: Any) -> None:
         picked = getattr(result, "logits", result) if output is None else output(result)
-        if isinstance(picked, Tensor) and picked.dim() > 1:
+        if isinstance(picked, Tensor) and picked.dim() > 1 and picked.shape[likelihood.axis] > 1:
             for some in torch.split(y, ROWS_AT_ONCE):
                 check_classes(some.long(), picked.shape[likelihood.axis], likelihood.ignore_index)
 

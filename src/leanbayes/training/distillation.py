@@ -178,14 +178,14 @@ def perturb(inputs: Inputs, generator: torch.Generator) -> Inputs:
     as tokens, stay.
     """
     count = leading_rows(inputs) or 0
-    other = torch.randperm(count, generator=generator)
-    numbers = torch.rand(5, count, generator=generator)
+    other = torch.randperm(count, generator=generator, device=generator.device)
+    numbers = torch.rand(5, count, generator=generator, device=generator.device)
 
     def change(x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return x
         t, s, b, fine, coarse = numbers.to(x.dtype).view(5, -1, *[1] * (x.dim() - 1))
-        noise = 0.03 * 100**fine * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+        noise = 0.03 * 100**fine * torch.randn(x.shape, generator=generator, dtype=x.dtype, device=generator.device)
         if x.dim() in ENLARGED:
             noise += 0.03 * 100**coarse * _coarse_noise(x, generator)
         moved: Tensor = torch.lerp(x, x[other], 3 * t - 1) * 4 ** (2 * s - 1) + x.std() * (2 * b - 1 + noise)
@@ -197,11 +197,13 @@ def perturb(inputs: Inputs, generator: torch.Generator) -> Inputs:
 
 def _coarse_noise(x: Tensor, generator: torch.Generator) -> Tensor:
     """Return noise of unit variance in the shape of x (B, C, ...): each row at 4, 7 or 14 points a side, enlarged."""
-    sides = torch.tensor(COARSE)[torch.randint(len(COARSE), (len(x),), generator=generator)]
+    here = generator.device
+    sides = torch.tensor(COARSE, device=here)[torch.randint(len(COARSE), (len(x),), generator=generator, device=here)]
     found = torch.empty_like(x)
     for side in COARSE:
         rows = (sides == side).nonzero().flatten()
-        few = torch.randn(len(rows), x.shape[1], *[side] * (x.dim() - 2), generator=generator, dtype=x.dtype)
+        size = len(rows), x.shape[1], *[side] * (x.dim() - 2)
+        few = torch.randn(size, generator=generator, dtype=x.dtype, device=here)
         found[rows] = (
             F.interpolate(few, x.shape[2:], mode=ENLARGED[x.dim()]) if len(rows) else few.view(0, *x.shape[1:])
         )
@@ -307,7 +309,8 @@ def _all_rows(data: Data, recipe: Recipe) -> Inputs:
 def _split(rows: Inputs, recipe: Recipe) -> tuple[Inputs, Inputs]:
     """Return the rows to learn from, and those that are held out for the report."""
     count = leading_rows(rows) or 0
-    order = torch.randperm(count, generator=seeded(torch.device("cpu"), recipe.seed, "student", "held out"))
+    generator = seeded(torch.device("cpu"), recipe.seed, "student", "held out")
+    order = torch.randperm(count, generator=generator, device=generator.device)
     out = math.ceil(HELD_OUT * count)
     parts = [map_rows(rows, count, itemgetter(part)) for part in (order[out:], order[:out])]
     return parts[0], parts[1]
@@ -319,7 +322,9 @@ def _pool(rows: Inputs, recipe: Recipe, perturbed: int) -> Inputs:
     generator = seeded(torch.device("cpu"), recipe.seed, "student", "pool")
     real = any(x.is_floating_point() for x in tensors_in(rows))
     here = Placement(torch.device("cpu"), 0, 1, recipe)
-    versions = [here.put(rows, torch.empty(count), generator)[0] for _ in range(1 + perturbed if real else 1)]
+    versions = [
+        here.put(rows, torch.empty(count, device="cpu"), generator)[0] for _ in range(1 + perturbed if real else 1)
+    ]
     pool: Inputs = _joined([versions[0], *(perturb(version, generator) for version in versions[1:])])
     return pool
 

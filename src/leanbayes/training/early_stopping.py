@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import nn, Tensor
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from leanbayes.data.holdout import held_out
 from leanbayes.runtime import _files
-from leanbayes.runtime.batches import leading_rows, map_rows
-from leanbayes.training.data import Data
+from leanbayes.runtime.batches import map_rows
+from leanbayes.training.data import common_rows, Data, is_pair
 from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.progress import History
 from leanbayes.training.recipe import Recipe
@@ -36,18 +36,19 @@ def split_rows(train: Data, share: float, seed: int) -> tuple[Data, Data]:
     The targets of a Dataset are not read; its rows are held out at random.
 
     Raises:
-        TypeError: if the data are a DataLoader, whose rows cannot be divided.
+        TypeError: if the data are a DataLoader or a stream, whose rows cannot be divided.
     """
-    if isinstance(train, DataLoader):
-        raise TypeError(f"validation={share} divides tensors or a Dataset, got a DataLoader; give validation data")
+    if isinstance(train, (DataLoader, IterableDataset)):
+        kind = type(train).__name__
+        raise TypeError(f"validation={share} divides tensors or a Dataset, got {kind}; give validation data")
     if isinstance(train, Dataset):
-        held = held_out(torch.zeros(len(train)), share, seed)  # type: ignore[arg-type]
+        held = held_out(torch.zeros(len(train), device="cpu"), share, seed)  # type: ignore[arg-type]
         kept, out = (rows.nonzero().flatten().tolist() for rows in (~held, held))
         return Subset(train, kept), Subset(train, out)
-    x, y = train
-    rows = leading_rows(x)
-    if rows != len(y):
+    if not is_pair(train):
         return train, train  # the check of the training data explains it
+    x, y = train
+    common_rows(x, y)
     held = held_out(y.cpu(), share, seed).to(y.device)
 
     def part(chosen: Tensor) -> Data:

@@ -22,7 +22,7 @@ from leanbayes.core.conversion import is_stochastic, own_likelihood, stochastic_
 from leanbayes.core.objective import check_mixture, Loss
 from leanbayes.core.plain import plain_view
 from leanbayes.core.step_graph import CapturedStep, LossFunction
-from leanbayes.distributions.likelihoods import Categorical, Likelihood
+from leanbayes.distributions.likelihoods import Bernoulli, Categorical, check_answers, Likelihood
 from leanbayes.methods._members import Members
 from leanbayes.methods.ensemble import members_of
 from leanbayes.runtime._files import local, PathLike
@@ -38,6 +38,7 @@ from leanbayes.training.data import (
     Placement,
     TensorBatches,
     training_batches,
+    values_of,
 )
 from leanbayes.training.devices import first_answer, launch, moved, not_shared, on_first, prepared, share_buffers
 from leanbayes.training.diagnostics import Meter, NotFinite, TrainingError
@@ -126,7 +127,8 @@ def fit(  # noqa: PLR0913
             `Recipe(patience=...)` they decide when to stop.
         folder: where the state is stored in `checkpoint/`, after an epoch and so often that writing takes at most a
             twentieth of the time, and at the end; every epoch is a line of `history.jsonl`. None stores none.
-        resume: continue from the state in `folder`, if there is one. Otherwise start again and remove it.
+        resume: continue from the state in `folder`, if there is one; tensors must have the values they had, other data
+            the number of rows. Otherwise start again and remove it.
         callbacks: called with an `EpochState` after every epoch. If one raises, the state of the epoch is stored.
         loggers: objects with `log_metrics(dict, step)`, called with the row of every epoch: loggers of Fabric or
             Lightning, or your own. A resumed training logs each epoch once.
@@ -148,6 +150,7 @@ def fit(  # noqa: PLR0913
     if recipe.patience and validation is None:
         raise ValueError("patience needs rows to validate on: pass validation=0.1, or held-out data")
     check_loggers(loggers)
+    diagnostics.check_kinds(model, likelihood, callbacks)
     if isinstance(validation, float):
         train, validation = split_rows(train, validation, recipe.seed)
     place = None if folder is None else local(folder)
@@ -240,7 +243,9 @@ class Trainer:
         self.convert_at = recipe.all_epochs if post_hoc else recipe.convert_at_epoch
         self.checkpoint: Checkpoint | None = None
         if arguments.folder is not None:
-            self.checkpoint = Checkpoint(arguments.folder, recipe, self.batches.rows)
+            batches = self.batches
+            values = values_of(batches.x, batches.y) if isinstance(batches, TensorBatches) else None
+            self.checkpoint = Checkpoint(arguments.folder, recipe, batches.rows, likelihood, values)
             on_first(fabric, partial(self.checkpoint.prepare, keep=arguments.resume))
         self.best = BestState(arguments.folder, recipe)
         if not arguments.resume and fabric.is_global_zero:
@@ -279,6 +284,7 @@ class Trainer:
                         values = self.meter.means() | {"lr": self.lr, "rows_per_second": speed}
                         shown.step(done + epoch + share, values)
                 self.meter.look()
+            self._check_update(epoch)
             history.append(self._end_epoch(epoch, further=begin >= self.recipe.epochs))
             self._collect(history)
             self.best.consider(self.model, history)
@@ -402,6 +408,8 @@ class Trainer:
         """Check the data in the first pass, before the first step."""
         targets = self.batches.y if isinstance(self.batches, TensorBatches) else y
         network, output = self.current.network, self.arguments.output
+        if isinstance(self.likelihood, Bernoulli):
+            check_answers(targets)
         checked: AbstractContextManager[None] = nullcontext()
         if not self.recipe.compile:  # a hook would be compiled into the loss, and its removal would recompile it
             checked = diagnostics.classes_checked(network, self.likelihood, targets, output)
@@ -455,11 +463,23 @@ class Trainer:
             restore_random_state(problem.random, device)
             loss = self._eager_loss(self.current)
             with torch.no_grad():
-                cause = diagnostics.explain(self.current.network, x, y, lambda: loss(x, y, self.beta))
+                cause = diagnostics.explain(self.current.network, x, y, lambda: loss(x, y, self.beta), self.likelihood)
             again = f"the same batch is finite when it is run again; {diagnostics.TAME}"
-            stored = 0 if self.checkpoint is None else self.checkpoint.epoch
-            kept = f" The state of epoch {stored} is kept." if stored else ""
             raise TrainingError(
                 f"the loss is {problem.value} at epoch {epoch + 1}, step {problem.step + 1} of {self.batches.steps}: "
-                f"{first_answer(self.fabric, cause) or again}.{kept}"
+                f"{first_answer(self.fabric, cause) or again}.{self._kept()}"
             ) from None
+
+    def _check_update(self, epoch: int) -> None:
+        """Raise if an update broke parameters in the last step of an epoch, whose loss no step reads."""
+        layer = diagnostics.broken_layer(self.current.network, updated=True)
+        if layer is not None:
+            raise TrainingError(
+                f"the parameters of {layer} are not finite after epoch {epoch + 1}, its update broke; "
+                f"{diagnostics.TAME}.{self._kept()}"
+            )
+
+    def _kept(self) -> str:
+        """Return a sentence on the state that is left on disk, empty without one."""
+        stored = 0 if self.checkpoint is None else self.checkpoint.epoch
+        return f" The state of epoch {stored} is kept." if stored else ""

@@ -201,7 +201,7 @@ def _sums(prediction: Prediction, y: Tensor, regression: bool) -> tuple[Tensor, 
     mean = prediction.mean
     if regression:
         errors = (match_shape(y, mean, "validation") - mean).square().flatten(1).mean(1)
-        return nll, errors.sum(), torch.tensor(float(len(errors)))
+        return nll, errors.sum(), torch.tensor(float(len(errors)), device=errors.device)
     if mean.dim() == y.dim() + 1 and mean.shape[1] > 1:  # probabilities of classes
         counted = y.long().ne(getattr(prediction.likelihood, "ignore_index", -1))
         hits = mean.argmax(1).eq(y) & counted

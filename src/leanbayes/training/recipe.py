@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, get_args, get_origin, get_type_hints, Literal
 
 from leanbayes.core.objective import linear_beta
-from leanbayes.methods._checks import check_at_least_zero, check_choice, check_positive
+from leanbayes.methods._checks import check_at_least_zero, check_choice, check_positive, check_rate, check_switches
 
 Optimizer = Literal["sgd", "adam"]
 Schedule = Literal["cosine", "step", "linear", "straight", "constant"]
@@ -126,11 +127,13 @@ class Recipe:
     channels_last: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "milestones", tuple(self.milestones))  # JSON has lists only
+        if isinstance(self.milestones, Iterable) and not isinstance(self.milestones, str):  # JSON has lists only
+            object.__setattr__(self, "milestones", tuple(self.milestones))
         self._check_whole(1, "epochs", "batch_size", "accumulate", "samples", "devices", "nodes")
         self._check_whole(
             0, "patience", "tile_last_epochs", "alternate_epochs", "convert_at_epoch", "extra_epochs", "seed"
         )
+        check_switches(self)
         self._check_numbers()
         self._check_choices()
         self._check_epochs()
@@ -163,9 +166,8 @@ class Recipe:
                 check_positive(**{name: getattr(self, name)})
         for name in ("weight_decay", "warmup_epochs", "beta", "anneal_epochs", "restart_at_conversion"):
             check_at_least_zero(**{name: getattr(self, name)})
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"expected momentum to be at least 0 and below 1, got {self.momentum!r}")
-        if not 0 < self.decay <= 1:
+        check_rate(momentum=self.momentum)
+        if not (isinstance(self.decay, (int, float)) and 0 < self.decay <= 1):
             raise ValueError(f"expected decay to be above 0 and at most 1, got {self.decay!r}")
         if self.optimizer == "adam" and self.lr >= HIGHEST_ADAM_RATE:
             raise ValueError(f"expected lr to be below {HIGHEST_ADAM_RATE} for adam, got {self.lr!r}; 1e-3 is usual")
@@ -190,7 +192,9 @@ class Recipe:
             raise ValueError("expected convert_at_epoch and alternate_epochs to be 0 where freeze fixes the weights")
         if self.patience and self.schedule != "constant":
             raise ValueError(f"expected schedule='constant' where patience may stop early, got {self.schedule!r}")
-        if list(self.milestones) != sorted(set(self.milestones)):
+        steps: object = self.milestones
+        numbers = isinstance(steps, tuple) and all(isinstance(epoch, (int, float)) for epoch in steps)
+        if not numbers or list(self.milestones) != sorted(set(self.milestones)):
             raise ValueError(f"expected milestones to be rising epochs, got {self.milestones!r}")
 
 

@@ -1,8 +1,9 @@
 """The state of a training on disk, from which it resumes exactly: one safetensors file, replaced after epochs.
 
 `<folder>/checkpoint/last.safetensors` has the model, the optimiser's tensors and the states of torch's generators.
-Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, processes, layers, tied names, and
-`tensors`, the number of tensors of each kind. Nothing is pickled. The whole file is checked before it is used.
+Its header `leanbayes.training` is JSON: format, epochs done, history, recipe, rows, processes, likelihood, layers,
+tied names, `values`, a few means of the data, and `tensors`, the number of tensors of each kind. Nothing is pickled.
+The whole file is checked before it is used.
 """
 
 from __future__ import annotations
@@ -13,15 +14,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn, Tensor
 
 from leanbayes.core.conversion import stochastic_layers
+from leanbayes.core.objective import Loss
+from leanbayes.distributions.likelihoods import Likelihood
 from leanbayes.runtime import _files
 from leanbayes.runtime.batches import device_of
+from leanbayes.runtime.display import cell
 from leanbayes.runtime.distributed import rank_and_world
+from leanbayes.training.data import same_values
 from leanbayes.training.diagnostics import TrainingError
 from leanbayes.training.progress import History
 from leanbayes.training.recipe import Recipe
@@ -41,14 +47,16 @@ FIELDS = {
     "recipe": dict[str, Any],
     "rows": int,
     "processes": int,
+    "likelihood": str,
+    "values": list[list[float]],
     "layers": dict[str, str],
     "tied": dict[str, str],
     "tensors": dict[str, int],
 }
 FORMER = ("collector.squares", "collector.deviations")
 """Tensors that states of earlier versions have where only the average of the weights is used."""
-NEWER = ("tensors", "processes")
-"""Fields that states of earlier versions do not have."""
+NEWER = ("tensors", "processes", "likelihood", "values")
+"""Fields that states of earlier versions do not have; `values` are those of tensors alone."""
 ROW = {"epoch": int, "seconds": float, "peak_memory_mb": float}
 AGAIN = "to begin again: resume=False, on the command line --fresh"
 
@@ -56,12 +64,21 @@ AGAIN = "to begin again: resume=False, on the command line --fresh"
 class Checkpoint:
     """The last whole state of one training."""
 
-    def __init__(self, folder: str | os.PathLike[str], recipe: Recipe, rows: int) -> None:
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        recipe: Recipe,
+        rows: int,
+        likelihood: Loss | None = None,
+        values: list[list[float]] | None = None,
+    ) -> None:
         self.path = Path(folder) / STATE
         self.recipe = json.loads(json.dumps(recipe.fields()))
         self.rows = rows
         self.epoch = 0  # of the state on disk, once it was loaded or written
         self.processes = rank_and_world()[1]
+        self.likelihood = None if likelihood is None else _described(likelihood)
+        self.values = values  # of the training set, see `values_of`
 
     def prepare(self, *, keep: bool) -> None:
         """Check that the folder is writable; remove leftovers and, unless `keep`, the last state."""
@@ -101,6 +118,8 @@ class Checkpoint:
             "tied": others,
             "tensors": _numbers_of(tensors),
         }
+        known = {"likelihood": self.likelihood, "values": self.values}
+        header |= {name: value for name, value in known.items() if value is not None}
         try:
             _files.write_tensors(tensors, self.path, {HEADER: json.dumps(header, allow_nan=False)})
         except OSError as error:
@@ -162,11 +181,13 @@ class Checkpoint:
             ) from error
 
     def _compare(self, header: dict[str, Any], module: nn.Module) -> None:
-        """Reject a state of another recipe, training set, conversion or number of processes."""
+        """Reject a state of another recipe, training set, likelihood, conversion or number of processes."""
         processes = header.get("processes", self.processes)
+        loss = header.get("likelihood", self.likelihood)
         pairs: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "recipe": (header["recipe"], self.recipe),
             "training set": ({"rows": header["rows"]}, {"rows": self.rows}),
+            "likelihood": ({"the loss": loss}, {"the loss": self.likelihood or loss}),
             "conversion": (header["layers"], _layers(module)),
             "number of processes": ({"processes": processes}, {"processes": self.processes}),
         }
@@ -178,6 +199,12 @@ class Checkpoint:
                         f"the checkpoint '{self.path}' belongs to another {kind}: {name} was {old} and is {new}; "
                         f"pass the same {kind}; {AGAIN}"
                     )
+        values = header.get("values")
+        if values is not None and self.values is not None and not same_values(values, self.values):
+            raise ValueError(
+                f"the checkpoint '{self.path}' belongs to another training set: rows are as many, but have other "
+                f"values; pass the same training set; {AGAIN}"
+            )
 
     def _compare_shapes(self, there: dict[str, Tensor], here: dict[str, Tensor]) -> None:
         for name in there | here:
@@ -270,6 +297,18 @@ def _numbers_of(tensors: dict[str, Tensor]) -> dict[str, int]:
 
 def _layers(module: nn.Module) -> dict[str, str]:
     return {path.removeprefix(NETWORK): repr(layer.method) for path, layer in stochastic_layers(module)}
+
+
+def _described(likelihood: Loss) -> str:
+    """Return the class and the options of a likelihood, floats in four digits, or the name of a plain loss."""
+    if not isinstance(likelihood, Likelihood):
+        return (likelihood if isinstance(likelihood, FunctionType) else type(likelihood)).__qualname__
+
+    def short(value: Any) -> str:
+        return ", ".join(map(short, value)) if isinstance(value, list) else cell(value)
+
+    options = ", ".join(f"{name}={short(value)}" for name, value in likelihood.options.items())
+    return f"{type(likelihood).__qualname__}({options})"
 
 
 def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -95,7 +95,7 @@ class AnnotatedImages(Dataset[Item]):
     def draw_targets(self, generator: torch.Generator | None = None) -> Tensor:
         """Draw one annotator for each image, uniformly, and return their masks, (N, H, W) int64."""
         chosen = draw_annotators(self.annotators, generator)
-        return self.annotations[torch.arange(len(self)), chosen].long()
+        return self.annotations[torch.arange(len(self), device=chosen.device), chosen].long()
 
     def _rows(self, name: str) -> slice:
         if name not in self.splits:

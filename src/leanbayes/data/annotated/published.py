@@ -167,7 +167,7 @@ def load_lidc(folder: str | Path) -> AnnotatedImages:
         name="lidc",
         images=torch.from_numpy(images[:, None]),
         annotations=torch.from_numpy(masks.reshape(len(every), GRADERS, *size)),
-        annotators=torch.full((len(every),), GRADERS),
+        annotators=torch.full((len(every),), GRADERS, device="cpu"),
         classes=("background", "abnormality"),
         splits={name: len(part) for name, part in crops.items()},
         sha256=sha256_of_files(path for crop in every for path in crop),

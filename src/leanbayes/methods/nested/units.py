@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Literal, TYPE_CHECKING
 
 import torch
@@ -164,7 +165,7 @@ class OrderingUnit(nn.Module):
 
     def count(self, width: float | int) -> int:
         """Return the number of groups that a width keeps; an integer width counts groups of the full order."""
-        share = width / self.order.groups if isinstance(width, int) else width
+        share = width / self.order.groups if isinstance(width, Integral) else width  # NumPy's whole numbers, too
         if not 0 < share <= 1:
             raise ValueError(
                 f"expected a width in (0, 1], or a whole number of groups from 1 to {self.order.groups}, got {width}"
