@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import leanbayes as lb
 from leanbayes.core.plain import plain_view, strip
@@ -49,6 +51,25 @@ def test_before_the_conversion_it_is_a_plain_training_and_the_posterior_waits():
     assert [row["kl"] > 0 for row in history] == [False, False, True, True]
     after = [layer.posterior.state_dict() for _, layer in lb.stochastic_layers(bnn)]
     assert not any(torch.equal(a[n], b[n]) for a, b in zip(before, after, strict=True) for n in a)
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal"])
+def test_parametrised_layers_convert_late(kind):
+    def parametrised():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Flatten(), getattr(parametrizations, kind)(nn.Linear(64, 10)))
+
+    plain, bnn, seen = parametrised(), lb.convert(parametrised(), lb.Rank1()), []
+    data = torch.randn(32, 64, generator=torch.Generator().manual_seed(1)), torch.arange(32) % 10
+    fit(plain, data, short(epochs=2, schedule="constant"))
+
+    def watch(state):
+        if state.epoch == 2:
+            seen.append(same(state.model, plain))
+
+    fit(bnn, data, short(epochs=4, schedule="constant", convert_at_epoch=2), callbacks=[watch])
+    assert seen == [kind != "spectral_norm"]  # whose vectors take a step more in `convert`
+    assert lb.predict(bnn, data[0]).mean.isfinite().all()
 
 
 def test_the_last_epochs_give_every_row_to_every_component():

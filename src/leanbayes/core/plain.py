@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from leanbayes.core.conversion import Network, stochastic_layers, unwrap
 from leanbayes.layers.composites.lowering import raise_back
@@ -78,9 +79,18 @@ def plain_view(model: nn.Module) -> nn.Module:
     """
     bases: dict[int, nn.Module] = {}
     for _, layer in stochastic_layers(model):
-        base = bases[id(layer)] = copy.copy(layer.base)
+        base = bases[id(layer)] = _shallow(layer.base)
         copy_hooks(layer, base)
     return twin(unwrap(model), bases)
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    """Return a module with the same parts, as `copy.copy` does, which torch refuses for a parametrised module."""
+    if not parametrize.is_parametrized(module):
+        return copy.copy(module)
+    found = nn.Module.__new__(type(module))
+    vars(found).update(vars(module))
+    return found
 
 
 def frozen(model: nn.Module) -> nn.Module:
