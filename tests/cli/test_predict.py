@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,11 +80,30 @@ def test_draws_are_those_of_the_evaluation(tmp_path, capsys):
     assert main(["predict", str(run), "--device", "cpu", "--out", str(tmp_path / "p")]) == 0
     told = capsys.readouterr()
     assert f"NLL {said_in_the_report(run)['nll']:.4f}" in told.out
-    assert "temperature" not in told.err
-    plain = run.parent.parent / "plain" / "seed0"
-    assert main(["predict", str(plain), "--device", "cpu", "--out", str(tmp_path / "plain")]) == 0
-    temperature = json.loads((plain / "validation.json").read_text())["temperature"]
-    assert f"plain + temperature, which divides logits by {temperature:.4g}" in capsys.readouterr().err
+    rows = ["plain", "rank1"]
+    for method in rows:
+        run = tmp_path / "digits" / "small" / method / "seed0"
+        temperature = json.loads((run / "validation.json").read_text())["temperature"]
+        out = tmp_path / f"{method} as trained"
+        assert main(["predict", str(run), "--device", "cpu", "--out", str(out)]) == 0
+        told = capsys.readouterr()
+        assert f"NLL {said_in_the_report(run)['nll']:.4f}" in told.out
+        assert f"without the temperature of its held-out rows, {temperature:.4g}; --temperature applies it" in told.err
+        assert main(["predict", str(run), "--device", "cpu", "--temperature", "--out", str(out)]) == 2
+        assert "temperature" in capsys.readouterr().err, "other settings"
+        tempered = tmp_path / f"{method} at its temperature"
+        assert main(["predict", str(run), "--device", "cpu", "--temperature", "--out", str(tempered)]) == 0
+        found = json.loads((run / "result.json").read_text())["metrics"]["tempered"]["test"]
+        told = capsys.readouterr()
+        assert f"accuracy {100 * found['accuracy']:.2f} %, NLL {found['nll']:.4f}" in told.out
+        assert f"at the temperature of its held-out rows, {temperature:.4g}" in told.err
+
+
+def test_a_run_without_a_temperature_refuses_the_flag(digits, tmp_path, capsys):
+    run = shutil.copytree(digits / "plain" / "seed0", tmp_path / "run")
+    (run / "validation.json").unlink(missing_ok=True)
+    assert predict(run, "--temperature", out=tmp_path / "out") == 2
+    assert "expected a run of classes with held-out rows for --temperature" in capsys.readouterr().err
 
 
 def test_the_table_says_what_the_parts_hold(digits, tmp_path):
@@ -192,7 +212,7 @@ def test_several_targets_have_numbers(tmp_path):
     np.savez(tmp_path / "part-00000.npz", **arrays)
     batch_predict.write_table([tmp_path / "part-00000.npz"], tmp_path / "t.csv", ())
     first = lines(tmp_path / "t.csv")[0]
-    assert first["mean_2"] == "4"
+    assert first["mean_2"] == "4.0"
     assert first["std_1"] == "2"
 
 

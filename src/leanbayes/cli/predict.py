@@ -31,6 +31,7 @@ class Predict:
             The default is predictions/DATA.
         samples: draws per prediction. The default is the number in the evaluation of the run.
         seed: of the draws.
+        temperature: predict at the temperature of the held-out rows of the run, for classes.
         part_rows: rows per file; an interrupt keeps finished files.
         workers: processes, each with one thread; default this one, on a Ray cluster as many as it has resources for.
         backend: ray, or local processes. auto is ray if it is installed and there are several workers or RAY_ADDRESS
@@ -46,6 +47,7 @@ class Predict:
     out: Path | None = None
     samples: int | None = None
     seed: int = 0
+    temperature: bool = False
     part_rows: int = 4096
     workers: int | None = None
     backend: Literal["auto", "local", "ray"] = "auto"
@@ -63,13 +65,19 @@ def predict(arguments: list[str]) -> int:
     out = options.out or Path("predictions") / _default_name(options.data or run.data.name)
     sys.stderr.write(f"{request.name}; network {run.net}, {run.method}, of '{run.folder}'\n")
     sys.stderr.writelines(f"  {note}\n" for note in request.notes)
-    if run.temperature is not None:
-        sys.stderr.write(
-            f"  without the temperature of the row plain + temperature, which divides logits by {run.temperature:.4g}\n"
+    if options.temperature and run.temperature is None:
+        raise ValueError(
+            f"expected a run of classes with held-out rows for --temperature, got '{run.folder}', which has no "
+            "temperature; leave the flag out"
         )
+    if run.temperature is not None:
+        rows, value = "the temperature of its held-out rows", f"{run.temperature:.4g}"
+        told = f"at {rows}, {value}" if options.temperature else f"without {rows}, {value}; --temperature applies it"
+        sys.stderr.write(f"  {told}\n")
     run.model.to(device)
     how = {name: getattr(options, name) for name in ("seed", "part_rows", "workers", "backend", "fresh")}
     how["samples"] = run.samples if options.samples is None else options.samples
+    how["temperature"] = run.temperature if options.temperature else None
     try:
         predict_rows(run, request, out, **how)
     except RuntimeError as error:  # a worker died, or there was too little memory

@@ -42,6 +42,7 @@ from leanbayes.data.loading import read_own_table, TABLES
 from leanbayes.distributions.likelihoods import Categorical, Likelihood
 from leanbayes.evaluation.evaluate import in_units, Units
 from leanbayes.evaluation.result import difference, read_json, write_json
+from leanbayes.recalibrate import Temperature
 from leanbayes.runtime._files import local, PathLike, remove_leftovers, write_whole
 from leanbayes.runtime.noise import Design, INDEPENDENT
 from leanbayes.training.progress import display
@@ -68,6 +69,7 @@ class Work:
     samples: int
     seed: int
     design: Design
+    temperature: float | None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
     samples: int = 16,
     seed: int = 0,
     design: Design = INDEPENDENT,
+    temperature: float | None = None,
     part_rows: int = 4096,
     workers: int | None = None,
     backend: Backend = "auto",
@@ -113,6 +116,7 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
         samples: number of draws.
         seed: of the draws.
         design: of the draws, as in `lb.predict`.
+        temperature: of the mean prediction, from held-out rows (`lb.recalibrate.Temperature.of`); default none.
         part_rows: rows per file.
         workers: processes, each with one thread; default this one, on a Ray cluster as many as it has resources for.
         backend: "local" processes, "ray", or "auto". "auto" uses Ray if it is installed and there are several workers
@@ -153,6 +157,7 @@ def score(  # noqa: PLR0913  # keywords, most of them those of predict
         samples=samples,
         seed=seed,
         design=design,
+        temperature=temperature,
     )
     _reserve_folder(folder, _settings(work, rows, part_rows), fresh=fresh)
     starts = range(0, rows, part_rows)
@@ -205,6 +210,7 @@ def _predict(work: Work, parts: list[Part]) -> None:
             raise ValueError(f"rows {part.start} to {part.stop - 1}: {error}") from error
         drawn: dict[str, Any] = {name: getattr(work, name) for name in ("samples", "seed", "design")}
         found = predict(model, x, likelihood, **drawn, keep_samples=False).to("cpu")
+        found = found if work.temperature is None else Temperature.of(work.temperature, likelihood)(found)
         found = found if work.units is None else in_units(found, *work.units)
         remove_leftovers(part.path)
         write_whole(part.path, partial(_write_part, {name: getattr(found, name).numpy() for name in FIELDS}))
@@ -263,6 +269,7 @@ def _settings(work: Work, rows: int, part_rows: int) -> dict[str, Any]:
         "model": _digest(*(tensor for _, tensor in sorted(work.model.state_dict().items()))),
         "data": _identify(work.data),
         **({} if work.design == INDEPENDENT else {"design": work.design}),
+        **({} if work.temperature is None else {"temperature": work.temperature}),
         **({} if work.units is None else {"units": [moment.tolist() for moment in work.units]}),
     }
 
@@ -341,8 +348,8 @@ def find_rows(given: str, run: LoadedRun, root: str | None = None) -> Request:
 def predict_rows(run: LoadedRun, request: Request, out: Path, *, part_rows: int, fresh: bool, **how: Any) -> list[Path]:
     """Predict rows into the folder `out`, show the progress, write the table, and return the files of the parts.
 
-    `part_rows`, `fresh` and `how` (samples, seed, workers, backend) are those of `score`. The design of the draws is
-    that of the run's evaluation.
+    `part_rows`, `fresh` and `how` (samples, seed, temperature, workers, backend) are those of `score`. The design of
+    the draws is that of the run's evaluation.
     """
     rows = len(open_rows(request.x))
     own: dict[str, Any] = {"inputs": Preparation.of(run.data), "likelihood": run.likelihood, "units": run.units}

@@ -40,7 +40,7 @@ class LoadedRun:
     """The trained network of a run as it was evaluated, the names of network and method, its likelihood and data.
 
     `samples` and `design` are those of the draws of its evaluation; the defaults if it was not evaluated. `temperature`
-    is that of the row "plain + temperature", if the run is a plain network with held-out rows.
+    is that of the held-out rows, for classes.
     """
 
     folder: Path
@@ -129,7 +129,7 @@ def load_run(path: Path, root: str | None = None, net: str = "") -> LoadedRun:
     model = at_full_width(load_model(folder / MODEL, network, method), data)
     likelihood = own_likelihood(model) or _load_likelihood(folder, data)
     return LoadedRun(
-        folder, net, method, model, likelihood, source, data, *_draws_of(folder), _temperature(folder, method, data)
+        folder, net, method, model, likelihood, source, data, *_draws_of(folder), _temperature(folder, data)
     )
 
 
@@ -230,11 +230,11 @@ def _load_likelihood(folder: Path, data: DataSet) -> Likelihood:
     return with_noise(likelihood, _noise_factor(folder))
 
 
-def _temperature(folder: Path, method: str, data: DataSet) -> float | None:
-    """Return the temperature of the held-out rows of a plain network for classes; None without it."""
+def _temperature(folder: Path, data: DataSet) -> float | None:
+    """Return the temperature of the held-out rows for classes; None without it."""
     path = folder / VALIDATION
     found = read_json(path).get("temperature") if path.is_file() else None
-    return number(found) if method == PLAIN and data.task == "classification" else None
+    return number(found) if data.task == "classification" else None
 
 
 def _noise_factor(folder: Path) -> float:
