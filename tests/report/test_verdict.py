@@ -95,6 +95,35 @@ def test_a_plain_network_with_a_temperature_is_the_reference(tmp_path):
     assert "stay with plain + temperature (NLL 0.210" in found.sentence
 
 
+BETTER = [(0.31, 0.270), (0.33, 0.292), (0.32, 0.279)]  # at its temperature by 0.03, 0.028 and 0.031
+SURE = {"plain": [(0.50, 0.30), (0.52, 0.32), (0.51, 0.31)]}
+
+
+def test_a_row_that_is_better_at_a_temperature_of_its_own_is_named(tmp_path):
+    found = verdict_of(tmp_path, SURE | {"rank1": BETTER, "patch": [(0.45, 0.31), (0.46, 0.33), (0.44, 0.31)]})
+    assert found.choice is None
+    assert found.sentence.endswith(
+        " At a temperature of its own, rank1 is clearly better: NLL 0.2803 against 0.31. leanbayes predict "
+        "--temperature applies it."
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank1", "cost"),
+    [
+        ([(0.31, 0.30), (0.33, 0.33), (0.32, 0.30)], CHEAP),  # within chance
+        (BETTER, DEAR | {"train_seconds": 600.0, "answer_ms": 50.0}),  # beyond the limits
+        (BETTER[:1], CHEAP),  # one seed
+        ([0.31, 0.33, 0.32], CHEAP),  # without held-out rows
+        ([(0.25, 0.24), (0.27, 0.26), (0.26, 0.25)], CHEAP),  # recommended as it was trained
+    ],
+)
+def test_no_other_row_is_named_for_its_temperature(tmp_path, rank1, cost):
+    plain = SURE["plain"][: len(rank1)]
+    found = verdict_of(tmp_path, {"plain": plain, "rank1": rank1}, {"rank1": cost})
+    assert "temperature of its own" not in found.sentence
+
+
 def test_dear_methods_are_named_with_their_cost_and_not_recommended(tmp_path):
     figures = {"plain": [0.30, 0.32], "rank1": [0.20, 0.22], "deep_ensemble": [0.10, 0.12]}
     found = verdict_of(tmp_path, figures, {"deep_ensemble": DEAR})

@@ -128,6 +128,16 @@ def losses_of(group: Group, key: Key, sign: int = 1) -> dict[str, dict[int, floa
     return {label: by_seed for label, by_seed in found.items() if by_seed}
 
 
+def tempered_losses(group: Group) -> dict[str, dict[int, float]]:
+    """Return the NLL of every row at the temperature of its own held-out rows, by label and seed."""
+    found: dict[str, dict[int, float]] = {}
+    for contender in group.contenders:
+        place = ("test",) if contender.name == TEMPERED else ("tempered", "test")
+        values = {seed_of(run): run.number("metrics", *place, "nll") for run in contender.runs}
+        found[contender.label] = {seed: value for seed, value in values.items() if value is not None}
+    return {label: by_seed for label, by_seed in found.items() if by_seed}
+
+
 def ood_losses(group: Group) -> dict[str, dict[int, float]]:
     """Return minus the mean AUROC over the out-of-distribution sets, by label and seed, by one fixed score."""
     score = SCORE.get(group.task, "entropy")

@@ -19,7 +19,7 @@ from leanbayes.evaluation.statistics import Estimate
 from leanbayes.report.advice import about_as_good, best_of, cheapest, Choice, choose
 from leanbayes.report.columns import Column, Key, test_columns
 from leanbayes.report.load import BASELINES, Contender, Group, Run, TEMPERED
-from leanbayes.report.losses import Compared, compared, losses_of, ood_losses, seed_of, shifted_losses
+from leanbayes.report.losses import Compared, compared, losses_of, ood_losses, seed_of, shifted_losses, tempered_losses
 from leanbayes.report.table import decimals_of, estimates_of, quartile_costs
 
 HEADLINE: dict[str, Key] = {"classification": ("test", "nll"), "regression": ("test", "lpd")}
@@ -181,9 +181,30 @@ def verdict(group: Group) -> Verdict:
     chosen = choice_among(eligible=[candidate.label for candidate in ranked if candidate.affordable])
     named = {candidate.label: candidate for candidate in ranked}
     sentence = f"{where} {_advice(column, named, reference, chosen, losses)}{_beyond(column, ranked, chosen)}"
+    if chosen.recommended is None:
+        sentence += at_own_temperatures(group, reference, [each.label for each in ranked if each.affordable])
     needs = _needs(group, column, reference, ranked, losses)
     sentence += could_change(ranked, lambda labels: choice_among(eligible=labels))
     return Verdict(sentence + _unmeasured(ranked), chosen.recommended, tuple(needs), chosen.seeds_needed)
+
+
+def at_own_temperatures(group: Group, reference: Candidate, eligible: list[str]) -> str:
+    """Return a sentence if a row is clearly better than the reference once it has a temperature of its own, else "".
+
+    The table has the rows as they were trained, and only the plain network with a temperature, too.
+    """
+    if reference.contender.name != TEMPERED:
+        return ""
+    losses = compared(group, tempered_losses, reference.label)
+    smallest = _smallest(group.task, reference)
+    found = choose(losses.paired, reference.label, smallest, eligible=eligible, mixtures=losses.mixtures)
+    if found.recommended is None:
+        return ""
+    nll = {label: f"{_mean(losses.losses[label]):.4g}" for label in (found.recommended, reference.label)}
+    return (
+        f" At a temperature of its own, {found.recommended} is clearly better: NLL {nll[found.recommended]} against "
+        f"{nll[reference.label]}{losses.note(found.recommended)}. leanbayes predict --temperature applies it."
+    )
 
 
 def could_change(ranked: Sequence[Candidate], choice_among: Callable[[list[str]], Choice]) -> str:
