@@ -213,7 +213,7 @@ def test_several_targets_have_numbers(tmp_path):
     batch_predict.write_table([tmp_path / "part-00000.npz"], tmp_path / "t.csv", ())
     first = lines(tmp_path / "t.csv")[0]
     assert first["mean_2"] == "4.0"
-    assert first["std_1"] == "2"
+    assert first["std_1"] == "2.0"
 
 
 def test_wrong_input_is_one_sentence(digits, table, tmp_path, capsys, monkeypatch):
